@@ -1,0 +1,1 @@
+"""Towpath: durable work for Python."""

@@ -1,0 +1,472 @@
+"""What an append does, decided from facts: who is new, who is a repeat, what waits for what.
+
+A ledger gathers `Facts` about the ids, keys, groups and queues that the specs mention, calls `admit`, and writes the
+`Admission`. Nothing here knows where the facts live, so every ledger decides alike. `admit` raises `Refused` before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from towpath.core.commands import GroupState, Placed
+from towpath.core.job import FINISHED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
+from towpath.core.lifecycle import awaken, purge_time
+from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
+
+
+class Known(msgspec.Struct, frozen=True, gc=False):
+    """A job, or what is left of one (`gone`). `alias` is set where the id was refused in favour of another job."""
+
+    id: str
+    seq: int
+    state: State
+    gone: bool = False
+    alias: str | None = None
+
+
+class Holder(msgspec.Struct, frozen=True, gc=False):
+    """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits for to stop."""
+
+    id: str
+    seq: int
+    state: State | None
+    until: int
+    runner: int | None = None
+
+
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """A queue: how much fits, how much waits, how long it keeps what is finished."""
+
+    capacity: int | None = None
+    depth: int = 0
+    retention: int | None = None
+
+
+class GroupFact(msgspec.Struct, frozen=True, gc=False):
+    state: GroupState
+    outcome: State | None = None
+
+
+KeyName = tuple[str, str]
+"""(namespace, key)"""
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """`known` covers the ids of the specs and of their dependencies, and the targets of aliases among them. `downstream`
+    names, for each node of `walks(...)`, all unfinished jobs (by id) and groups (by `node`) that wait for it."""
+
+    known: Mapping[str, Known] = {}
+    holders: Mapping[KeyName, Holder] = {}
+    groups: Mapping[str, GroupFact] = {}
+    rooms: Mapping[str, Room] = {}
+    downstream: Mapping[str, frozenset[str]] = {}
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """Where specs come from when not from outside: a settling job (which may add to its own group) or a closing group.
+    Neither is ever refused for want of room."""
+
+    parent: str | None = None
+    group: str | None = None
+    correlation_id: str | None = None
+
+
+class KeyTaken(msgspec.Struct, frozen=True, gc=False):
+    name: KeyName
+    id: str
+    seq: int
+    until: int
+    runner: int | None
+
+
+class Admission(msgspec.Struct):
+    answers: tuple[Placed, ...] = ()
+    jobs: list[Job] = []
+    edges: list[tuple[int, int, bool]] = []
+    """(src seq, dst seq, run_anyway)"""
+    gates: list[tuple[str, int, bool]] = []
+    """(group, dst seq, run_anyway)"""
+    aliases: list[tuple[str, str]] = []
+    """(refused id, id of the winner)"""
+    keys: list[KeyTaken] = []
+    freed: list[KeyName] = []
+    """Keys taken by jobs that ended in this very append, so that nobody holds them."""
+    superseded: list[tuple[int, int]] = []
+    """(waiting job, the newer one its dependents now wait for), older jobs only"""
+    asked: list[int] = []
+    """Running jobs to be asked to stop because they are superseded."""
+
+
+def namespace(queue: str) -> str:
+    return queue.partition("/")[0] if "/" in queue else ""
+
+
+def key_of(spec: Spec) -> KeyName | None:
+    """The key row a spec needs. A serial key is a part, not a row."""
+    if spec.key is None or spec.key.policy is KeyPolicy.SERIAL:
+        return None
+    return namespace(spec.queue), spec.key.name
+
+
+def node(group: str) -> str:
+    """A group as a node among job ids in a dependency walk (no id contains NUL)."""
+    return f"\0{group}"
+
+
+def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
+    """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and jobs that
+    are replaced, while something in the append has dependencies."""
+    specs = list(specs)
+    if not any(spec.after for spec in specs):
+        return set()
+    found = {node(spec.group) for spec in specs if spec.group is not None}
+    for spec in specs:
+        if spec.key is not None and spec.key.policy is KeyPolicy.REPLACE and (key := key_of(spec)) in holders:
+            assert key is not None
+            found.add(holders[key].id)
+    return found
+
+
+def admit(specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None = None) -> Admission:
+    if _plain(specs, facts):
+        return _admit_plain(specs, facts, now, next_seq, origin)
+    return _Admitting(specs, facts, now, next_seq, origin).run()
+
+
+def _plain(specs: Sequence[Spec], facts: Facts) -> bool:
+    """Nothing known, no key row, no dependency, no group: the common case, worth a short way."""
+    if facts.known:
+        return False
+    for spec in specs:
+        if spec.after or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL):
+            return False
+    return len(specs) == 1 or len({spec.id for spec in specs}) == len(specs)
+
+
+def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin: Origin | None) -> Admission:
+    if origin is None:
+        _check_room(specs, facts.rooms)
+    jobs = [_job(spec, seq + n, now, origin) for n, spec in enumerate(specs)]
+    return Admission(answers=tuple([Placed(job.id, job.seq) for job in jobs]), jobs=jobs)
+
+
+def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
+    limited = {queue: room for queue, room in rooms.items() if room.capacity is not None}
+    if not limited:
+        return
+    asked: dict[str, int] = {}
+    for spec in specs:
+        if spec.queue in limited:
+            asked[spec.queue] = asked.get(spec.queue, 0) + 1
+    for queue, count in sorted(asked.items()):
+        room = limited[queue]
+        if room.capacity is not None and room.depth + count > room.capacity:
+            raise QueueFull(queue=queue, depth=room.depth, capacity=room.capacity, asked=count)
+
+
+def _job(
+    spec: Spec,
+    seq: int,
+    now: int,
+    origin: Origin | None,
+    waits: int = 0,
+    ending: tuple[State, Reason, int | None] | None = None,
+) -> Job:
+    ready_at = now + spec.delay if spec.ready_at is None else spec.ready_at
+    if ending is not None:
+        state, reason, purge_at = ending
+    else:
+        state = awaken(ready_at, waits, now)
+        reason = Reason.DELAY if state is State.SCHEDULED else Reason.NONE
+        purge_at = None
+    key, part = spec.key, spec.part
+    if key is not None and key.policy is KeyPolicy.SERIAL:
+        part = SERIAL + key.name
+    parent, correlation = spec.parent, spec.correlation_id
+    if origin is not None:
+        parent = parent or origin.parent
+        correlation = correlation or origin.correlation_id
+    # By position, in the order of the fields: a keyword call of this size costs three times as much.
+    return Job(
+        spec.id,
+        seq,
+        spec.queue,
+        part,
+        spec.kind,
+        spec.priority,  # type: ignore[arg-type]  # a number since Spec.__post_init__
+        state,
+        reason,
+        ready_at,
+        None if spec.ttl is None else now + spec.ttl,
+        0,
+        0,
+        0,
+        spec.max_attempts,
+        spec.max_losses,
+        0,
+        None,
+        None,
+        None,
+        0,
+        None,
+        None,
+        spec.timeout,
+        spec.retention,
+        purge_at,
+        waits,
+        spec.group,
+        parent,
+        spec.generation,
+        None if key is None else key.name,
+        None if key is None else key.policy,
+        None,
+        None,
+        correlation,
+        now,
+        None,
+        None if ending is None else now,
+        len(spec.payload),
+        spec.content_type,
+        spec.payload,
+        spec.headers,
+    )
+
+
+class _Admitting:
+    """One append with keys, dependencies or groups. Repeats and keys in list order, then dependencies from the top down."""
+
+    def __init__(self, specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None) -> None:
+        self.specs, self.facts, self.now, self.origin = specs, facts, now, origin
+        self.seq = next_seq
+        self.new: dict[str, Spec] = {}
+        self.seqs: dict[str, int] = {}
+        self.redirect: dict[str, str] = {}
+        self.placed: dict[str, Placed] = {}
+        self.holders: dict[KeyName, Holder] = dict(facts.holders)
+        self.replaces: dict[str, str] = {}
+        self.stops: dict[str, int] = {}
+        self.endings: dict[str, tuple[State, Reason]] = {}
+        self.result = Admission(jobs=[], edges=[], gates=[], aliases=[], keys=[], freed=[], superseded=[], asked=[])
+
+    def run(self) -> Admission:
+        for spec in self.specs:
+            self._place(spec)
+        needs = {id: self._needs(spec) for id, spec in self.new.items()}
+        self._check_known(needs)
+        order = self._order(needs)
+        self._check_groups()
+        if self.origin is None:
+            _check_room(self.new.values(), self.facts.rooms)
+        made = {id: self._make(self.new[id], needs[id]) for id in order}
+        self.result.jobs = [made[id] for id in self.new]
+        ended = {taken.name for taken in self.result.keys if taken.id in self.endings and taken.until <= self.now}
+        self.result.freed = sorted(ended)
+        self.result.keys = [taken for taken in self.result.keys if taken.name not in ended]
+        self.result.answers = tuple([self.placed[spec.id] for spec in self.specs])
+        return self.result
+
+    def _place(self, spec: Spec) -> None:
+        if spec.id in self.placed:
+            return
+        if (known := self.facts.known.get(spec.id)) is not None:
+            target = self.facts.known[known.alias] if known.alias is not None else known
+            self.placed[spec.id] = Placed(target.id, target.seq)
+            if known.alias is not None:
+                self.redirect[spec.id] = known.alias
+            return
+        key = key_of(spec)
+        if key is not None and spec.key is not None and not self._take_key(spec, key):
+            return
+        self.new[spec.id] = spec
+        self.seqs[spec.id] = self.seq
+        self.placed[spec.id] = Placed(spec.id, self.seq)
+        self.seq += 1
+
+    def _take_key(self, spec: Spec, key: KeyName) -> bool:
+        """True if the spec gets the key (its seq will be `self.seq`), False if another job has it."""
+        assert spec.key is not None
+        holder = self.holders.get(key)
+        live = holder is not None and holder.state is not None and holder.state not in FINISHED
+        runner: int | None = None
+        if holder is not None and spec.key.policy is KeyPolicy.UNIQUE and (live or holder.until > self.now):
+            self.result.aliases.append((spec.id, holder.id))
+            self.redirect[spec.id] = holder.id
+            self.placed[spec.id] = Placed(holder.id, holder.seq)
+            return False
+        if holder is not None and live:
+            runner = self._supersede(spec, holder)
+        until = self.now + spec.key.window if spec.key.window else 0
+        state = State.BLOCKED if runner is not None else State.READY
+        self.holders[key] = Holder(spec.id, self.seq, state, until, runner)
+        self.result.keys = [taken for taken in self.result.keys if taken.name != key]
+        self.result.keys.append(KeyTaken(key, spec.id, self.seq, until, runner))
+        return True
+
+    def _supersede(self, spec: Spec, holder: Holder) -> int | None:
+        if holder.state is State.RUNNING:
+            self.result.asked.append(holder.seq)
+            self.stops[spec.id] = holder.seq
+            return holder.seq
+        self.redirect[holder.id] = spec.id
+        if holder.id in self.new:
+            self.endings[holder.id] = (State.CANCELED, Reason.SUPERSEDED)
+            if holder.id in self.replaces:
+                # The older job that the holder itself replaced now gives its dependents to the newest.
+                old = self.replaces.pop(holder.id)
+                self.replaces[spec.id] = old
+                self.result.superseded = [(o, self.seq if n == holder.seq else n) for o, n in self.result.superseded]
+        else:
+            self.replaces[spec.id] = holder.id
+            self.result.superseded.append((holder.seq, self.seq))
+        if holder.runner is not None:
+            self.stops.pop(holder.id, None)
+            self.stops[spec.id] = holder.runner
+        return holder.runner
+
+    def _target(self, id: str) -> str:
+        while id in self.redirect:
+            id = self.redirect[id]
+        if id not in self.new and (known := self.facts.known.get(id)) is not None and known.alias is not None:
+            return self._target(known.alias)
+        return id
+
+    def _needs(self, spec: Spec) -> dict[str, After]:
+        """The spec's dependencies by node, each once; needing success outweighs running anyway."""
+        found: dict[str, After] = {}
+        if spec.id in self.endings:
+            return found
+        for after in spec.after:
+            name = node(after.id) if after.group else self._target(after.id)
+            if name not in found or found[name].run_anyway:
+                found[name] = after
+        return found
+
+    def _check_known(self, needs: Mapping[str, Mapping[str, After]]) -> None:
+        unknown = set()
+        for deps in needs.values():
+            for name, after in deps.items():
+                if after.group:
+                    if after.id not in self.facts.groups:
+                        unknown.add(f"group {after.id}")
+                elif name not in self.new and name not in self.facts.known:
+                    unknown.add(name)
+        if unknown:
+            raise UnknownDependency(ids=tuple(sorted(unknown)))
+
+    def _check_groups(self) -> None:
+        for spec in self.new.values():
+            if spec.group is None:
+                continue
+            fact = self.facts.groups.get(spec.group)
+            if fact is None:
+                raise UnknownGroup(group=spec.group)
+            own = self.origin is not None and self.origin.group == spec.group
+            if fact.state is not GroupState.OPEN and not (own and fact.state is not GroupState.CLOSED):
+                raise GroupClosed(group=spec.group, state=fact.state)
+
+    def _order(self, needs: Mapping[str, Mapping[str, After]]) -> list[str]:
+        """The new ids with every dependency before its dependents; raises DependencyCycle."""
+        ids = list(self.new)
+        place = {id: n for n, id in enumerate(ids)}
+        backward = all(place[name] < n for n, id in enumerate(ids) for name in needs[id] if name in place)
+        if backward and not self.facts.downstream and not any(spec.group is not None for spec in self.new.values()):
+            return ids
+        return _sorted(ids, self._waits_for(needs))
+
+    def _waits_for(self, needs: Mapping[str, Mapping[str, After]]) -> dict[str, list[str]]:
+        """Every node reached from the new specs, with the nodes it waits for (existing ones only as far as they lead back)."""
+        members: dict[str, list[str]] = {}
+        for spec in self.new.values():
+            if spec.group is not None:
+                members.setdefault(node(spec.group), []).append(spec.id)
+        for id, old in self.replaces.items():
+            members.setdefault(old, []).append(id)
+        graph: dict[str, list[str]] = {id: list(deps) for id, deps in needs.items()}
+        todo = [name for deps in graph.values() for name in deps]
+        while todo:
+            name = todo.pop()
+            if name in graph:
+                continue
+            through = [through for through, reached in self.facts.downstream.items() if name in reached]
+            graph[name] = members.get(name, []) + [target for way in through for target in members.get(way, ())]
+            todo.extend(graph[name])
+        return graph
+
+    def _make(self, spec: Spec, needs: Mapping[str, After]) -> Job:
+        seq, waits, ending = self.seqs[spec.id], 0, self.endings.get(spec.id)
+        for name, after in needs.items():
+            state, src = self._state_of(name, after)
+            if state in FINISHED:
+                if state is not State.DONE and not after.run_anyway:
+                    ending = self._worse(ending, state)
+                    if src is not None:
+                        self.result.edges.append((src, seq, False))
+                continue
+            waits += 1
+            if after.group:
+                self.result.gates.append((after.id, seq, after.run_anyway))
+            else:
+                assert src is not None
+                self.result.edges.append((src, seq, after.run_anyway))
+        if spec.group is not None and ending is None:
+            fact = self.facts.groups[spec.group]
+            if fact.state is GroupState.ABORTING:
+                ending = (State.CANCELED, Reason.ABORTED)
+            waits += fact.state is GroupState.OPEN
+        if spec.id in self.stops and ending is None:
+            self.result.edges.append((self.stops[spec.id], seq, True))
+            waits += 1
+        if ending is None:
+            return _job(spec, seq, self.now, self.origin, waits)
+        self.endings[spec.id] = ending
+        room = self.facts.rooms.get(spec.queue, Room())
+        purge_at = purge_time(ending[0], self.now, spec.retention, room.retention)
+        return _job(spec, seq, self.now, self.origin, 0, (*ending, purge_at))
+
+    @staticmethod
+    def _worse(ending: tuple[State, Reason] | None, state: State) -> tuple[State, Reason]:
+        """A job that loses several dependencies is failed if any of them failed."""
+        if state is State.FAILED or (ending is not None and ending[0] is State.FAILED):
+            return State.FAILED, Reason.DEPENDENCY
+        return ending or (State.CANCELED, Reason.DEPENDENCY)
+
+    def _state_of(self, name: str, after: After) -> tuple[State, int | None]:
+        """The state of a dependency, and its seq if it has a row that an edge can point to."""
+        if after.group:
+            fact = self.facts.groups[after.id]
+            if fact.state is GroupState.CLOSED:
+                assert fact.outcome is not None
+                return fact.outcome, None
+            return State.BLOCKED, None
+        if name in self.new:
+            return self.endings.get(name, (State.BLOCKED, Reason.NONE))[0], self.seqs[name]
+        known = self.facts.known[name]
+        return known.state, None if known.gone else known.seq
+
+
+def _sorted(ids: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> list[str]:
+    """`ids` so that each comes after all it waits for; depth first, without recursion."""
+    order: list[str] = []
+    state: dict[str, int] = {}
+    for root in ids:
+        stack = [(root, iter(waits_for[root]))] if root not in state else []
+        state.setdefault(root, 1)
+        while stack:
+            name, rest = stack[-1]
+            for below in rest:
+                if state.get(below) == 1:
+                    path = [entry for entry, _ in stack]
+                    raise DependencyCycle(ids=tuple(x.replace("\0", "group ") for x in path[path.index(below) :]))
+                if below not in state:
+                    state[below] = 1
+                    stack.append((below, iter(waits_for.get(below, ()))))
+                    break
+            else:
+                state[name] = 2
+                order.append(name)
+                stack.pop()
+    wanted = set(ids)
+    return [name for name in order if name in wanted]

@@ -1,0 +1,110 @@
+"""Checks at the boundary: each raises `InvalidInput` with the field, the value and what would be right."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
+
+from towpath.errors import InvalidInput
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+FOREVER = 200 * 365 * DAY
+"""The longest span and the latest time anybody may ask for: the year 2170."""
+
+MAX_NAME = 255
+MAX_KEY = 512
+MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_HEADERS = 64 * 1024
+MAX_NOTE = 256 * 1024
+MAX_ERROR = 64 * 1024
+
+_NAME = re.compile(r"[A-Za-z0-9._\-/:@]{1,255}")
+_PATTERN = re.compile(r"[A-Za-z0-9._\-/:@*]{1,255}")
+
+
+@lru_cache(maxsize=8192)
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
+def name(field: str, value: object) -> None:
+    if not (isinstance(value, str) and _is_name(value)):
+        raise InvalidInput(field=field, value=value, expected="1 to 255 letters, digits or ._-/:@")
+
+
+def pattern(field: str, value: object) -> None:
+    if not (isinstance(value, str) and _PATTERN.fullmatch(value)):
+        raise InvalidInput(field=field, value=value, expected="1 to 255 letters, digits or ._-/:@, with * for any run of them")
+
+
+@lru_cache(maxsize=512)
+def _compiled(value: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(piece) for piece in value.split("*")))
+
+
+def matches(value: str, queue: str) -> bool:
+    """Does the queue pattern `value` cover `queue`?"""
+    return value == queue or ("*" in value and _compiled(value).fullmatch(queue) is not None)
+
+
+def text(field: str, value: object, limit: int = MAX_NAME, least: int = 0) -> None:
+    if not isinstance(value, str):
+        raise InvalidInput(field=field, value=value, expected="text")
+    if not least <= len(value) <= limit:
+        raise InvalidInput(field=field, value=value, expected=f"{least} to {limit} characters")
+    if "\0" in value:
+        raise InvalidInput(field=field, value=value, expected="text without NUL")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(field=field, value=value, expected="text without lone surrogates") from None
+
+
+def optional_text(field: str, value: object, limit: int = MAX_NAME) -> None:
+    if value is not None:
+        text(field, value, limit, least=1)
+
+
+def whole(field: str, value: object, least: int = 0, most: int = FOREVER) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidInput(field=field, value=value, expected=f"a whole number from {least} to {most}")
+
+
+def optional_whole(field: str, value: object, least: int = 0, most: int = FOREVER) -> None:
+    if value is not None:
+        whole(field, value, least, most)
+
+
+def data(field: str, value: object, limit: int) -> None:
+    if not isinstance(value, bytes):
+        raise InvalidInput(field=field, value=value, expected="bytes")
+    if len(value) > limit:
+        raise InvalidInput(field=field, value=f"{len(value)} bytes", expected=f"at most {limit} bytes")
+
+
+def headers(value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(field="headers", value=value, expected="a mapping of text to text")
+    total = 0
+    for key, content in value.items():
+        text("headers", key, MAX_NAME, least=1)
+        text(f"headers[{key}]", content, MAX_HEADERS)
+        total += len(key) + len(content)
+    if total > MAX_HEADERS:
+        raise InvalidInput(field="headers", value=f"{total} characters", expected=f"at most {MAX_HEADERS} in all")
+
+
+def micros(value: float | timedelta, field: str = "time") -> int:
+    """Seconds (or a timedelta) as the whole microseconds the ledger speaks."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        raise InvalidInput(field=field, value=value, expected="a finite number of seconds")
+    result = round(seconds * SECOND)
+    whole(field, result)
+    return result

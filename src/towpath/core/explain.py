@@ -1,0 +1,153 @@
+"""Why does it not run? The one true reason, from facts that a ledger gathers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+
+from towpath.core.commands import GroupState
+from towpath.core.job import FINISHED, Job, State
+from towpath.core.views import PartView, QueueView
+
+
+class Gate(StrEnum):
+    FINISHED = "finished"
+    RUNNING = "running"
+    WAITS = "waits"
+    UNSEALED = "unsealed"
+    SCHEDULED = "scheduled"
+    EXPIRED = "expired"
+    QUEUE_PAUSED = "queue-paused"
+    QUEUE_HELD = "queue-held"
+    QUEUE_RATE = "queue-rate"
+    QUEUE_CAP = "queue-cap"
+    PART_PAUSED = "part-paused"
+    PART_HELD = "part-held"
+    PART_RATE = "part-rate"
+    PART_CAP = "part-cap"
+    NEXT = "next"
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """`str()` of it is one sentence. `by` names the jobs (or groups) in the way, the first few of `count`."""
+
+    id: str
+    gate: Gate
+    sentence: str
+    by: tuple[str, ...] = ()
+    count: int = 0
+    until: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """What `explain` needs to know; a ledger fills in only what the job's state calls for."""
+
+    job: Job
+    queue: QueueView
+    part: PartView | None = None
+    open_jobs: tuple[str, ...] = ()
+    open_groups: tuple[str, ...] = ()
+    group_state: GroupState | None = None
+    holders: tuple[str, ...] = ()
+    """The running jobs that fill the cap (of the part if it is full, else of the queue), the first few."""
+    ahead: int = 0
+
+
+SHOWN = 5
+"""How many ids a sentence names."""
+
+
+def explain(facts: Facts, now: int) -> Explanation:
+    job = facts.job
+    if job.state in FINISHED:
+        why = f" ({job.reason})" if job.reason else ""
+        return _say(job, Gate.FINISHED, f"finished: {job.state}{why} at {when(job.finished_at)}", until=job.finished_at)
+    if job.state is State.RUNNING:
+        asked = f", asked to stop ({job.cancel_requested})" if job.cancel_requested else ""
+        return _say(job, Gate.RUNNING, f"leased by {job.owner} until {when(job.lease_until)}{asked}", until=job.lease_until)
+    if job.expires_at is not None and job.expires_at <= now:
+        return _say(job, Gate.EXPIRED, f"expired at {when(job.expires_at)} and will not run", until=job.expires_at)
+    if job.state is State.BLOCKED:
+        return _blocked(facts)
+    if job.state is State.SCHEDULED and job.ready_at > now:
+        return _say(job, Gate.SCHEDULED, f"scheduled ({job.reason}) until {when(job.ready_at)}", until=job.ready_at)
+    return _queue_gate(facts, now) or _part_gate(facts, now) or _next(facts)
+
+
+def _blocked(facts: Facts) -> Explanation:
+    job, open_ = facts.job, facts.open_jobs + facts.open_groups
+    if facts.group_state is GroupState.OPEN and len(open_) == job.waits - 1 == 0:
+        return _say(job, Gate.UNSEALED, f"group {job.group} is not sealed", by=(str(job.group),), count=1)
+    extra = f", and group {job.group} is not sealed" if facts.group_state is GroupState.OPEN else ""
+    count = job.waits - bool(extra)
+    what = "job" if not facts.open_groups else "group" if not facts.open_jobs else "job or group"
+    return _say(job, Gate.WAITS, f"waits for {count} {what}{'s' * (count > 1)}: {_names(open_, count)}{extra}", open_, count)
+
+
+def _queue_gate(facts: Facts, now: int) -> Explanation | None:
+    job, queue = facts.job, facts.queue
+    if queue.paused:
+        return _say(job, Gate.QUEUE_PAUSED, f"queue {queue.name} is paused{_why(queue.why)}")
+    if queue.next_at > now:
+        return _held(job, f"queue {queue.name}", queue, Gate.QUEUE_RATE, Gate.QUEUE_HELD)
+    if queue.cap is not None and queue.counts.running >= queue.cap:
+        return _full(facts, f"queue {queue.name}", queue.cap, queue.counts.running, Gate.QUEUE_CAP)
+    return None
+
+
+def _part_gate(facts: Facts, now: int) -> Explanation | None:
+    job, part = facts.job, facts.part
+    if part is None:
+        return None
+    if part.paused:
+        return _say(job, Gate.PART_PAUSED, f"part {part.name} of {part.queue} is paused{_why(part.why)}")
+    if part.next_at > now:
+        return _held(job, f"part {part.name} of {part.queue}", part, Gate.PART_RATE, Gate.PART_HELD)
+    if part.cap is not None and part.running >= part.cap:
+        return _full(facts, f"part {part.name} of {part.queue}", part.cap, part.running, Gate.PART_CAP)
+    return None
+
+
+def _held(job: Job, where: str, gate: QueueView | PartView, rated: Gate, held: Gate) -> Explanation:
+    if gate.rate is not None:
+        text = (
+            f"the rate of {where} ({gate.rate.count} per {gate.rate.period / 1e6:g} s) allows the next at {when(gate.next_at)}"
+        )
+        return _say(job, rated, text, until=gate.next_at)
+    return _say(job, held, f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at)
+
+
+def _full(facts: Facts, where: str, cap: int, running: int, gate: Gate) -> Explanation:
+    text = f"{where} runs {running} of at most {cap}: {_names(facts.holders, running)}"
+    return _say(facts.job, gate, text, facts.holders, running)
+
+
+def _next(facts: Facts) -> Explanation:
+    if facts.ahead == 0:
+        return _say(facts.job, Gate.NEXT, f"ready, first in line in {facts.queue.name}: the next claim takes it")
+    return _say(facts.job, Gate.NEXT, f"ready, {facts.ahead} ahead of it in {facts.queue.name}", count=facts.ahead)
+
+
+def _say(job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None) -> Explanation:
+    return Explanation(job.id, gate, f"job {job.id}: {text}", by[:SHOWN], count, until)
+
+
+def _names(ids: tuple[str, ...], count: int) -> str:
+    more = count - min(len(ids), SHOWN)
+    return ", ".join(ids[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _why(why: str | None) -> str:
+    return f" ({why})" if why else ""
+
+
+def when(at: int | None) -> str:
+    """A ledger time for people."""
+    if at is None:
+        return "an unknown time"
+    return datetime.fromtimestamp(at / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

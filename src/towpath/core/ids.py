@@ -1,0 +1,49 @@
+"""Identifiers: monotonic UUIDv7 for new jobs, derived ones for what follows from something else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+_RANDOM_BITS = 74
+_RANDOM_END = 1 << _RANDOM_BITS
+
+
+class IdSource:
+    """Makes UUIDv7 strings that only ever grow. Not safe for several threads at once: the owner locks."""
+
+    __slots__ = ("_entropy", "_last_ms", "_tail")
+
+    def __init__(self, entropy: Callable[[int], bytes]) -> None:
+        self._entropy = entropy
+        self._last_ms = 0
+        self._tail = 0
+
+    def new(self, now: int) -> str:
+        """The next id at `now` (microseconds); later than every earlier one even if time stands still or goes back."""
+        ms = now // 1000
+        if ms > self._last_ms:
+            self._last_ms = ms
+            # The top bit stays clear, so that a millisecond has room for 2**73 / 2**32 more.
+            self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
+        else:
+            self._tail += 1 + int.from_bytes(self._entropy(4), "big")
+            if self._tail >= _RANDOM_END:
+                self._last_ms += 1
+                self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
+        high, low = self._tail >> 62, self._tail & ((1 << 62) - 1)
+        return _text(self._last_ms << 80 | 7 << 76 | high << 64 | 2 << 62 | low)
+
+
+def derived(parent: str, role: str, n: int = 0) -> str:
+    """The id of the n-th `role` of `parent`: the same question always gives the same id."""
+    digest = hashlib.blake2b(f"{parent}\0{role}\0{n}".encode(), digest_size=16, person=b"towpath-id").digest()
+    value = int.from_bytes(digest, "big")
+    value = value & ~(0xF << 76) | 8 << 76
+    value = value & ~(0x3 << 62) | 2 << 62
+    return _text(value)
+
+
+def _text(value: int) -> str:
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,291 @@
+"""The nouns: what is asked for (`Spec`), the durable record (`Job`), a job on lease (`Claim`), how it ended (outcomes)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from towpath.core import checks
+from towpath.errors import InvalidInput
+
+PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
+LOWEST, HIGHEST = 32_767, -32_768
+SERIAL = "serial:"
+"""Parts whose name starts so belong to serial keys and have a cap of one."""
+
+
+class State(StrEnum):
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.READY})
+FINISHED = frozenset({State.DONE, State.FAILED, State.CANCELED})
+
+
+class Reason(StrEnum):
+    """Why a job is in its state. `NONE` where the state says it all."""
+
+    NONE = ""
+    DELAY = "delay"
+    RETRY = "retry"
+    SNOOZED = "snoozed"
+    REFUSED = "refused"
+    RELEASED = "released"
+    REVIVED = "revived"
+    LOST = "lost"
+    EXHAUSTED = "exhausted"
+    FATAL = "fatal"
+    EXPIRED = "expired"
+    DEPENDENCY = "dependency"
+    REQUESTED = "requested"
+    HANDLER = "handler"
+    SUPERSEDED = "superseded"
+    ABORTED = "aborted"
+
+
+class KeyPolicy(StrEnum):
+    UNIQUE = "unique"
+    REPLACE = "replace"
+    SERIAL = "serial"
+
+
+class After(msgspec.Struct, frozen=True, gc=False):
+    """A dependency on a job, or on a whole group. `run_anyway` is met by any ending, otherwise only success will do."""
+
+    id: str
+    run_anyway: bool = False
+    group: bool = False
+
+    def __post_init__(self) -> None:
+        checks.text("after.id", self.id, least=1)
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """A name that at most one job may hold; `policy` says what happens to the second. `window` is for `unique`."""
+
+    name: str
+    policy: KeyPolicy = KeyPolicy.UNIQUE
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        checks.text("key.name", self.name, checks.MAX_KEY, least=1)
+        if self.policy not in KeyPolicy._value2member_map_:
+            raise InvalidInput(field="key.policy", value=self.policy, expected="unique, replace or serial")
+        force_setattr(self, "policy", KeyPolicy(self.policy))
+        checks.whole("key.window", self.window)
+        if self.policy is KeyPolicy.SERIAL and len(self.name) > checks.MAX_NAME - len(SERIAL):
+            raise InvalidInput(field="key.name", value=self.name, expected="at most 248 characters for a serial key")
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What is asked for. Spans (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from the ledger's time."""
+
+    id: str
+    queue: str
+    kind: str = ""
+    payload: bytes = b""
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+    priority: int | str = PRIORITIES["normal"]
+    part: str | None = None
+    delay: int = 0
+    ready_at: int | None = None
+    ttl: int | None = None
+    max_attempts: int = 20
+    max_losses: int = 5
+    timeout: int | None = None
+    retention: int | None = None
+    after: tuple[After, ...] = ()
+    group: str | None = None
+    parent: str | None = None
+    generation: int = 0
+    key: Key | None = None
+    correlation_id: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("id", self.id, least=1)
+        checks.name("queue", self.queue)
+        checks.text("kind", self.kind)
+        checks.data("payload", self.payload, checks.MAX_PAYLOAD)
+        checks.text("content_type", self.content_type)
+        if self.headers:
+            checks.headers(self.headers)
+        if type(self.priority) is not int or not HIGHEST <= self.priority <= LOWEST:
+            force_setattr(self, "priority", rank(self.priority))
+        if self.delay or type(self.delay) is not int:
+            checks.whole("delay", self.delay)
+        if self.max_attempts != 20:
+            checks.whole("max_attempts", self.max_attempts, 1, 1_000_000)
+        if self.max_losses != 5:
+            checks.whole("max_losses", self.max_losses, 1, 1_000_000)
+        _check_optional(self)
+
+
+def _check_optional(spec: Spec) -> None:
+    """The fields that most specs leave out; one test each, so that a plain spec stays cheap."""
+    if spec.part is not None:
+        checks.text("part", spec.part, least=1)
+        if spec.part.startswith(SERIAL):
+            raise InvalidInput(field="part", value=spec.part, expected=f"a name that does not start with {SERIAL}")
+        if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL:
+            raise InvalidInput(field="part", value=spec.part, expected="no part beside a serial key, which is one")
+    if spec.ready_at is not None:
+        checks.whole("ready_at", spec.ready_at)
+        if spec.delay:
+            raise InvalidInput(field="ready_at", value=spec.ready_at, expected="either delay or ready_at, not both")
+    checks.optional_whole("ttl", spec.ttl, least=1)
+    checks.optional_whole("timeout", spec.timeout, least=1)
+    checks.optional_whole("retention", spec.retention)
+    checks.optional_text("group", spec.group)
+    checks.optional_text("parent", spec.parent)
+    checks.optional_text("correlation_id", spec.correlation_id)
+    if spec.generation:
+        checks.whole("generation", spec.generation, most=2**31)
+    if len(spec.after) > 10_000:
+        raise InvalidInput(field="after", value=f"{len(spec.after)} dependencies", expected="at most 10000; use a group")
+
+
+def rank(priority: object, names: Mapping[str, int] = PRIORITIES) -> int:
+    """A priority as a number, from a number or one of `names`."""
+    if isinstance(priority, str) and priority in names:
+        return names[priority]
+    if type(priority) is int and HIGHEST <= priority <= LOWEST:
+        return priority
+    expected = f"a whole number from {HIGHEST} to {LOWEST} or one of {', '.join(names)}"
+    raise InvalidInput(field="priority", value=priority, expected=expected)
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Exactly the durable record. The last five fields are bodies, which a ledger keeps apart from the small columns."""
+
+    id: str
+    seq: int
+    queue: str
+    part: str | None
+    kind: str
+    priority: int
+    state: State
+    reason: Reason
+    ready_at: int
+    expires_at: int | None
+    attempts: int
+    failures: int
+    losses: int
+    max_attempts: int
+    max_losses: int
+    fence: int
+    owner: str | None
+    lease_until: int | None
+    lease_len: int | None
+    settled_fence: int
+    settled_as: State | None
+    cancel_requested: Reason | None
+    timeout: int | None
+    retention: int | None
+    purge_at: int | None
+    waits: int
+    group: str | None
+    parent: str | None
+    generation: int
+    key: str | None
+    key_policy: KeyPolicy | None
+    progress_done: int | None
+    progress_total: int | None
+    correlation_id: str | None
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    size: int
+    content_type: str
+    payload: bytes = b""
+    headers: Mapping[str, str] = {}
+    result: bytes | None = None
+    error: str | None = None
+    cursor: bytes | None = None
+
+
+COLUMNS: tuple[str, ...] = Job.__struct_fields__[: Job.__struct_fields__.index("payload")]
+BODIES: tuple[str, ...] = Job.__struct_fields__[len(COLUMNS) :]
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """A job on lease. Every later write about it carries the fence."""
+
+    job: Job
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def fence(self) -> int:
+        return self.job.fence
+
+
+class Done(msgspec.Struct, frozen=True, gc=False, tag="done"):
+    result: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.result is not None:
+            checks.data("result", self.result, checks.MAX_PAYLOAD)
+
+
+class _Delayed(msgspec.Struct, frozen=True, gc=False):
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        checks.whole("delay", self.delay)
+        if (error := getattr(self, "error", None)) is not None:
+            checks.text("error", error, checks.MAX_ERROR)
+
+
+class Retry(_Delayed, frozen=True, gc=False, tag="retry"):
+    """The attempt failed; try again after `delay`, unless that was the last one allowed."""
+
+    error: str | None = None
+
+
+class Snooze(_Delayed, frozen=True, gc=False, tag="snooze"):
+    """Not a failure: come back after `delay`."""
+
+
+class Release(_Delayed, frozen=True, gc=False, tag="release"):
+    """The attempt did not begin: give it back as if it had never been claimed."""
+
+
+class Refuse(_Delayed, frozen=True, gc=False, tag="refuse"):
+    """This worker cannot take it (unknown kind, closed gate). Given back for at least a second, so that nobody spins."""
+
+    error: str | None = None
+
+
+class Fail(msgspec.Struct, frozen=True, gc=False, tag="fail"):
+    """Never try again: a dead letter."""
+
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            checks.text("error", self.error, checks.MAX_ERROR)
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
+    """The handler stopped because it was asked to, or by its own decision."""
+
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            checks.text("error", self.error, checks.MAX_ERROR)
+
+
+Outcome = Done | Retry | Snooze | Release | Refuse | Fail | Stop

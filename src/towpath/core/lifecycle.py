@@ -1,0 +1,138 @@
+"""The one state machine of work: which changes exist, and what an outcome does to a job.
+
+```mermaid
+stateDiagram-v2
+    [*] --> blocked
+    [*] --> scheduled
+    [*] --> ready
+    [*] --> failed
+    [*] --> canceled
+    blocked --> scheduled
+    blocked --> ready
+    blocked --> failed
+    blocked --> canceled
+    scheduled --> ready
+    scheduled --> failed
+    scheduled --> canceled
+    ready --> running
+    ready --> failed
+    ready --> canceled
+    running --> scheduled
+    running --> ready
+    running --> done
+    running --> failed
+    running --> canceled
+    failed --> blocked
+    failed --> scheduled
+    failed --> ready
+    canceled --> blocked
+    canceled --> scheduled
+    canceled --> ready
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from towpath.core import checks
+from towpath.core.job import Done, Fail, Job, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
+
+REASONS: Mapping[State, frozenset[Reason]] = {
+    State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
+    State.SCHEDULED: frozenset({Reason.DELAY, Reason.RETRY, Reason.SNOOZED, Reason.REFUSED, Reason.RELEASED, Reason.REVIVED}),
+    State.READY: frozenset({Reason.NONE, Reason.RETRY, Reason.SNOOZED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}),
+    State.RUNNING: frozenset({Reason.NONE}),
+    State.DONE: frozenset({Reason.NONE}),
+    State.FAILED: frozenset({Reason.EXHAUSTED, Reason.FATAL, Reason.LOST, Reason.EXPIRED, Reason.DEPENDENCY}),
+    State.CANCELED: frozenset(
+        {Reason.REQUESTED, Reason.HANDLER, Reason.SUPERSEDED, Reason.ABORTED, Reason.DEPENDENCY},
+    ),
+}
+"""The reasons each state may have. The CHECK constraints of every schema are tested against this."""
+
+TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
+    {
+        *((None, to) for to in (State.BLOCKED, State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
+        *((State.BLOCKED, to) for to in (State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
+        *((State.SCHEDULED, to) for to in (State.READY, State.FAILED, State.CANCELED)),
+        *((State.READY, to) for to in (State.RUNNING, State.FAILED, State.CANCELED)),
+        *((State.RUNNING, to) for to in (State.SCHEDULED, State.READY, State.DONE, State.FAILED, State.CANCELED)),
+        *((dead, to) for dead in (State.FAILED, State.CANCELED) for to in (State.BLOCKED, State.SCHEDULED, State.READY)),
+    },
+)
+
+REFUSAL_DELAY = checks.SECOND
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """What a running job becomes. `ready_at` is None where it keeps the time it had."""
+
+    state: State
+    reason: Reason
+    attempts: int
+    failures: int
+    losses: int
+    ready_at: int | None = None
+
+
+def settle(job: Job, outcome: Outcome, now: int) -> Change:
+    """The end of an attempt. A job that was asked to stop never goes back to wait."""
+    attempts, failures, losses = job.attempts, job.failures, job.losses
+    if type(outcome) is Done:
+        return Change(State.DONE, Reason.NONE, attempts, failures, losses)
+    if type(outcome) is Fail:
+        return Change(State.FAILED, Reason.FATAL, attempts, failures + 1, losses)
+    if type(outcome) is Stop:
+        return Change(State.CANCELED, job.cancel_requested or Reason.HANDLER, attempts, failures, losses)
+    if type(outcome) is Retry:
+        failures += 1
+        if job.cancel_requested is None and failures >= job.max_attempts:
+            return Change(State.FAILED, Reason.EXHAUSTED, attempts, failures, losses)
+        return _wait(job, Reason.RETRY, outcome.delay, now, attempts, failures)
+    if type(outcome) is Snooze:
+        return _wait(job, Reason.SNOOZED, outcome.delay, now, attempts, failures)
+    if type(outcome) is Release:
+        return _wait(job, Reason.RELEASED, outcome.delay, now, attempts - 1, failures)
+    assert type(outcome) is Refuse
+    return _wait(job, Reason.REFUSED, max(outcome.delay, REFUSAL_DELAY), now, attempts - 1, failures)
+
+
+def _wait(job: Job, reason: Reason, delay: int, now: int, attempts: int, failures: int) -> Change:
+    if job.cancel_requested is not None:
+        return Change(State.CANCELED, job.cancel_requested, attempts, failures, job.losses)
+    if delay:
+        return Change(State.SCHEDULED, reason, attempts, failures, job.losses, now + delay)
+    return Change(State.READY, reason, attempts, failures, job.losses)
+
+
+def lose(job: Job) -> Change:
+    """The lease ran out. Not a failure of the work, so it has a budget of its own."""
+    losses = job.losses + 1
+    if job.cancel_requested is not None:
+        return Change(State.CANCELED, job.cancel_requested, job.attempts, job.failures, losses)
+    if losses >= job.max_losses or job.max_attempts == 1:
+        return Change(State.FAILED, Reason.LOST, job.attempts, job.failures, losses)
+    return Change(State.READY, Reason.LOST, job.attempts, job.failures, losses)
+
+
+def awaken(ready_at: int, waits: int, now: int) -> State:
+    """The waiting state of a job that has `waits` open dependencies and may not run before `ready_at`."""
+    if waits:
+        return State.BLOCKED
+    return State.SCHEDULED if ready_at > now else State.READY
+
+
+RETENTION = 7 * checks.DAY
+"""How long a queue keeps done and canceled jobs unless it or the job says otherwise."""
+
+
+def purge_time(state: State, finished_at: int, job_retention: int | None, queue_retention: int | None) -> int | None:
+    """When a finished job may be deleted. A dead letter stays until somebody decides."""
+    if state is State.FAILED:
+        return None
+    if job_retention is not None:
+        return finished_at + job_retention
+    return finished_at + (RETENTION if queue_retention is None else queue_retention)

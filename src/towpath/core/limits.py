@@ -1,0 +1,86 @@
+"""Limits as pure arithmetic: the rate of a queue or part (GCRA) and the fair share between parts."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import msgspec
+
+from towpath.core import checks
+
+TURN = 1_000_000
+"""How far one turn moves a part of weight 1 in virtual time."""
+
+
+class Rate(msgspec.Struct, frozen=True, gc=False):
+    """`count` starts per `period` microseconds, of which `burst` may come at once."""
+
+    count: int
+    period: int = checks.SECOND
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        checks.whole("rate.count", self.count, 1, 1_000_000)
+        checks.whole("rate.period", self.period, 1, 366 * checks.DAY)
+        checks.whole("rate.burst", self.burst, 1, 1_000_000)
+        # A start may not cost less than a microsecond: that is what time is counted in.
+        checks.whole("rate.period / rate.count", self.period // self.count, 1)
+
+    @property
+    def interval(self) -> int:
+        return self.period // self.count
+
+
+def permits(next_at: int, rate: Rate | None, now: int, most: int) -> int:
+    """How many may start now, where the next one is allowed at `next_at`."""
+    if next_at > now:
+        return 0
+    if rate is None:
+        return most
+    earliest = max(next_at, now - rate.interval * (rate.burst - 1))
+    return min(most, (now - earliest) // rate.interval + 1)
+
+
+def spend(next_at: int, rate: Rate | None, now: int, count: int) -> int:
+    """The new `next_at` after `count` starts (negative: given back)."""
+    if rate is None or count == 0:
+        return next_at
+    if count < 0:
+        return max(0, next_at + count * rate.interval)
+    return max(next_at, now - rate.interval * (rate.burst - 1)) + count * rate.interval
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """One part's standing in the rotation. `room` is what its cap, rate and ready jobs allow. The part None is the jobs
+    of the queue that have no part: together they take turns like one part of weight 1."""
+
+    part: str | None
+    served: int
+    weight: int
+    room: int
+
+
+class Pick(msgspec.Struct, frozen=True, gc=False):
+    part: str | None
+    served: int
+    """The part's virtual time after this pick."""
+    clock: int
+    """The queue's virtual time after this pick."""
+
+
+def share(turns: Sequence[Turn], clock: int, n: int) -> list[Pick]:
+    """Whose turn it is, n times: the least recently served first, heavier parts oftener. A part that was away starts at
+    the queue's present virtual time, so it cannot claim the turns it did not want."""
+    heap = [(max(turn.served, clock), turn.served, turn.part or "", turn.room, turn) for turn in turns if turn.room > 0]
+    heapq.heapify(heap)
+    picks: list[Pick] = []
+    while heap and len(picks) < n:
+        start, _, name, room, turn = heap[0]
+        served = start + TURN // turn.weight
+        picks.append(Pick(turn.part, served, start))
+        if room > 1:
+            heapq.heapreplace(heap, (served, served, name, room - 1, turn))
+        else:
+            heapq.heappop(heap)
+    return picks

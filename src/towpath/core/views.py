@@ -1,0 +1,147 @@
+"""What the reads answer, and the question `find` takes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from towpath.core import checks
+from towpath.core.commands import GroupState, OnFailure, states_of
+from towpath.core.job import FINISHED, WAITING, Job, State
+from towpath.core.limits import Rate
+from towpath.errors import InvalidInput
+
+MAX_PAGE = 1000
+
+
+class Counts(msgspec.Struct, frozen=True, gc=False):
+    """How many jobs of a queue are in each state."""
+
+    blocked: int = 0
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    canceled: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return sum(getattr(self, state) for state in WAITING)
+
+    @property
+    def finished(self) -> int:
+        return sum(getattr(self, state) for state in FINISHED)
+
+
+class QueueView(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    counts: Counts
+    oldest_ready: int | None
+    """Since when the longest-waiting ready job could have run."""
+    paused: bool
+    why: str | None
+    capacity: int | None
+    cap: int | None
+    rate: Rate | None
+    next_at: int
+    retention: int | None
+    keep: int | None
+
+
+class PartView(msgspec.Struct, frozen=True, gc=False):
+    queue: str
+    name: str
+    ready: int
+    running: int
+    paused: bool
+    why: str | None
+    cap: int | None
+    rate: Rate | None
+    next_at: int
+    weight: int
+    served: int
+
+
+class GroupView(msgspec.Struct, frozen=True, gc=False):
+    id: str
+    state: GroupState
+    outcome: State | None
+    on_failure: OnFailure
+    total: int
+    unfinished: int
+    done: int
+    failed: int
+    canceled: int
+    superseded: int
+    created_at: int
+    closed_at: int | None
+
+
+class NoteView(msgspec.Struct, frozen=True, gc=False):
+    key: str
+    value: bytes
+    version: int
+    fence: int
+    expires_at: int | None
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is what the last answer gave."""
+
+    queue: str | None = None
+    part: str | None = None
+    states: tuple[State, ...] = ()
+    kind: str | None = None
+    group: str | None = None
+    key: str | None = None
+    owner: str | None = None
+    correlation_id: str | None = None
+    created_from: int | None = None
+    created_before: int | None = None
+    header: tuple[str, str] | None = None
+    oldest_first: bool = False
+    bodies: bool = True
+    limit: int = 100
+    page: str | None = None
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "states", states_of(self.states))
+        if self.queue is not None:
+            checks.pattern("queue", self.queue)
+        for field in ("part", "group", "owner", "correlation_id"):
+            checks.optional_text(field, getattr(self, field))
+        checks.optional_text("key", self.key, checks.MAX_KEY)
+        if self.kind is not None:
+            checks.text("kind", self.kind)
+        checks.optional_whole("created_from", self.created_from)
+        checks.optional_whole("created_before", self.created_before)
+        if self.header is not None:
+            checks.headers(dict([self.header]))
+        checks.whole("limit", self.limit, 1, MAX_PAGE)
+        if self.page is not None:
+            page_seq(self.page)
+
+
+def page_token(seq: int) -> str:
+    return base64.urlsafe_b64encode(f"s{seq}".encode()).decode().rstrip("=")
+
+
+def page_seq(page: object) -> int:
+    """The seq after which a page continues."""
+    try:
+        if isinstance(page, str) and len(page) <= 64:
+            raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True).decode("ascii")
+            if raw.startswith("s") and raw[1:].isdigit() and page_token(int(raw[1:])) == page and int(raw[1:]) < 2**63:
+                return int(raw[1:])
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidInput(field="page", value=page, expected="the `next` of an earlier page")
+
+
+class Page(msgspec.Struct, frozen=True, gc=False):
+    jobs: tuple[Job, ...]
+    next: str | None

@@ -1,0 +1,191 @@
+"""Every error Towpath raises or returns.
+
+    TowpathError
+    ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
+    ├── Refused                 a business error: `apply` returns it as the command's result
+    │   ├── LostClaim           the fence is old: somebody else holds or finished the job
+    │   ├── UnknownJob
+    │   ├── UnknownDependency
+    │   ├── DependencyCycle
+    │   ├── UnknownGroup
+    │   ├── GroupClosed
+    │   ├── QueueFull           (retryable)
+    │   ├── NoteConflict
+    │   ├── NotRevivable
+    │   ├── Unsupported
+    │   ├── UserFunctionFailed
+    │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
+    └── LedgerError             the ledger as a whole
+        ├── LedgerBusy          (retryable) locked by somebody else for too long
+        ├── DiskFull            (retryable)
+        ├── LedgerClosed        (fatal)
+        ├── NotALedger          (fatal)
+        ├── NewerSchema         (fatal)
+        ├── ReadOnly            (fatal)
+        ├── NetworkFileSystem   (fatal)
+        ├── WrongConnection     (fatal)
+        ├── Forked              (fatal)
+        ├── NestedCall          (fatal) a ledger call from inside a ledger call
+        └── Damaged             (fatal)
+
+`retryable`: the same call may succeed later. `fatal`: this ledger object will never work again.
+An error is made from named details; the message is its class's sentence filled with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TowpathError(Exception):
+    sentence: ClassVar[str] = "Towpath failed"
+    retryable: ClassVar[bool] = False
+    fatal: ClassVar[bool] = False
+
+    def __init__(self, **details: Any) -> None:
+        self.details = details
+        super().__init__(self.sentence.format_map(details))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.details == getattr(other, "details", None)
+
+    def __hash__(self) -> int:
+        return hash((type(self), str(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.details)
+
+
+def _rebuild(cls: type[TowpathError], details: dict[str, Any]) -> TowpathError:
+    return cls(**details)
+
+
+class InvalidInput(TowpathError, ValueError):
+    sentence = "{field} is {value}: {expected}"
+
+    def __init__(self, *, field: str, value: object, expected: str) -> None:
+        shown = value if isinstance(value, _Shown) else _Shown(_short(value))
+        super().__init__(field=field, value=shown, expected=expected)
+
+
+class _Shown(str):
+    """Text that already is the printed form of a value (so that pickling does not quote it twice)."""
+
+    __slots__ = ()
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = ascii(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class Refused(TowpathError):
+    sentence = "refused"
+
+
+class LostClaim(Refused):
+    sentence = "job {id}: the claim with fence {fence} is lost"
+
+
+class UnknownJob(Refused):
+    sentence = "there is no job {id}"
+
+
+class UnknownDependency(Refused):
+    sentence = "unknown dependencies: {ids}"
+
+
+class DependencyCycle(Refused):
+    sentence = "these depend on each other: {ids}"
+
+
+class UnknownGroup(Refused):
+    sentence = "there is no group {group}; open it first"
+
+
+class GroupClosed(Refused):
+    sentence = "group {group} is {state}; only a running member may add to it after the seal"
+
+
+class QueueFull(Refused):
+    sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again later"
+    retryable = True
+
+
+class NoteConflict(Refused):
+    sentence = "note {key} is at version {version}, not {expect}"
+
+
+class NotRevivable(Refused):
+    sentence = "job {id} cannot be revived: {why}"
+
+
+class Unsupported(Refused):
+    sentence = "this ledger cannot do that: {what}"
+
+
+class UserFunctionFailed(Refused):
+    sentence = "job {id}: the function in its settle failed, nothing was written: {error}"
+
+
+class CommandFailed(Refused):
+    sentence = "{command} failed inside the ledger, nothing of it was written: {error}"
+
+
+class LedgerError(TowpathError):
+    sentence = "the ledger failed"
+
+
+class LedgerBusy(LedgerError):
+    sentence = "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
+    retryable = True
+
+
+class DiskFull(LedgerError):
+    sentence = "{path}: the disk or the allowed size is full; free space and try again, nothing was written"
+    retryable = True
+
+
+class LedgerClosed(LedgerError):
+    sentence = "{path} is closed"
+    fatal = True
+
+
+class NotALedger(LedgerError):
+    sentence = "{path} is not a Towpath ledger: {why}"
+    fatal = True
+
+
+class NewerSchema(LedgerError):
+    sentence = "{path} has schema {schema}, which needs at least version {min_schema}; this Towpath knows {known}: upgrade it"
+    fatal = True
+
+
+class ReadOnly(LedgerError):
+    sentence = "{path} cannot be written: check the permissions of the file and of its directory"
+    fatal = True
+
+
+class NetworkFileSystem(LedgerError):
+    sentence = "{path} is on {kind}, a network file system, where SQLite's locks lose data; use a local disk or PostgreSQL"
+    fatal = True
+
+
+class WrongConnection(LedgerError):
+    sentence = "{why}"
+    fatal = True
+
+
+class Forked(LedgerError):
+    sentence = "{path} was opened by process {opener}; a forked child must open its own"
+    fatal = True
+
+
+class NestedCall(LedgerError):
+    sentence = "{path}: a ledger call inside a ledger call; return what you need done instead"
+    fatal = True
+
+
+class Damaged(LedgerError):
+    sentence = "{path}: {why}; restore a backup"
+    fatal = True

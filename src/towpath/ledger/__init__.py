@@ -1,0 +1,91 @@
+"""The durable truth: what every ledger can do, whatever it is made of.
+
+`apply` is the only way to write. It runs a batch of commands in one transaction and answers each with a result or with
+an error value; nothing is answered before it is durable. `docs/ledger-rules.md` is the contract in prose, and the suite in
+`towpath.testing` is the same contract as a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from towpath.clock import Clock
+from towpath.core.commands import Command, Result
+from towpath.core.explain import Explanation
+from towpath.core.job import Job
+from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.errors import InvalidInput, Refused
+
+Answer = Result | Refused
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """`durable`: survives the process. `shared`: several processes may open it. `transactional`: `Settle.within` works."""
+
+    durable: bool
+    shared: bool
+    transactional: bool
+
+
+class Ledger(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        """Run the commands in order in one transaction. `now` None is the ledger's own clock."""
+        ...
+
+    def get(self, id: str) -> Job | None: ...
+
+    def find(self, query: Query) -> Page: ...
+
+    def queues(self) -> dict[str, QueueView]:
+        """Every queue with its exact counts and settings, without scanning jobs."""
+        ...
+
+    def parts(self, queue: str) -> dict[str, PartView]: ...
+
+    def group(self, id: str) -> GroupView | None: ...
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None: ...
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        """Why the job does not run. Raises `UnknownJob`."""
+        ...
+
+    def version(self) -> int:
+        """A number that is different after every commit. Take it before you look, then `wait` for it to change."""
+        ...
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Sleep until `version()` is not `seen`, at most `timeout` seconds; the version then."""
+        ...
+
+    def check(self) -> list[str]:
+        """Recount everything; what does not add up, as sentences. Empty is well."""
+        ...
+
+    def dump(self) -> dict[str, Any]:
+        """The whole state in canonical order, for comparison and copying."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
+    """`memory://`, or `sqlite:///relative.db`, `sqlite:////absolute.db` with `?synchronous=normal` if you like."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme == "memory" and not options:
+        from towpath.ledger.memory import MemoryLedger
+
+        return MemoryLedger(clock)
+    if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1 and set(options) <= {"synchronous"}:
+        from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+
+        return SqliteLedger(unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full")), clock)
+    raise InvalidInput(field="url", value=url, expected="memory://, sqlite:///file.db or sqlite:////absolute/file.db")
