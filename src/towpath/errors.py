@@ -26,7 +26,8 @@
         ├── WrongConnection     (fatal)
         ├── Forked              (fatal)
         ├── NestedCall          (fatal) a ledger call from inside a ledger call
-        └── Damaged             (fatal)
+        ├── Damaged             (fatal)
+        └── StoreFailed         anything else the store below reported
 
 `retryable`: the same call may succeed later. `fatal`: this ledger object will never work again.
 An error is made from named details; the message is its class's sentence filled with them.
@@ -189,3 +190,7 @@ class NestedCall(LedgerError):
 class Damaged(LedgerError):
     sentence = "{path}: {why}; restore a backup"
     fatal = True
+
+
+class StoreFailed(LedgerError):
+    sentence = "{path}: the store failed: {error}"

@@ -95,7 +95,8 @@ class Admission(msgspec.Struct):
     freed: list[KeyName] = []
     """Keys taken by jobs that ended in this very append, so that nobody holds them."""
     superseded: list[tuple[int, int]] = []
-    """(waiting job, the newer one its dependents now wait for), older jobs only"""
+    """(waiting job, the newer one its dependents now wait for), older jobs only. Where the newer one ended in this very
+    append the dependents stay with the older one (which is named twice) and share its fate."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
 
@@ -262,6 +263,8 @@ class _Admitting:
             _check_room(self.new.values(), self.facts.rooms)
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
+        dead = {self.seqs[id] for id in self.endings}
+        self.result.superseded = [(old, old if newer in dead else newer) for old, newer in self.result.superseded]
         ended = {taken.name for taken in self.result.keys if taken.id in self.endings and taken.until <= self.now}
         self.result.freed = sorted(ended)
         self.result.keys = [taken for taken in self.result.keys if taken.name not in ended]
@@ -292,8 +295,10 @@ class _Admitting:
         live = holder is not None and holder.state is not None and holder.state not in FINISHED
         runner: int | None = None
         if holder is not None and spec.key.policy is KeyPolicy.UNIQUE and (live or holder.until > self.now):
-            self.result.aliases.append((spec.id, holder.id))
-            self.redirect[spec.id] = holder.id
+            # A job that is forgotten but for its key's window is not an alias of itself.
+            if holder.id != spec.id:
+                self.result.aliases.append((spec.id, holder.id))
+                self.redirect[spec.id] = holder.id
             self.placed[spec.id] = Placed(holder.id, holder.seq)
             return False
         if holder is not None and live:
@@ -397,6 +402,7 @@ class _Admitting:
 
     def _make(self, spec: Spec, needs: Mapping[str, After]) -> Job:
         seq, waits, ending = self.seqs[spec.id], 0, self.endings.get(spec.id)
+        sources: set[int] = set()
         for name, after in needs.items():
             state, src = self._state_of(name, after)
             if state in FINISHED:
@@ -410,14 +416,15 @@ class _Admitting:
                 self.result.gates.append((after.id, seq, after.run_anyway))
             else:
                 assert src is not None
+                sources.add(src)
                 self.result.edges.append((src, seq, after.run_anyway))
         if spec.group is not None and ending is None:
             fact = self.facts.groups[spec.group]
             if fact.state is GroupState.ABORTING:
                 ending = (State.CANCELED, Reason.ABORTED)
             waits += fact.state is GroupState.OPEN
-        if spec.id in self.stops and ending is None:
-            self.result.edges.append((self.stops[spec.id], seq, True))
+        if ending is None and (runner := self.stops.get(spec.id)) is not None and runner not in sources:
+            self.result.edges.append((runner, seq, True))
             waits += 1
         if ending is None:
             return _job(spec, seq, self.now, self.origin, waits)

@@ -1,0 +1,52 @@
+# Everything runs in .venv, which is made on first use and made anew when pyproject.toml changes.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+SEEDS  ?= 200
+STEPS  ?= 300
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench fuzz clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+run: $(VENV)/.package ## the demonstration: real work on an embedded SQLite ledger in a temporary directory
+	$(BIN)/python examples/demo.py
+
+test: check ## lint, types, and all tests (ARGS="-k name" to choose)
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+check: $(VENV)/.dev ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+format: $(VENV)/.dev ## put the sources into house form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.package ## how fast the ledger is here, beside the raw limit of the disk
+	$(BIN)/python bench/ledger.py --quick
+
+fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
+	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)
+
+clean: ## remove the virtual environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.package: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+# Dependency groups need pip 25.1 or newer, and a fresh environment may bring an older one.
+$(VENV)/.dev: pyproject.toml | $(VENV)/.package
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --group dev
+	@touch $@

@@ -1,0 +1,41 @@
+"""Forward jumps of a ledger object's time: after one, the leases that it overran get a second chance."""
+
+from __future__ import annotations
+
+from towpath.core import checks
+
+LEAST = checks.SECOND // 2
+"""Shorter jumps are not worth remembering: a lease of less than a second is not protected."""
+KEPT = 16
+"""How many jumps are remembered at most, the largest."""
+
+
+class Jumps:
+    """Fed with the time of every `apply`. A process that slept, or a clock that was set, must not look like a dead worker."""
+
+    __slots__ = ("_last", "_jumps")
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._jumps: list[tuple[int, int]] = []
+
+    def note(self, now: int) -> None:
+        """The ledger's time is `now`. The first time after opening is no jump."""
+        last, self._last = self._last, now
+        if last is None or now - last <= LEAST:
+            return
+        jumps = [jump for jump in self._jumps if jump[1] + checks.DAY > now]
+        jumps.append((now - last, now))
+        self._jumps = sorted(jumps)[-KEPT:]
+
+    def until(self, lease_len: int) -> int:
+        """The time before which a job with this lease is not reaped; 0 if no jump protects it."""
+        return max((at + lease_len for size, at in self._jumps if 2 * size > lease_len), default=0)
+
+    def spares(self, lease_len: int, now: int) -> bool:
+        return now < self.until(lease_len)
+
+    @property
+    def recorded(self) -> list[tuple[int, int]]:
+        """(when, how far) of the jumps remembered."""
+        return [(at, size) for size, at in self._jumps]

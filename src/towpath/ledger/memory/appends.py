@@ -1,0 +1,152 @@
+"""Admissions: the facts for `admit`, and writing what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from towpath.core.admission import (
+    Admission,
+    Facts,
+    GroupFact,
+    Holder,
+    KeyName,
+    Known,
+    Origin,
+    Room,
+    admit,
+    key_of,
+    node,
+    walks,
+)
+from towpath.core.commands import TOMBSTONE, GroupState
+from towpath.core.job import Reason, Spec, State
+from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.rows import Tombstone
+
+
+def decide(book: Book, specs: Sequence[Spec], now: int, origin: Origin | None = None) -> Admission:
+    """What an append would do; raises `Refused`. Writes nothing."""
+    return admit(specs, _facts(book, specs, now), now, book.next_seq, origin)
+
+
+def insert(book: Book, admission: Admission, now: int) -> list[int]:
+    """Write an admission up to its keys and groups; the superseded jobs, which are still to be finished."""
+    for job in admission.jobs:
+        book.add(job)
+    for src, dst, run_anyway in admission.edges:
+        book.link(src, dst, run_anyway)
+    for group, dst, run_anyway in admission.gates:
+        book.gate(group, dst, run_anyway)
+    for seq in admission.asked:
+        job = book.jobs[seq]
+        if job.cancel_requested is None:
+            book.put(job, replace(job, cancel_requested=Reason.SUPERSEDED))
+    for old, newer in admission.superseded:
+        _move_edges(book, old, newer)
+    _write_keys(book, admission, now)
+    return [old for old, _ in admission.superseded]
+
+
+def _move_edges(book: Book, old: int, newer: int) -> None:
+    if old == newer:
+        return
+    for dst, run_anyway in list(book.edges_out.get(old, {}).items()):
+        book.unlink(old, dst)
+        book.link(newer, dst, run_anyway)
+
+
+def _write_keys(book: Book, admission: Admission, now: int) -> None:
+    if admission.aliases:
+        seqs = {placed.id: placed.seq for placed in admission.answers}
+        for refused, winner in admission.aliases:
+            book.bury(Tombstone(refused, seqs[winner], State.DONE, 0, winner, now + TOMBSTONE))
+    for row in admission.keys:
+        book.hold(row)
+    for name in admission.freed:
+        book.keys.pop(name, None)
+
+
+def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
+    known: dict[str, Known] = {}
+    rooms: dict[str, Room] = {}
+    plain = True
+    for spec in specs:
+        if spec.id in book.seqs or spec.id in book.tombstones:
+            _know(book, known, spec.id)
+        queue = book.queues.get(spec.queue)
+        if queue is not None and (queue.capacity is not None or queue.retention is not None):
+            rooms[spec.queue] = Room(queue.capacity, queue.depth, queue.retention)
+        if spec.after or spec.group is not None or spec.key is not None:
+            plain = False
+    if plain:
+        return Facts(known=known, rooms=rooms)
+    holders = _holders(book, specs, known, now)
+    downstream = {name: _downstream(book, name) for name in walks(specs, holders)}
+    groups = _groups(book, specs)
+    return Facts(known=known, rooms=rooms, holders=holders, groups=groups, downstream=downstream)
+
+
+def _know(book: Book, known: dict[str, Known], id: str) -> None:
+    job = book.find(id)
+    if job is not None:
+        known[id] = Known(id, job.seq, job.state)
+        return
+    tombstone = book.tombstones.get(id)
+    if tombstone is None:
+        return
+    known[id] = Known(id, tombstone.seq, tombstone.state, True, tombstone.alias)
+    if tombstone.alias is not None and tombstone.alias not in known:
+        _know(book, known, tombstone.alias)
+        # An alias may outlive all that is left of its winner.
+        known.setdefault(tombstone.alias, Known(tombstone.alias, tombstone.seq, State.DONE, True))
+
+
+def _holders(book: Book, specs: Sequence[Spec], known: dict[str, Known], now: int) -> dict[KeyName, Holder]:
+    """Who holds the keys of the specs. What a spec waits for must be known, and so must the holders it may turn into."""
+    holders: dict[KeyName, Holder] = {}
+    ids = {spec.id for spec in specs}
+    for spec in specs:
+        for after in spec.after:
+            if not after.group:
+                _know(book, known, after.id)
+        name = key_of(spec)
+        row = None if name is None else book.keys.get(name)
+        if row is None:
+            continue
+        job = book.jobs.get(row.seq)
+        # A runner that has stopped is nothing to wait for.
+        runner = None if row.runner is None else book.jobs.get(row.runner)
+        running = runner is not None and runner.state is State.RUNNING
+        holders[row.name] = Holder(row.id, row.seq, job and job.state, row.until, row.runner if running else None)
+        _know(book, known, row.id)
+        if row.until > now and row.id not in ids:
+            known.setdefault(row.id, Known(row.id, row.seq, State.DONE, True))
+    return holders
+
+
+def _groups(book: Book, specs: Sequence[Spec]) -> dict[str, GroupFact]:
+    names = {spec.group for spec in specs if spec.group is not None}
+    names.update(after.id for spec in specs for after in spec.after if after.group)
+    found = {name: book.groups[name] for name in names if name in book.groups}
+    return {name: GroupFact(group.state, group.outcome) for name, group in found.items()}
+
+
+def _downstream(book: Book, start: str) -> frozenset[str]:
+    """All unfinished jobs and groups that wait for a node."""
+    reached: set[str] = set()
+    todo = [start]
+    while todo:
+        name = todo.pop()
+        job = book.find(name)
+        if job is None:
+            waiting = list(book.gates_out.get(name.removeprefix("\0"), ()))
+        else:
+            waiting = list(book.edges_out.get(job.seq, ()))
+        found = {dst.id for seq in waiting if (dst := book.jobs[seq]).state is State.BLOCKED}
+        if job is not None and job.group is not None and book.groups[job.group].state is not GroupState.CLOSED:
+            found.add(node(job.group))
+        todo.extend(found - reached)
+        reached |= found
+    return frozenset(reached)

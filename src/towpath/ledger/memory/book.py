@@ -1,0 +1,234 @@
+"""The whole state of a memory ledger, and the few ways to change it.
+
+Every change of a job goes through `add`, `put` or `delete`, which keep the counters and the heaps true. Nothing here
+decides anything, and nothing here can fail.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from towpath.core.admission import KeyName, KeyTaken, namespace
+from towpath.core.commands import TOMBSTONE, Result
+from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, State
+from towpath.core.jumps import Jumps
+from towpath.core.views import NoteView
+from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
+from towpath.ledger.memory.timeline import Timeline
+
+READY, RUNNING, SCHEDULED = State.READY, State.RUNNING, State.SCHEDULED
+
+A = TypeVar("A", int, str)
+B = TypeVar("B", int, str)
+
+Claims = tuple[tuple[str, int], ...]
+"""What is kept of the answer of a claim: (id, fence)."""
+
+
+class Book:
+    """`dirty` is set by every change. `jobs` is in the order of seq, as a job is only ever added at the end."""
+
+    def __init__(self) -> None:
+        self.dirty = False
+        self.last = 0
+        self.next_seq = 1
+        self.next_version = 1
+        self.jumps = Jumps()
+        self.jobs: dict[int, Job] = {}
+        self.seqs: dict[str, int] = {}
+        self.queues: dict[str, Queue] = {}
+        self.active: dict[str, Queue] = {}
+        """Every queue with ready or scheduled jobs, and some that had."""
+        self.parts: dict[str, dict[str, Part]] = {}
+        self.idle: set[tuple[str, str]] = set()
+        """Every part row that could be swept, and some that could."""
+        self.groups: dict[str, Group] = {}
+        self.timed: set[tuple[str, str]] = set()
+        """Every part row with a `next_at` to come, and some that had."""
+        self.edges_out: dict[int, dict[int, bool]] = {}
+        """src -> dst -> run_anyway; `edges_in` is the same by dst, and so are the gates of groups."""
+        self.edges_in: dict[int, dict[int, bool]] = {}
+        self.gates_out: dict[str, dict[int, bool]] = {}
+        self.gates_in: dict[int, dict[str, bool]] = {}
+        self.keys: dict[KeyName, KeyTaken] = {}
+        self.notes: dict[str, NoteView] = {}
+        self.tombstones: dict[str, Tombstone] = {}
+        self.replies: dict[str, tuple[Result | Claims, int]] = {}
+        self.leases: Timeline[int] = Timeline(self._leased)
+        self.expiries: Timeline[int] = Timeline(self._expires)
+        self.tombstone_ends: Timeline[str] = Timeline(lambda at, id: (row := self.tombstones.get(id)) is not None and row.until == at)
+        self.reply_ends: Timeline[str] = Timeline(lambda at, token: (row := self.replies.get(token)) is not None and row[1] == at)
+        self.note_ends: Timeline[str] = Timeline(lambda at, key: (row := self.notes.get(key)) is not None and row.expires_at == at)
+        self.key_ends: Timeline[KeyName] = Timeline(self._key_ends)
+
+    def find(self, id: str) -> Job | None:
+        seq = self.seqs.get(id)
+        return None if seq is None else self.jobs[seq]
+
+    def queue(self, name: str) -> Queue:
+        """The queue's row, made if there is none."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = Queue(name, self.parts.setdefault(name, {}), self.jobs)
+            self.dirty = True
+        return queue
+
+    def part(self, queue: str, name: str) -> Part:
+        """The part's row, made if there is none."""
+        parts = self.parts.setdefault(queue, {})
+        part = parts.get(name)
+        if part is None:
+            part = parts[name] = Part(queue, name, self.jobs)
+        return part
+
+    def add(self, job: Job) -> None:
+        self.next_seq = job.seq + 1
+        self.dirty = True
+        self.jobs[job.seq] = job
+        self.seqs[job.id] = job.seq
+        self._enter(job)
+        if job.group is not None:
+            group = self.groups[job.group]
+            group.members[job.seq] = None
+            group.total += 1
+            group.tally(job, 1)
+
+    def put(self, old: Job, new: Job) -> None:
+        self.dirty = True
+        self.jobs[new.seq] = new
+        if old.state is not new.state:
+            self._leave(old)
+            self._enter(new)
+            if new.group is not None:
+                group = self.groups[new.group]
+                group.tally(old, -1)
+                group.tally(new, 1)
+
+    def delete(self, job: Job, now: int) -> None:
+        """Delete a finished job. The counters of its group are history and stay."""
+        self.dirty = True
+        del self.jobs[job.seq], self.seqs[job.id]
+        self._leave(job)
+        if job.group is not None:
+            del self.groups[job.group].members[job.seq]
+        for src in self.edges_in.pop(job.seq, ()):
+            _remove(self.edges_out, src, job.seq)
+        for dst in self.edges_out.pop(job.seq, ()):
+            _remove(self.edges_in, dst, job.seq)
+        for group in self.gates_in.pop(job.seq, ()):
+            _remove(self.gates_out, group, job.seq)
+        self.bury(Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE))
+
+    def bury(self, tombstone: Tombstone) -> None:
+        self.dirty = True
+        self.tombstones[tombstone.id] = tombstone
+        self.tombstone_ends.push(tombstone.until, tombstone.id)
+
+    def link(self, src: int, dst: int, run_anyway: bool) -> None:
+        self.edges_out.setdefault(src, {})[dst] = run_anyway
+        self.edges_in.setdefault(dst, {})[src] = run_anyway
+
+    def unlink(self, src: int, dst: int) -> None:
+        _remove(self.edges_out, src, dst)
+        _remove(self.edges_in, dst, src)
+
+    def gate(self, group: str, dst: int, run_anyway: bool) -> None:
+        self.gates_out.setdefault(group, {})[dst] = run_anyway
+        self.gates_in.setdefault(dst, {})[group] = run_anyway
+
+    def open_gates(self, group: str) -> dict[int, bool]:
+        """Delete the gates of a group; the jobs that stood before them."""
+        gates = self.gates_out.pop(group, {})
+        for dst in gates:
+            _remove(self.gates_in, dst, group)
+        return gates
+
+    def hold(self, row: KeyTaken) -> None:
+        """Write a key row."""
+        self.keys[row.name] = row
+        if row.until and self.jobs[row.seq].state in FINISHED:
+            self.key_ends.push(row.until, row.name)
+
+    def release(self, job: Job, now: int) -> None:
+        """The job has ended: its key is free, unless a window is open."""
+        if job.key is None or job.key_policy is KeyPolicy.SERIAL:
+            return
+        row = self.keys.get((namespace(job.queue), job.key))
+        if row is None or row.seq != job.seq:
+            return
+        if row.until > now:
+            self.key_ends.push(row.until, row.name)
+        else:
+            del self.keys[row.name]
+
+    def set_next(self, part: Part, next_at: int) -> None:
+        """Write a part's `next_at`."""
+        earlier = next_at < part.next_at
+        part.next_at = next_at
+        if next_at:
+            self.timed.add((part.queue, part.name))
+        if earlier and (queue := self.queues.get(part.queue)) is not None:
+            queue.rotation.recall(part)
+
+    def _enter(self, job: Job) -> None:
+        queue = self.queues.get(job.queue) or self.queue(job.queue)
+        state = job.state
+        queue.counts[state] += 1
+        if state is READY:
+            self.active[queue.name] = queue
+            if job.part is None:
+                queue.loose.add(job)
+            else:
+                part = self.part(job.queue, job.part)
+                part.line.add(job)
+                queue.rotation.offer(part)
+        elif state is RUNNING:
+            assert job.lease_until is not None
+            self.leases.push(job.lease_until, job.seq)
+            if job.part is not None:
+                self.part(job.queue, job.part).running += 1
+        elif state is SCHEDULED:
+            self.active[queue.name] = queue
+            queue.scheduled.push(job.ready_at, job.seq)
+        elif job.purge_at is not None:
+            queue.purges.push(job.purge_at, job.seq)
+        if job.expires_at is not None and state in WAITING:
+            self.expiries.push(job.expires_at, job.seq)
+
+    def _leave(self, job: Job) -> None:
+        queue = self.queues[job.queue]
+        queue.counts[job.state] -= 1
+        if job.part is None:
+            if job.state is READY:
+                queue.loose.ready -= 1
+        elif job.state is READY or job.state is RUNNING:
+            part = queue.parts[job.part]
+            if job.state is READY:
+                part.line.ready -= 1
+            else:
+                part.running -= 1
+                queue.rotation.offer(part)
+            if not (part.running or part.line.ready or part.configured):
+                self.idle.add((part.queue, part.name))
+
+    def _leased(self, at: int, seq: int) -> bool:
+        job = self.jobs.get(seq)
+        return job is not None and job.state is RUNNING and job.lease_until == at
+
+    def _expires(self, at: int, seq: int) -> bool:
+        job = self.jobs.get(seq)
+        return job is not None and job.expires_at == at and job.state in WAITING
+
+    def _key_ends(self, at: int, name: KeyName) -> bool:
+        row = self.keys.get(name)
+        if row is None or row.until != at:
+            return False
+        holder = self.jobs.get(row.seq)
+        return holder is None or holder.state in FINISHED
+
+
+def _remove(rows: dict[A, dict[B, bool]], at: A, other: B) -> None:
+    row = rows[at]
+    del row[other]
+    if not row:
+        del rows[at]

@@ -1,0 +1,208 @@
+"""Claim, Renew and Progress: what holds a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import repeat
+
+from msgspec.structs import replace
+
+from towpath.core import checks
+from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
+from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import Job, Reason, State
+from towpath.core.lifecycle import REASONS
+from towpath.core.limits import Pick, Turn, permits, share, spend
+from towpath.errors import LostClaim
+from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.rows import Part, Queue
+from towpath.ledger.memory.timeline import Line
+
+READY, RUNNING, NONE = State.READY, State.RUNNING, Reason.NONE
+
+
+def claim(book: Book, command: Claim, now: int) -> Claimed:
+    taken: list[ClaimedJob] = []
+    for want in command.wants:
+        queues = _queues(book, want.queue)
+        for queue in queues:
+            wake(book, queue, now, PROMOTE)
+        offers = [offer for queue in queues if (offer := _offer(book, queue, want.n, now)) is not None]
+        for offer in _merged(offers, want):
+            taken.append(ClaimedJob(offer.take(command)))
+        for offer in offers:
+            offer.close()
+    return Claimed(tuple(taken))
+
+
+def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
+    """Make at most `limit` scheduled jobs that are due ready; how many there were."""
+    due = queue.scheduled.take(now, limit)
+    for seq in due:
+        job = book.jobs[seq]
+        book.put(job, replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else NONE))
+    return len(due)
+
+
+def _queues(book: Book, pattern: str) -> list[Queue]:
+    if "*" not in pattern:
+        queue = book.queues.get(pattern)
+        return [] if queue is None else [queue]
+    for name in [name for name, queue in book.active.items() if not _busy(queue)]:
+        del book.active[name]
+    return [book.active[name] for name in sorted(book.active) if checks.matches(pattern, name)]
+
+
+def _busy(queue: Queue) -> bool:
+    return queue.counts[READY] + queue.counts[State.SCHEDULED] > 0
+
+
+class _Offer:
+    """One queue's picks in order. `head` is the job of the next one; it is out of its line until taken or put back."""
+
+    def __init__(self, book: Book, queue: Queue, now: int) -> None:
+        self._book, self._queue, self._now = book, queue, now
+        self._rotating: list[Part] = []
+        self._picks: Iterator[Pick | None] = iter(())
+        self._pick: Pick | None = None
+        self._last: dict[str | None, tuple[Pick | None, int]] = {}
+        self._clock = queue.clock
+        self._expired: list[Job] = []
+        self.head: Job | None = None
+
+    def start(self, room: int) -> None:
+        queue, now = self._queue, self._now
+        self._rotating = queue.rotation.take(room, now)
+        if not self._rotating:
+            self._picks = repeat(None, room)
+        else:
+            turns = [Turn(part.name, part.served, part.weight, _part_room(part, now)) for part in self._rotating]
+            if queue.loose.ready:
+                turns.append(Turn(None, queue.served, 1, queue.loose.ready))
+            self._picks = iter(share(turns, queue.clock, room))
+        self._advance()
+
+    def take(self, command: Claim) -> Job:
+        """Claim the head."""
+        job, pick, now = self.head, self._pick, self._now
+        assert job is not None
+        taken = replace(
+            job,
+            state=RUNNING,
+            reason=NONE,
+            attempts=job.attempts + 1,
+            fence=job.fence + 1,
+            owner=command.owner,
+            lease_until=now + command.lease,
+            lease_len=command.lease,
+            started_at=now,
+        )
+        self._book.put(job, taken)
+        count = self._last[job.part][1] if job.part in self._last else 0
+        self._last[job.part] = (pick, count + 1)
+        if pick is not None:
+            self._clock = pick.clock
+        self._advance()
+        return taken
+
+    def close(self) -> None:
+        """Put back what was not taken, and write what was spent."""
+        queue, now = self._queue, self._now
+        if self.head is not None:
+            self._expired.append(self.head)
+        for job in self._expired:
+            self._line(job.part).put_back(job)
+        queue.clock = self._clock
+        total = 0
+        for name, (pick, count) in self._last.items():
+            total += count
+            if name is not None:
+                part = queue.parts[name]
+                self._book.set_next(part, spend(part.next_at, part.rate, now, count))
+            if pick is not None:
+                (queue if name is None else queue.parts[name]).served = pick.served
+        queue.next_at = spend(queue.next_at, queue.rate, now, total)
+        for part in self._rotating:
+            queue.rotation.offer(part)
+
+    def _advance(self) -> None:
+        for pick in self._picks:
+            job = self._line(None if pick is None else pick.part).pop(self._now, self._expired)
+            if job is not None:
+                self.head, self._pick = job, pick
+                return
+            if pick is None:
+                break
+        self.head = None
+
+    def _line(self, part: str | None) -> Line:
+        return self._queue.loose if part is None else self._queue.parts[part].line
+
+
+def _part_room(part: Part, now: int) -> int:
+    room = permits(part.next_at, part.rate, now, part.line.ready)
+    return room if part.cap is None else min(room, part.cap - part.running)
+
+
+def _offer(book: Book, queue: Queue, n: int, now: int) -> _Offer | None:
+    if queue.paused or not queue.counts[READY]:
+        return None
+    room = permits(queue.next_at, queue.rate, now, n)
+    if queue.cap is not None:
+        room = min(room, queue.cap - queue.counts[RUNNING])
+    if room <= 0:
+        return None
+    offer = _Offer(book, queue, now)
+    offer.start(room)
+    return offer
+
+
+def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
+    """Whose head comes next, at most `want.n` times; the caller takes the head before asking again."""
+    heads = [(offer.head.priority, offer.head.seq, offer) for offer in offers if offer.head is not None]
+    heapify(heads)
+    left, once = want.n, want.n if want.once is None else want.once
+    while heads and left:
+        offer = heads[0][2]
+        assert offer.head is not None
+        if offer.head.max_attempts == 1:
+            if not once:
+                heappop(heads)
+                continue
+            once -= 1
+        left -= 1
+        yield offer
+        if offer.head is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, (offer.head.priority, offer.head.seq, offer))
+
+
+def renew(book: Book, command: Renew, now: int) -> Renewed:
+    until = now + command.lease
+    lost, cancel = [], []
+    for id, fence in command.held:
+        job = book.find(id)
+        if job is None or job.state is not RUNNING or job.fence != fence:
+            lost.append(id)
+            continue
+        book.put(job, replace(job, lease_until=until, lease_len=command.lease))
+        book.leases.push(until, job.seq)
+        if job.cancel_requested is not None:
+            cancel.append((id, job.cancel_requested))
+    return Renewed(until, tuple(lost), tuple(cancel))
+
+
+def progress(book: Book, command: Progress, now: int) -> Progressed:
+    job = book.find(command.id)
+    if job is None or job.state is not RUNNING or job.fence != command.fence:
+        raise LostClaim(id=command.id, fence=command.fence)
+    new = replace(
+        job,
+        progress_done=job.progress_done if command.done is None else command.done,
+        progress_total=job.progress_total if command.total is None else command.total,
+        cursor=job.cursor if command.cursor is None else command.cursor,
+    )
+    book.put(job, new)
+    return Progressed(job.cancel_requested)

@@ -1,0 +1,150 @@
+"""Finishing sets of jobs: what ends with them, what wakes, which groups abort or close, what follows from that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from towpath.core.admission import Origin
+from towpath.core.commands import GroupState, OnFailure
+from towpath.core.ids import derived
+from towpath.core.job import FINISHED, WAITING, Job, Reason, State
+from towpath.core.lifecycle import awaken, purge_time
+from towpath.ledger.memory.appends import decide, insert
+from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.rows import Group
+
+
+def end(book: Book, job: Job, state: State, reason: Reason, now: int, **changes: Any) -> None:
+    """A job ends. What waits for it is the business of a `Finishing`."""
+    purge_at = purge_time(state, now, job.retention, book.queues[job.queue].retention)
+    ended = replace(
+        job,
+        state=state,
+        reason=reason,
+        finished_at=now,
+        purge_at=purge_at,
+        waits=0,
+        owner=None,
+        lease_until=None,
+        **changes,
+    )
+    book.put(job, ended)
+    if job.key is not None:
+        book.release(job, now)
+
+
+def lower(book: Book, job: Job, now: int) -> None:
+    """One thing less to wait for; at zero the job wakes."""
+    waits = job.waits - 1
+    if waits:
+        book.put(job, replace(job, waits=waits))
+        return
+    state = awaken(job.ready_at, 0, now)
+    book.put(job, replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE))
+
+
+class Finishing:
+    """A first-in-first-out list of sets that end, each in one state. A set without a reason ends for what each of its jobs
+    was asked to stop for."""
+
+    def __init__(self, book: Book, now: int) -> None:
+        self._book, self._now = book, now
+        self._sets: deque[tuple[Sequence[int], State, Reason | None]] = deque()
+
+    def add(self, seqs: Sequence[int], state: State, reason: Reason | None) -> None:
+        if seqs:
+            self._sets.append((seqs, state, reason))
+
+    def run(self, touched: Iterable[str] = ()) -> None:
+        """Work the list off. The groups in `touched` have new members and are looked after together with the first set."""
+        groups = set(touched)
+        while self._sets or groups:
+            seqs, state, reason = self._sets.popleft() if self._sets else ((), State.DONE, None)
+            self.follow([seq for seq in seqs if self._end(seq, state, reason)], state, groups)
+            groups = set()
+
+    def follow(self, ended: list[int], state: State, groups: set[str]) -> None:
+        """Those that have ended take their dependents with them or wake them; then their groups, and `groups`."""
+        jobs, out = self._book.jobs, self._book.edges_out
+        if state is not State.DONE:
+            self._cascade(ended, state)
+        for src in ended:
+            for dst in out.get(src, ()):
+                job = jobs[dst]
+                if job.state is State.BLOCKED:
+                    lower(self._book, job, self._now)
+        groups.update(group for seq in ended if (group := jobs[seq].group) is not None)
+        for id in sorted(groups):
+            self.look_after(self._book.groups[id])
+
+    def look_after(self, group: Group) -> None:
+        if group.failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+            self.abort(group)
+        if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group.unfinished:
+            self._close(group)
+
+    def abort(self, group: Group) -> None:
+        book = self._book
+        book.dirty = True
+        group.state = GroupState.ABORTING
+        waiting = []
+        for job in [book.jobs[seq] for seq in group.members]:
+            if job.state in WAITING:
+                waiting.append(job.seq)
+            elif job.state is State.RUNNING and job.cancel_requested is None:
+                book.put(job, replace(job, cancel_requested=Reason.ABORTED))
+        self.add(waiting, State.CANCELED, Reason.ABORTED)
+
+    def _end(self, seq: int, state: State, reason: Reason | None) -> bool:
+        job = self._book.jobs[seq]
+        if job.state in FINISHED:
+            return False
+        why = reason or job.cancel_requested
+        assert why is not None
+        end(self._book, job, state, why, self._now)
+        return True
+
+    def _cascade(self, ended: list[int], state: State) -> None:
+        """Every blocked job that needs one of `ended` to succeed, transitively, ends likewise and joins the list."""
+        jobs, out = self._book.jobs, self._book.edges_out
+        # The list grows while it is walked.
+        for src in ended:
+            for dst, run_anyway in out.get(src, {}).items():
+                job = jobs[dst]
+                if not run_anyway and job.state is State.BLOCKED:
+                    end(self._book, job, state, Reason.DEPENDENCY, self._now)
+                    ended.append(dst)
+
+    def _close(self, group: Group) -> None:
+        if group.failed:
+            outcome = State.FAILED
+        elif group.canceled or group.state is GroupState.ABORTING:
+            outcome = State.CANCELED
+        else:
+            outcome = State.DONE
+        group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, self._now
+        self._book.dirty = True
+        lost = []
+        for dst, run_anyway in self._book.open_gates(group.id).items():
+            job = self._book.jobs[dst]
+            if job.state is not State.BLOCKED:
+                continue
+            if run_anyway or outcome is State.DONE:
+                lower(self._book, job, self._now)
+            else:
+                lost.append(dst)
+        self.add(lost, outcome, Reason.DEPENDENCY)
+        self._call_back(group, outcome)
+
+    def _call_back(self, group: Group, outcome: State) -> None:
+        """Append what was to follow. It has no dependencies and no group, and is never refused for want of room."""
+        specs = [
+            replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(group.then.get(outcome, ()))
+        ]
+        if specs:
+            superseded = insert(self._book, decide(self._book, specs, self._now, Origin()), self._now)
+            self.add(superseded, State.CANCELED, Reason.SUPERSEDED)

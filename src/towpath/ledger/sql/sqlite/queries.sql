@@ -1,0 +1,357 @@
+-- Named statements of the SQLite ledger. Those that list rows answer a single JSON array (see sqlite/db.py).
+
+-- name: read_meta
+SELECT min_schema, next_seq, next_version, last FROM towpath_meta;
+
+-- name: write_meta
+UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
+
+-- name: queues_by_name
+SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
+    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock))
+FROM json_each(?) v CROSS JOIN towpath_queue q ON q.name = v.value;
+
+-- name: all_queues
+SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
+    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock) ORDER BY name)
+FROM towpath_queue;
+
+-- name: live_queues
+SELECT json_group_array(name) FROM towpath_queue WHERE ready > 0 OR scheduled > 0;
+
+-- name: parts_by_name
+SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
+    next_at, weight, served, configured))
+FROM json_each(?) v CROSS JOIN towpath_part p ON p.queue = v.value ->> 0 AND p.name = v.value ->> 1;
+
+-- name: parts_of_queue
+SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
+    next_at, weight, served, configured) ORDER BY queue, name)
+FROM towpath_part WHERE ?1 IS NULL OR queue = ?1;
+
+-- name: open_parts
+-- The parts that may give a job now, the least recently served first.
+SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
+    next_at, weight, served, configured))
+FROM (SELECT * FROM towpath_part
+      WHERE queue = ? AND ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap) AND next_at <= ?
+      ORDER BY served, name LIMIT ?);
+
+-- name: groups_by_id
+SELECT json_group_array(json_array(g.id, g.state, g.outcome, g.on_failure, g.total, g.unfinished,
+    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at, g.thens))
+FROM json_each(?) v CROSS JOIN towpath_group g ON g.id = v.value;
+
+-- name: all_groups
+SELECT json_group_array(json_array(id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded,
+    created_at, closed_at, thens) ORDER BY id)
+FROM towpath_group;
+
+-- name: known_ids
+SELECT json_group_array(json_array(id, seq, state, gone, alias)) FROM (
+    SELECT j.id, j.seq, j.state, 0 AS gone, NULL AS alias FROM json_each(?1) v CROSS JOIN towpath_job j ON j.id = v.value
+    UNION ALL
+    SELECT t.id, t.seq, t.state, 1, t.alias FROM json_each(?1) v CROSS JOIN towpath_tombstone t ON t.id = v.value
+    WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = t.id));
+
+-- name: key_holders
+SELECT json_group_array(json_array(k.namespace, k.key, k.id, k.seq, j.state, k.until,
+    (SELECT r.seq FROM towpath_job r WHERE r.seq = k.runner AND r.state = 'running')))
+FROM json_each(?) v CROSS JOIN towpath_key k ON k.namespace = v.value ->> 0 AND k.key = v.value ->> 1
+LEFT JOIN towpath_job j ON j.seq = k.seq;
+
+-- name: downstream
+-- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not.
+WITH RECURSIVE down (seq, grp) AS (
+    SELECT CASE WHEN ?1 = 0 THEN (SELECT seq FROM towpath_job WHERE id = ?3) END, ?2
+    UNION
+    SELECT e.dst, NULL FROM down d CROSS JOIN towpath_edge e ON e.src = d.seq
+        CROSS JOIN towpath_job j ON j.seq = e.dst AND j.state = 'blocked'
+    UNION
+    SELECT g.dst, NULL FROM down d CROSS JOIN towpath_gate g ON g.src = d.grp
+        CROSS JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
+    UNION
+    SELECT NULL, j."group" FROM down d CROSS JOIN towpath_job j ON j.seq = d.seq AND j."group" IS NOT NULL
+)
+SELECT json_group_array(json_array((SELECT id FROM towpath_job WHERE seq = d.seq), d.grp)) FROM down d
+WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;
+
+-- name: ask_to_stop
+UPDATE towpath_job SET cancel_requested = ?
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 'running' AND cancel_requested IS NULL;
+
+-- name: ask_members_to_stop
+UPDATE towpath_job SET cancel_requested = ? WHERE "group" = ? AND state = 'running' AND cancel_requested IS NULL;
+
+-- name: waiting_members
+SELECT json_group_array(seq) FROM towpath_job WHERE "group" = ? AND state IN ('blocked', 'scheduled', 'ready');
+
+-- name: sealed_members
+SELECT json_group_array(json_array(seq, queue, part, ready_at, waits, 1)) FROM towpath_job
+WHERE "group" = ? AND state = 'blocked';
+
+-- name: move_edges
+UPDATE towpath_edge SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.value ->> 0;
+
+-- name: delete_keys
+DELETE FROM towpath_key WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
+
+-- name: free_keys
+DELETE FROM towpath_key WHERE until <= ? AND (namespace, key, seq) IN (
+    SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?));
+
+-- name: live_holder
+SELECT k.id FROM towpath_key k JOIN towpath_job j ON j.seq = k.seq
+WHERE k.namespace = ? AND k.key = ? AND k.seq <> ? AND j.state IN ('blocked', 'scheduled', 'ready', 'running');
+
+-- name: due_jobs
+SELECT json_group_array(json_array(seq, part)) FROM (
+    SELECT seq, part FROM towpath_job WHERE queue = ? AND state = 'scheduled' AND ready_at <= ?
+    ORDER BY ready_at, seq LIMIT ?);
+
+-- name: take
+UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = ?,
+    lease_until = ?, lease_len = ?, started_at = ?
+WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: settle_done
+UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL, lease_until = NULL,
+    settled_fence = fence, settled_as = 'done'
+WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: settle_again
+UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3, failures = v.value ->> 4,
+    ready_at = coalesce(v.value ->> 5, ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
+    settled_as = v.value ->> 1
+FROM json_each(?) v WHERE seq = v.value ->> 0;
+
+-- name: settle_end
+-- The job ends right after this; here is what only a settle knows.
+UPDATE towpath_job SET attempts = ?, failures = ?, settled_fence = fence, settled_as = ? WHERE seq = ?;
+
+-- name: end_jobs
+UPDATE towpath_job SET state = ?, reason = ?, finished_at = ?, purge_at = ?, waits = 0, owner = NULL, lease_until = NULL
+WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: doomed
+-- Everything blocked that needs one of these to succeed, directly or not.
+WITH RECURSIVE doomed (seq) AS (
+    SELECT e.dst FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value AND e.run_anyway = 0
+        CROSS JOIN towpath_job j ON j.seq = e.dst AND j.state = 'blocked'
+    UNION
+    SELECT e.dst FROM doomed d CROSS JOIN towpath_edge e ON e.src = d.seq AND e.run_anyway = 0
+        CROSS JOIN towpath_job j ON j.seq = e.dst AND j.state = 'blocked'
+)
+SELECT json_group_array(seq) FROM doomed;
+
+-- name: dependents
+SELECT json_group_array(json_array(j.seq, j.queue, j.part, j.ready_at, j.waits, w.over)) FROM (
+    SELECT e.dst, count(*) AS over FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value GROUP BY e.dst) w
+CROSS JOIN towpath_job j ON j.seq = w.dst AND j.state = 'blocked';
+
+-- name: lower_waits
+UPDATE towpath_job SET waits = waits - (v.value ->> 1) FROM json_each(?) v WHERE seq = v.value ->> 0;
+
+-- name: unblock
+UPDATE towpath_job SET waits = 0, state = ?, reason = ? WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: gates_met
+SELECT json_group_array(json_array(j.seq, j.queue, j.part, j.ready_at, j.waits, 1))
+FROM towpath_gate g JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
+WHERE (?1 = 'done' OR g.run_anyway = 1) AND g.src = ?2;
+
+-- name: gates_shut
+SELECT json_group_array(j.seq) FROM towpath_gate g JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
+WHERE ?1 <> 'done' AND g.run_anyway = 0 AND g.src = ?2;
+
+-- name: delete_gates
+DELETE FROM towpath_gate WHERE src = ?;
+
+-- name: tombstone
+SELECT settled_fence, state FROM towpath_tombstone WHERE id = ? AND alias IS NULL AND settled_fence > 0;
+
+-- name: held_pairs
+SELECT json_group_array(json_array(j.seq, j.id, j.fence, j.cancel_requested)) FROM json_each(?) v
+CROSS JOIN towpath_job j ON j.id = v.value ->> 0 WHERE j.state = 'running' AND j.fence = v.value ->> 1;
+
+-- name: held_job
+SELECT seq, cancel_requested FROM towpath_job WHERE id = ? AND fence = ? AND state = 'running';
+
+-- name: renew
+UPDATE towpath_job SET lease_until = ?, lease_len = ? WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: progress
+UPDATE towpath_job SET progress_done = coalesce(?, progress_done), progress_total = coalesce(?, progress_total) WHERE seq = ?;
+
+-- name: live_notes
+SELECT json_group_array(json_array(n.key, n.version, n.fence)) FROM json_each(?) v CROSS JOIN towpath_note n ON n.key = v.value
+WHERE n.expires_at IS NULL OR n.expires_at > ?;
+
+-- name: delete_notes
+DELETE FROM towpath_note WHERE key IN (SELECT value FROM json_each(?));
+
+-- name: bad_dependency
+SELECT s.id, s.state FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
+WHERE e.dst = ? AND e.run_anyway = 0 AND s.state IN ('failed', 'canceled') ORDER BY s.seq LIMIT 1;
+
+-- name: open_waits
+SELECT (SELECT count(*) FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
+        WHERE e.dst = ?1 AND s.state NOT IN ('done', 'failed', 'canceled'))
+     + (SELECT count(*) FROM towpath_gate g WHERE g.dst = ?1);
+
+-- name: drop_met_edges
+DELETE FROM towpath_edge WHERE src = ? AND dst IN (SELECT seq FROM towpath_job j WHERE j.seq = dst AND j.state = 'blocked');
+
+-- name: revive
+UPDATE towpath_job SET state = ?, reason = ?, waits = ?, failures = 0, losses = 0, cancel_requested = NULL,
+    finished_at = NULL, purge_at = NULL, expires_at = CASE WHEN expires_at <= ? THEN NULL ELSE expires_at END
+WHERE seq = ?;
+
+-- name: revivable_dependents
+SELECT json_group_array(DISTINCT e.dst) FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value AND e.run_anyway = 0
+JOIN towpath_job j ON j.seq = e.dst WHERE j.state IN ('failed', 'canceled') AND j.reason = 'dependency';
+
+-- name: delete_out_edges
+DELETE FROM towpath_edge WHERE src IN (SELECT value FROM json_each(?));
+
+-- name: delete_in_edges
+DELETE FROM towpath_edge WHERE dst IN (SELECT value FROM json_each(?));
+
+-- name: delete_gates_of
+DELETE FROM towpath_gate WHERE dst IN (SELECT value FROM json_each(?));
+
+-- name: delete_bodies
+DELETE FROM towpath_body WHERE slot IN (
+    SELECT b.slot FROM json_each(?) v CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191);
+
+-- name: delete_jobs
+DELETE FROM towpath_job WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: count_losses
+UPDATE towpath_job SET losses = losses + 1 WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: give_back
+UPDATE towpath_job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
+WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: expired_jobs
+SELECT json_group_array(seq) FROM (
+    SELECT seq FROM towpath_job
+    WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= ?
+    ORDER BY expires_at, seq LIMIT ?);
+
+-- name: queues_with_due
+SELECT json_group_array(name) FROM (
+    SELECT q.name FROM towpath_queue q WHERE q.scheduled > 0 AND EXISTS (
+        SELECT 1 FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled' AND j.ready_at <= ?)
+    ORDER BY q.name);
+
+-- name: queues_with_purgeable
+SELECT json_group_array(name) FROM (
+    SELECT q.name FROM towpath_queue q WHERE q.done + q.canceled > 0 AND EXISTS (
+        SELECT 1 FROM towpath_job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL AND j.purge_at <= ?)
+    ORDER BY q.name);
+
+-- name: queues_too_full
+SELECT json_group_array(json_array(name, kept, keep)) FROM (
+    SELECT name, done + canceled AS kept, coalesce(keep, ?) AS keep FROM towpath_queue
+    WHERE done + canceled > coalesce(keep, ?) ORDER BY name);
+
+-- name: purgeable_jobs
+SELECT json_group_array(seq) FROM (
+    SELECT seq FROM towpath_job WHERE queue = ? AND purge_at IS NOT NULL AND (? IS NULL OR purge_at <= ?)
+    ORDER BY purge_at, seq LIMIT ?);
+
+-- name: sweep_tombstones
+DELETE FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_tombstone WHERE until <= ? ORDER BY until, id LIMIT ?);
+
+-- name: sweep_replies
+DELETE FROM towpath_reply WHERE token IN (SELECT token FROM towpath_reply WHERE until <= ? ORDER BY until, token LIMIT ?);
+
+-- name: sweep_notes
+DELETE FROM towpath_note WHERE key IN (
+    SELECT key FROM towpath_note WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at, key LIMIT ?);
+
+-- name: sweep_keys
+DELETE FROM towpath_key WHERE (namespace, key) IN (
+    SELECT k.namespace, k.key FROM towpath_key k LEFT JOIN towpath_job j ON j.seq = k.seq
+    WHERE k.until > 0 AND k.until <= ? AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled'))
+    ORDER BY k.until, k.namespace, k.key LIMIT ?);
+
+-- name: sweep_parts
+DELETE FROM towpath_part WHERE (queue, name) IN (
+    SELECT queue, name FROM towpath_part WHERE ready = 0 AND running = 0 AND configured = 0 AND next_at <= ?
+    ORDER BY queue, name LIMIT ?);
+
+-- name: next_lease
+SELECT min(lease_until) + 1 FROM towpath_job WHERE state = 'running';
+
+-- name: next_lease_after_jump
+SELECT min(max(lease_until + 1, coalesce((
+    SELECT max((g.value ->> 0) + lease_len) FROM json_each(:jumps) g
+    WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len), 0)))
+FROM towpath_job WHERE state = 'running';
+
+-- name: next_due
+SELECT min(at) FROM (
+    SELECT min(expires_at) AS at FROM towpath_job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    UNION ALL
+    SELECT min((SELECT min(j.ready_at) FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+        FROM towpath_queue q WHERE q.scheduled > 0
+    UNION ALL
+    SELECT min((SELECT min(j.purge_at) FROM towpath_job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+        FROM towpath_queue q WHERE q.done + q.canceled > 0
+    UNION ALL
+    SELECT :now FROM towpath_queue WHERE done + canceled > coalesce(keep, :keep)
+    UNION ALL
+    SELECT min(until) FROM towpath_tombstone
+    UNION ALL
+    SELECT min(until) FROM towpath_reply
+    UNION ALL
+    SELECT min(expires_at) FROM towpath_note WHERE expires_at IS NOT NULL
+    UNION ALL
+    SELECT min(k.until) FROM towpath_key k LEFT JOIN towpath_job j ON j.seq = k.seq
+        WHERE k.until > 0 AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled'))
+    UNION ALL
+    SELECT min(next_at) FROM towpath_part WHERE ready > 0 AND next_at > :now
+    UNION ALL
+    SELECT min(next_at) FROM towpath_queue WHERE ready > 0 AND next_at > :now
+);
+
+-- name: read_reply
+SELECT answer FROM towpath_reply WHERE token = ? AND until > ?;
+
+-- name: write_reply
+INSERT OR REPLACE INTO towpath_reply (token, answer, until) VALUES (?, ?, ?);
+
+-- name: oldest_ready
+SELECT min(at) FROM (
+    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+    UNION ALL
+    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL);
+
+-- name: read_note
+SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL OR expires_at > ?);
+
+-- name: open_dependencies
+SELECT json_group_array(id) FROM (
+    SELECT s.id FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
+    WHERE e.dst = ? AND s.state NOT IN ('done', 'failed', 'canceled') ORDER BY s.seq LIMIT ?);
+
+-- name: open_groups
+SELECT json_group_array(src) FROM (SELECT src FROM towpath_gate WHERE dst = ? ORDER BY src LIMIT ?);
+
+-- name: running_jobs
+SELECT json_group_array(id) FROM (
+    SELECT id FROM towpath_job INDEXED BY towpath_job_leased
+    WHERE state = 'running' AND queue = :queue AND (:part IS NULL OR part = :part)
+    ORDER BY seq LIMIT :shown);
+
+-- name: ahead_loose
+SELECT count(*) FROM (
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND (priority, seq) < (?2, ?3) LIMIT ?4);
+
+-- name: ahead_parted
+SELECT count(*) FROM (
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = ?2
+    AND (priority, seq) < (?3, ?4) LIMIT ?5);

@@ -1,0 +1,266 @@
+"""The embedded ledger: one SQLite file, any number of processes.
+
+A batch is one transaction. Processes take turns by the turnstile, threads by a lock; the connection that writes belongs
+to whoever holds both. Reads have a connection of their own. After COMMIT the wake file is touched, so that every waiter
+looks again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from towpath.clock import Clock, SystemClock
+from towpath.core.commands import Command, Placed
+from towpath.core.explain import Explanation
+from towpath.core.job import Job, Spec
+from towpath.core.jumps import Jumps
+from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.errors import CommandFailed, Forked, LedgerClosed, NestedCall, StoreFailed
+from towpath.ledger import Answer, Capabilities
+from towpath.ledger.sqlite import guests, migrations, reads, state
+from towpath.ledger.sqlite.backup import backup
+from towpath.ledger.sqlite.batch import Batch
+from towpath.ledger.sqlite.db import one
+from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
+from towpath.ledger.sqlite.play import play
+from towpath.ledger.sqlite.turnstile import Turnstile
+from towpath.ledger.sqlite.wake import Wake
+
+__all__ = ["SqliteLedger", "SqliteOptions"]
+
+T = TypeVar("T")
+
+CHECKPOINT_PAGES = 2000
+LOOK_AGAIN = 0.25
+"""Seconds after which a waiter looks again even if no wake-up came."""
+
+
+class SqliteLedger:
+    capabilities = Capabilities(durable=True, shared=True, transactional=True)
+
+    def __init__(self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None) -> None:
+        self.path = Path(path)
+        self._options = options or SqliteOptions()
+        self._clock = clock or SystemClock()
+        self._fault = self._options.fault or _no_fault
+        self._pid = os.getpid()
+        self._jumps = Jumps()
+        self._closed = False
+        self._wal_pages = 0
+        self._inside: int | None = None
+        self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._db = connect(self.path, self._options)
+        try:
+            with self._translated():
+                migrations.migrate(self._db, self.path)
+            self._db.set_wal_hook(self._on_wal)
+            self._reader = connect_reader(self.path, self._options)
+            self._watcher = connect_reader(self.path, self._options)
+            self._turnstile = Turnstile(self.path, self._options.busy_timeout)
+            self._wake = Wake(self.path)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        self._guard()
+        if now is None:
+            now = self._clock.now()
+        with self._write_lock, self._translated():
+            self._guard()
+            self._inside = threading.get_ident()
+            try:
+                with self._turnstile:
+                    answers, wrote = self._transact(commands, now)
+                self._fault("committed")
+                if wrote:
+                    self._wake.ring()
+                    self._fault("rung")
+                    self._checkpoint()
+            finally:
+                self._inside = None
+        return answers
+
+    def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
+        try:
+            return self._attempt(commands, now, _together)
+        except apsw.Error as error:
+            if not isinstance(translate(error, self.path, self._options), StoreFailed):
+                raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError):
+            # A defect, or data that was tampered with. It must not take its neighbours along.
+            pass
+        return self._attempt(commands, now, _one_by_one)
+
+    def _attempt(self, commands: Sequence[Command], now: int, run: Runner) -> tuple[list[Answer], bool]:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            self._fault("begun")
+            batch = Batch(db, now, self._jumps)
+            migrations.check_schema(self.path, 0, batch.min_schema)
+            self._jumps.note(batch.now)
+            answers = run(batch, commands)
+            self._fault("played")
+            batch.finish()
+            self._fault("written")
+            db.execute("COMMIT" if batch.wrote else "ROLLBACK")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        return answers, batch.wrote
+
+    def _on_wal(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Between batches and outside the turn: others may write meanwhile."""
+        if self._wal_pages >= CHECKPOINT_PAGES:
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._fault("checkpointed")
+
+    def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it commits or rolls
+        back with their data. Raises `Refused`. Other processes notice within a quarter of a second after the commit."""
+        self._guard()
+        if connection is self._db:
+            raise NestedCall(path=str(self.path))
+        with self._translated():
+            return guests.append_on(connection, tuple(specs), self._clock.now() if now is None else now)
+
+    def get(self, id: str) -> Job | None:
+        return self._read(lambda db: reads.get(db, id))
+
+    def find(self, query: Query) -> Page:
+        return self._read(lambda db: reads.find(db, query))
+
+    def queues(self) -> dict[str, QueueView]:
+        return self._read(reads.queues)
+
+    def parts(self, queue: str) -> dict[str, PartView]:
+        return self._read(lambda db: reads.parts(db, queue))
+
+    def group(self, id: str) -> GroupView | None:
+        return self._read(lambda db: reads.group(db, id))
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None:
+        return self._read(lambda db: reads.note(db, key, self._time(db, now)))
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
+
+    def check(self) -> list[str]:
+        return self._read(state.check)
+
+    def dump(self) -> dict[str, Any]:
+        return self._read(state.dump)
+
+    def integrity(self) -> list[str]:
+        """What SQLite finds wrong with the file, and what `check` finds wrong with its content."""
+        damage = self._read(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
+        return [line for line in damage if line != "ok"] + self.check()
+
+    def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the ledger as it is now to a new file, while work goes on."""
+        self._guard()
+        source = connect_reader(self.path, self._options)
+        try:
+            with self._translated():
+                backup(source, Path(path), progress)
+        finally:
+            source.close()
+
+    def version(self) -> int:
+        self._guard()
+        with self._watch_lock, self._translated():
+            self._guard()
+            return int(one(self._watcher, "PRAGMA data_version")[0])
+
+    def wait(self, seen: int, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        with self._wake.watch() as watch:
+            while (version := self.version()) == seen and (left := deadline - time.monotonic()) > 0:
+                watch.wait(min(left, LOOK_AGAIN))
+        return version
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        with self._write_lock, self._read_lock, self._watch_lock:
+            self._closed = True
+            for connection in (self._watcher, self._reader, self._db):
+                connection.close()
+            self._turnstile.close()
+            self._wake.close()
+
+    def _read(self, question: Callable[[apsw.Connection], T]) -> T:
+        """One question on one snapshot."""
+        self._guard()
+        with self._read_lock, self._translated():
+            self._guard()
+            self._reader.execute("BEGIN")
+            try:
+                return question(self._reader)
+            finally:
+                self._reader.execute("COMMIT")
+
+    def _time(self, db: apsw.Connection, now: int | None) -> int:
+        last: int = one(db, "SELECT last FROM towpath_meta")[0]
+        return max(self._clock.now() if now is None else now, last)
+
+    def _guard(self) -> None:
+        if self._closed:
+            raise LedgerClosed(path=str(self.path))
+        if os.getpid() != self._pid:
+            raise Forked(path=str(self.path), opener=self._pid)
+        if self._inside == threading.get_ident():
+            raise NestedCall(path=str(self.path))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except apsw.Error as error:
+            raise translate(error, self.path, self._options) from error
+
+
+Runner = Callable[[Batch, Sequence[Command]], list[Answer]]
+
+
+def _together(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+    return play(batch, commands)
+
+
+def _one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+    """Each command under a savepoint of its own, so that one which raises is undone alone."""
+    answers: list[Answer] = []
+    for command in commands:
+        mark = batch.mark()
+        batch.db.execute("SAVEPOINT towpath_command")
+        try:
+            answers += play(batch, [command])
+            batch.flush()
+        except Exception as error:
+            if isinstance(error, apsw.Error) and not isinstance(
+                error, apsw.ConstraintError | apsw.SQLError | apsw.MismatchError
+            ):
+                raise
+            batch.db.execute("ROLLBACK TO towpath_command")
+            batch.forget(mark)
+            answers.append(CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}"))
+        batch.db.execute("RELEASE towpath_command")
+    return answers
+
+
+def _no_fault(point: str) -> None:
+    """Nothing breaks here unless a test says so."""

@@ -1,0 +1,193 @@
+"""Append: gather the facts that `admit` needs, then write what it decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from towpath.core.admission import Admission, Facts, GroupFact, Holder, KeyName, Known, Origin, Room, admit, key_of, node, walks
+from towpath.core.commands import TOMBSTONE, Append, Appended
+from towpath.core.job import FINISHED, Reason, Spec, State
+from towpath.errors import Refused
+from towpath.ledger.sqlite import endings
+from towpath.ledger.sqlite.batch import Batch
+from towpath.ledger.sqlite.db import array, insert, named, rows
+from towpath.ledger.sqlite.jobs import insert_jobs
+
+
+def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]:
+    """A run of appends. If all of it is new and plain it goes in at once, else each command on its own."""
+    if len(commands) > 1:
+        specs = [spec for command in commands for spec in command.specs]
+        facts = gather(batch, specs)
+        if _independent(specs, facts):
+            admission = admit(specs, facts, batch.now, batch.next_seq)
+            write(batch, admission)
+            placed = iter(admission.answers)
+            return [Appended(tuple([next(placed) for _ in command.specs])) for command in commands]
+    return [_append_one(batch, command) for command in commands]
+
+
+def _append_one(batch: Batch, command: Append) -> Appended | Refused:
+    try:
+        return Appended(place(batch, command.specs).answers)
+    except Refused as refusal:
+        return refusal
+
+
+def place(batch: Batch, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
+    """Decide and write; raises `Refused` before anything is written."""
+    admission = decide(batch, specs, origin)
+    write(batch, admission)
+    return admission
+
+
+def decide(batch: Batch, specs: Sequence[Spec], origin: Origin | None) -> Admission:
+    return admit(specs, gather(batch, specs), batch.now, batch.next_seq, origin)
+
+
+def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
+    """May the specs of several commands be admitted together without one's refusal touching another?"""
+    if facts.known or any(room.capacity is not None for room in facts.rooms.values()):
+        return False
+    if len({spec.id for spec in specs}) < len(specs):
+        return False
+    return not any(spec.after or spec.group is not None or key_of(spec) is not None for spec in specs)
+
+
+def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
+    queues = {spec.queue for spec in specs}
+    batch.load_queues(queues)
+    rooms = {
+        row.name: Room(row.capacity, row.blocked + row.scheduled + row.ready, row.retention)
+        for row in (batch.queues[name] for name in queues)
+    }
+    related = [spec for spec in specs if spec.after or spec.group is not None or spec.key is not None]
+    ids = {spec.id for spec in specs}
+    if not related:
+        return Facts(known=_known(batch, ids), rooms=rooms)
+    ids.update(after.id for spec in related for after in spec.after if not after.group)
+    known = _known(batch, ids)
+    groups = {spec.group for spec in related if spec.group is not None}
+    groups.update(after.id for spec in related for after in spec.after if after.group)
+    holders = _holders(batch, {key for spec in related if (key := key_of(spec)) is not None})
+    return Facts(
+        known=known,
+        holders=holders,
+        groups=_group_facts(batch, groups),
+        rooms=rooms,
+        downstream=_downstream(batch, walks(related, holders)),
+    )
+
+
+def _known(batch: Batch, ids: Iterable[str]) -> dict[str, Known]:
+    """Jobs and tombstones by id, with the jobs that aliases point to. An alias whose winner is forgotten says nothing."""
+    found = _fetch_known(batch, ids)
+    if targets := {known.alias for known in found.values() if known.alias is not None} - found.keys():
+        found |= _fetch_known(batch, targets)
+    return {id: known for id, known in found.items() if known.alias is None or known.alias in found}
+
+
+def _fetch_known(batch: Batch, ids: Iterable[str | None]) -> dict[str, Known]:
+    found = rows(batch.db, named("known_ids"), (array(ids),), _KnownRow)
+    return {row.id: Known(row.id, row.seq, row.state, bool(row.gone), row.alias) for row in found}
+
+
+class _KnownRow(NamedTuple):
+    id: str
+    seq: int
+    state: State
+    gone: int
+    alias: str | None
+
+
+class _HolderRow(NamedTuple):
+    namespace: str
+    key: str
+    id: str
+    seq: int
+    state: State | None
+    until: int
+    runner: int | None
+
+
+def _holders(batch: Batch, keys: set[KeyName]) -> dict[KeyName, Holder]:
+    if not keys:
+        return {}
+    found = rows(batch.db, named("key_holders"), (array(keys),), _HolderRow)
+    return {(row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found}
+
+
+def _group_facts(batch: Batch, ids: set[str]) -> dict[str, GroupFact]:
+    if not ids:
+        return {}
+    batch.load_groups(ids)
+    return {id: GroupFact(group.state, group.outcome) for id in ids if (group := batch.groups[id]) is not None}
+
+
+def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
+    result: dict[str, frozenset[str]] = {}
+    for name in nodes:
+        start = (1, name[1:], None) if name.startswith("\0") else (0, None, name)
+        reached = rows(batch.db, named("downstream"), start, tuple[str | None, str | None])
+        result[name] = frozenset(job if job is not None else node(str(group)) for job, group in reached) - {name}
+    return {name: reached for name, reached in result.items() if reached}
+
+
+def write(batch: Batch, admission: Admission) -> None:
+    """The effects of an admission, in the order of the rules."""
+    jobs = admission.jobs
+    if not jobs and not admission.aliases:
+        return
+    batch.wrote = True
+    insert_jobs(batch.db, jobs)
+    batch.next_seq += len(jobs)
+    batch.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
+    if jobs and not _simple(admission):
+        _write_relations(batch, admission)
+    if admission.aliases:
+        _write_aliases(batch, admission)
+    members = [job for job in jobs if job.group is not None]
+    for job in members:
+        batch.count_member(str(job.group), job.state, job.reason, None)
+    endings.finish(batch, [old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED)
+    ended = {str(job.group) for job in members if job.state in FINISHED}
+    endings.look_after(batch, ended)
+
+
+def _simple(admission: Admission) -> bool:
+    return not (
+        admission.edges or admission.gates or admission.asked or admission.superseded or admission.keys or admission.freed
+    )
+
+
+def _write_relations(batch: Batch, admission: Admission) -> None:
+    db = batch.db
+    insert(db, "INSERT INTO towpath_edge (src, dst, run_anyway)", admission.edges)
+    insert(db, "INSERT INTO towpath_gate (src, dst, run_anyway)", admission.gates)
+    if admission.asked:
+        db.execute(named("ask_to_stop"), (Reason.SUPERSEDED, array(admission.asked)))
+    if admission.superseded:
+        db.execute(named("move_edges"), (array(admission.superseded),))
+    taken = [(*key.name, key.id, key.seq, key.until, key.runner) for key in admission.keys]
+    insert(db, "INSERT OR REPLACE INTO towpath_key (namespace, key, id, seq, until, runner)", taken)
+    if admission.freed:
+        db.execute(named("delete_keys"), (array(admission.freed),))
+
+
+def _write_aliases(batch: Batch, admission: Admission) -> None:
+    winners = {placed.id: placed.seq for placed in admission.answers}
+    tombs = [(id, winners[to], State.DONE, 0, to, batch.now + TOMBSTONE) for id, to in admission.aliases]
+    insert(batch.db, "INSERT OR REPLACE INTO towpath_tombstone (id, seq, state, settled_fence, alias, until)", tombs)
+
+
+def specs_of(text: str) -> dict[str, list[Spec]]:
+    """The `then` of a group as it is stored."""
+    return msgspec.json.decode(text, type=dict[str, list[Spec]])
+
+
+def text_of(thens: dict[str, list[Spec]]) -> str:
+    return msgspec.json.encode(thens).decode()

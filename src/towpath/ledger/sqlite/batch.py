@@ -1,0 +1,240 @@
+"""One transaction: its time, its counters, and the queue, part and group rows it has in hand.
+
+Counter rows are read once, changed in memory and written back together by `flush`. Whoever reads those tables by SQL
+inside the batch flushes first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+import msgspec
+
+from towpath.core.commands import GroupState, OnFailure
+from towpath.core.job import FINISHED, SERIAL, Job, Reason, State
+from towpath.core.jumps import Jumps
+from towpath.core.limits import Rate
+from towpath.ledger.sqlite.db import array, insert, named, one, rows
+
+
+class QueueRow(msgspec.Struct, array_like=True):
+    name: str
+    blocked: int = 0
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    canceled: int = 0
+    loose: int = 0
+    paused: int = 0
+    why: str | None = None
+    capacity: int | None = None
+    cap: int | None = None
+    rate_count: int | None = None
+    rate_period: int | None = None
+    rate_burst: int | None = None
+    next_at: int = 0
+    retention: int | None = None
+    keep: int | None = None
+    served: int = 0
+    clock: int = 0
+
+    @property
+    def rate(self) -> Rate | None:
+        return rate_of(self)
+
+
+class PartRow(msgspec.Struct, array_like=True):
+    queue: str
+    name: str
+    ready: int = 0
+    running: int = 0
+    paused: int = 0
+    why: str | None = None
+    cap: int | None = None
+    rate_count: int | None = None
+    rate_period: int | None = None
+    rate_burst: int | None = None
+    next_at: int = 0
+    weight: int = 1
+    served: int = 0
+    configured: int = 0
+
+    @property
+    def rate(self) -> Rate | None:
+        return rate_of(self)
+
+
+def rate_of(row: QueueRow | PartRow) -> Rate | None:
+    if row.rate_count is None or row.rate_period is None or row.rate_burst is None:
+        return None
+    return Rate(row.rate_count, row.rate_period, row.rate_burst)
+
+
+class GroupRow(msgspec.Struct, array_like=True):
+    id: str
+    state: GroupState = GroupState.OPEN
+    outcome: State | None = None
+    on_failure: OnFailure = OnFailure.CONTINUE
+    total: int = 0
+    unfinished: int = 0
+    done: int = 0
+    failed: int = 0
+    canceled: int = 0
+    superseded: int = 0
+    created_at: int = 0
+    closed_at: int | None = None
+    thens: str = "{}"
+
+
+_QUEUE = f"INSERT OR REPLACE INTO towpath_queue ({', '.join(QueueRow.__struct_fields__)})"
+_PART = f"INSERT OR REPLACE INTO towpath_part ({', '.join(PartRow.__struct_fields__)})"
+_GROUP = f"INSERT OR REPLACE INTO towpath_group ({', '.join(GroupRow.__struct_fields__)})"
+
+
+class Batch:
+    """`now` is the ledger's time. `wrote` tells whether anything changed."""
+
+    def __init__(self, db: apsw.Connection, now: int, jumps: Jumps) -> None:
+        self.db = db
+        self.jumps = jumps
+        self.min_schema, self.next_seq, self.next_version, last = one(db, named("read_meta"))
+        self.now = max(now, last)
+        self.wrote = False
+        self.queues: dict[str, QueueRow] = {}
+        self.parts: dict[tuple[str, str], PartRow] = {}
+        self.groups: dict[str, GroupRow | None] = {}
+        self._changed_queues: set[str] = set()
+        self._changed_parts: set[tuple[str, str]] = set()
+        self._changed_groups: set[str] = set()
+
+    def load_queues(self, names: Iterable[str]) -> None:
+        if missing := [name for name in set(names) if name not in self.queues]:
+            found = rows(self.db, named("queues_by_name"), (array(missing),), QueueRow)
+            self.queues.update({row.name: row for row in found})
+            for name in missing:
+                self.queues.setdefault(name, QueueRow(name))
+
+    def queue(self, name: str) -> QueueRow:
+        if name not in self.queues:
+            self.load_queues([name])
+        return self.queues[name]
+
+    def change_queue(self, name: str) -> QueueRow:
+        self._changed_queues.add(name)
+        return self.queue(name)
+
+    def load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
+        if missing := [key for key in set(keys) if key not in self.parts]:
+            found = rows(self.db, named("parts_by_name"), (array(missing),), PartRow)
+            self.parts.update({(row.queue, row.name): row for row in found})
+            for queue, name in missing:
+                self.parts.setdefault((queue, name), PartRow(queue, name, cap=1 if name.startswith(SERIAL) else None))
+
+    def change_part(self, queue: str, name: str) -> PartRow:
+        self._changed_parts.add((queue, name))
+        if (queue, name) not in self.parts:
+            self.load_parts([(queue, name)])
+        return self.parts[queue, name]
+
+    def adopt_parts(self, found: Iterable[PartRow]) -> list[PartRow]:
+        """Rows read by a caller's own statement, or the copies already in hand."""
+        return [self.parts.setdefault((row.queue, row.name), row) for row in found]
+
+    def load_groups(self, ids: Iterable[str]) -> None:
+        if missing := [id for id in set(ids) if id not in self.groups]:
+            self.groups.update(dict.fromkeys(missing))
+            found = rows(self.db, named("groups_by_id"), (array(missing),), GroupRow)
+            self.groups.update({row.id: row for row in found})
+
+    def group(self, id: str) -> GroupRow | None:
+        self.load_groups([id])
+        return self.groups[id]
+
+    def change_group(self, id: str) -> GroupRow:
+        self._changed_groups.add(id)
+        group = self.group(id)
+        assert group is not None, f"job of an unknown group {id}"
+        return group
+
+    def new_group(self, row: GroupRow) -> None:
+        self.groups[row.id] = row
+        self._changed_groups.add(row.id)
+
+    def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
+        """Count jobs that went from one state to another: {(queue, part, from, to): how many}."""
+        self.wrote = True
+        self.load_queues(queue for queue, _, _, _ in moves)
+        self.load_parts(
+            (queue, part)
+            for queue, part, old, new in moves
+            if part is not None and not {old, new}.isdisjoint((State.READY, State.RUNNING))
+        )
+        for (queue, part, old, new), count in moves.items():
+            if old is not None:
+                self._count(queue, part, old, -count)
+            if new is not None:
+                self._count(queue, part, new, count)
+
+    def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
+        row: Any = self.change_queue(queue)
+        setattr(row, state, getattr(row, state) + count)
+        if state is not State.READY and state is not State.RUNNING:
+            return
+        if part is not None:
+            slot: Any = self.change_part(queue, part)
+            setattr(slot, state, getattr(slot, state) + count)
+        elif state is State.READY:
+            row.loose += count
+
+    def count_member(self, id: str, state: State, reason: Reason, was_finished: bool | None) -> None:
+        """A member of a group got `state`. `was_finished` is None for a new member."""
+        group: Any = self.change_group(id)
+        slot = "superseded" if reason is Reason.SUPERSEDED else state if state in FINISHED else "unfinished"
+        setattr(group, slot, getattr(group, slot) + 1)
+        if was_finished is None:
+            group.total += 1
+        elif not was_finished:
+            group.unfinished -= 1
+
+    def flush(self) -> None:
+        """Write the counter rows in hand."""
+        if self._changed_queues:
+            insert(self.db, _QUEUE, [_fields(self.queues[name]) for name in self._changed_queues])
+            self._changed_queues.clear()
+        if self._changed_parts:
+            insert(self.db, _PART, [_fields(self.parts[key]) for key in self._changed_parts])
+            self._changed_parts.clear()
+        if self._changed_groups:
+            insert(self.db, _GROUP, [_fields(row) for id in self._changed_groups if (row := self.groups[id])])
+            self._changed_groups.clear()
+
+    def finish(self) -> None:
+        """Everything of the batch is written; only COMMIT is missing."""
+        self.flush()
+        if self.wrote:
+            self.db.execute(named("write_meta"), (self.next_seq, self.next_version, self.now))
+
+    def mark(self) -> tuple[int, int, bool]:
+        """A point to come back to with `forget`. Everything in hand is written."""
+        self.flush()
+        return self.next_seq, self.next_version, self.wrote
+
+    def forget(self, mark: tuple[int, int, bool]) -> None:
+        """The database was rolled back to `mark`: what is in hand is worthless."""
+        self.next_seq, self.next_version, self.wrote = mark
+        for cached in (self.queues, self.parts, self.groups):
+            cached.clear()
+        for changed in (self._changed_queues, self._changed_parts, self._changed_groups):
+            changed.clear()
+
+
+_fields = msgspec.structs.astuple
+
+
+def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:
+    return Counter((job.queue, job.part, job.state, to) for job in jobs)

@@ -1,0 +1,198 @@
+"""Claim: promote what is due, see whose turn it is, take the best, all in a handful of statements."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from towpath.core.checks import matches
+from towpath.core.commands import PROMOTE, Claim, Claimed, Want
+from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import Job, Reason, State
+from towpath.core.lifecycle import REASONS
+from towpath.core.limits import Pick, Turn, permits, share, spend
+from towpath.ledger.sqlite import jobs
+from towpath.ledger.sqlite.batch import Batch, PartRow, QueueRow
+from towpath.ledger.sqlite.db import array, named, rows
+
+# The row as it will be once it is taken.
+_TAKEN = jobs.as_json(
+    {
+        "state": "'running'",
+        "reason": "''",
+        "attempts": "j.attempts + 1",
+        "fence": "j.fence + 1",
+        "owner": ":owner",
+        "lease_until": ":until",
+        "lease_len": ":lease",
+        "started_at": ":now",
+    },
+)
+_LOOSE = f"""
+SELECT json_group_array({_TAKEN}) FROM (
+    SELECT * FROM towpath_job WHERE queue = :queue AND state = 'ready' AND part IS NULL
+    AND (expires_at IS NULL OR expires_at > :now) ORDER BY priority, seq LIMIT :n) j
+"""
+_PARTED = f"""
+SELECT json_group_array({_TAKEN}) FROM json_each(:parts) p CROSS JOIN towpath_job j ON j.seq IN (
+    SELECT seq FROM towpath_job WHERE queue = :queue AND state = 'ready' AND part IS NOT NULL AND part = p.value
+    AND (expires_at IS NULL OR expires_at > :now) ORDER BY priority, seq LIMIT :n)
+"""
+
+
+class _Offer(msgspec.Struct):
+    """What one queue would give, in order. `picks` is empty where no part takes turns."""
+
+    row: QueueRow
+    jobs: list[Job]
+    picks: list[Pick]
+    taken: int = 0
+
+
+def claim(batch: Batch, command: Claim) -> Claimed:
+    taken: list[Job] = []
+    for want in command.wants:
+        offers = [_offer(batch, command, row, want.n) for row in _wanted_queues(batch, want)]
+        chosen = list(_merged(offers, want))
+        _take(batch, command, chosen)
+        for offer in offers:
+            _charge(batch, offer)
+        taken += chosen
+    jobs.fill(batch.db, taken)
+    return Claimed(tuple([ClaimedJob(job) for job in taken]))
+
+
+def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
+    if "*" not in want.queue:
+        names = [want.queue]
+    else:
+        batch.flush()
+        names = [name for name in rows(batch.db, named("live_queues"), (), str) if matches(want.queue, name)]
+    batch.load_queues(names)
+    found = [batch.queues[name] for name in sorted(names)]
+    for row in found:
+        if row.scheduled:
+            promote(batch, row.name, PROMOTE)
+    return found
+
+
+def promote(batch: Batch, queue: str, limit: int) -> int:
+    """Make due jobs of the queue ready, the longest due first."""
+    due = rows(batch.db, named("due_jobs"), (queue, batch.now, limit), tuple[int, str | None])
+    if due:
+        batch.db.execute(_WAKE, (array([seq for seq, _ in due]),))
+        batch.move(Counter((queue, part, State.SCHEDULED, State.READY) for _, part in due))
+    return len(due)
+
+
+_KEPT = ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED]))
+_WAKE = f"""
+UPDATE towpath_job SET state = 'ready', reason = CASE WHEN reason IN ({_KEPT}) THEN reason ELSE '{Reason.NONE}' END
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+def _offer(batch: Batch, command: Claim, row: QueueRow, n: int) -> _Offer:
+    if row.paused or not row.ready:
+        return _Offer(row, [], [])
+    room = permits(row.next_at, row.rate, batch.now, n)
+    if row.cap is not None:
+        room = min(room, row.cap - row.running)
+    if room <= 0:
+        return _Offer(row, [], [])
+    parts = _open_parts(batch, row, room) if row.ready > row.loose else []
+    if not parts:
+        return _Offer(row, _fetch(batch, command, row, room, _LOOSE) if row.loose else [], [])
+    turns = [Turn(part.name, part.served, part.weight, _room(part, batch.now, room)) for part in parts]
+    if row.loose:
+        turns.append(Turn(None, row.served, 1, row.loose))
+    return _rotate(batch, command, row, share(turns, row.clock, room))
+
+
+def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
+    batch.flush()
+    return batch.adopt_parts(rows(batch.db, named("open_parts"), (row.name, batch.now, room), PartRow))
+
+
+def _room(part: PartRow, now: int, most: int) -> int:
+    room = min(part.ready, permits(part.next_at, part.rate, now, most))
+    return room if part.cap is None else min(room, part.cap - part.running)
+
+
+def _fetch(batch: Batch, command: Claim, row: QueueRow, n: int, sql: str, parts: str = "[]") -> list[Job]:
+    now, lease = batch.now, command.lease
+    args = {"queue": row.name, "n": n, "owner": command.owner, "until": now + lease, "lease": lease, "now": now, "parts": parts}
+    return rows(batch.db, sql, args, Job)
+
+
+def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick]) -> _Offer:
+    """Give each pick the next job of its part."""
+    counts = Counter(pick.part for pick in picks)
+    waiting: dict[str | None, list[Job]] = {part: [] for part in counts}
+    if loose := counts.pop(None, 0):
+        waiting[None] = _fetch(batch, command, row, loose, _LOOSE)
+    if counts:
+        for job in _fetch(batch, command, row, max(counts.values()), _PARTED, array(counts)):
+            waiting[job.part].append(job)
+    for found in waiting.values():
+        found.sort(key=_order, reverse=True)
+    offer = _Offer(row, [], [])
+    for pick in picks:
+        if waiting[pick.part]:
+            offer.jobs.append(waiting[pick.part].pop())
+            offer.picks.append(pick)
+    return offer
+
+
+def _order(job: Job) -> tuple[int, int]:
+    return job.priority, job.seq
+
+
+def _merged(offers: Sequence[_Offer], want: Want) -> Iterator[Job]:
+    """The best n over all offers, each offer in its own order."""
+    once = want.n if want.once is None else want.once
+    heads = [(_order(offer.jobs[0]), at) for at, offer in enumerate(offers) if offer.jobs]
+    heapq.heapify(heads)
+    left = want.n
+    while heads and left:
+        _, at = heapq.heappop(heads)
+        offer = offers[at]
+        job = offer.jobs[offer.taken]
+        if job.max_attempts == 1:
+            if not once:
+                continue
+            once -= 1
+        offer.taken += 1
+        left -= 1
+        yield job
+        if offer.taken < len(offer.jobs):
+            heapq.heappush(heads, (_order(offer.jobs[offer.taken]), at))
+
+
+def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
+    if chosen:
+        until = batch.now + command.lease
+        seqs = array([job.seq for job in chosen])
+        batch.db.execute(named("take"), (command.owner, until, command.lease, batch.now, seqs))
+        batch.move(Counter((job.queue, job.part, State.READY, State.RUNNING) for job in chosen))
+
+
+def _charge(batch: Batch, offer: _Offer) -> None:
+    """Rates are spent and turns are used up by what was really taken."""
+    if not offer.taken:
+        return
+    row = batch.change_queue(offer.row.name)
+    row.next_at = spend(row.next_at, row.rate, batch.now, offer.taken)
+    picks = offer.picks[: offer.taken]
+    for pick in picks:
+        if pick.part is None:
+            row.served = pick.served
+        else:
+            batch.change_part(row.name, pick.part).served = pick.served
+        row.clock = pick.clock
+    for part, count in Counter(pick.part for pick in picks if pick.part is not None).items():
+        slot = batch.change_part(row.name, part)
+        slot.next_at = spend(slot.next_at, slot.rate, batch.now, count)

@@ -1,0 +1,175 @@
+"""How jobs end and what follows: dependents, groups, keys. See "Finishing a set" in docs/ledger-rules.md."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from towpath.core.admission import Origin, namespace
+from towpath.core.commands import GroupState, OnFailure
+from towpath.core.ids import derived
+from towpath.core.job import FINISHED, Job, Reason, State
+from towpath.core.lifecycle import awaken, purge_time
+from towpath.ledger.sqlite import appends
+from towpath.ledger.sqlite.batch import Batch, GroupRow, moved
+from towpath.ledger.sqlite.db import array, named, rows
+from towpath.ledger.sqlite.jobs import by_seq
+
+Ending = tuple[list[int], State, Reason]
+
+
+class Dependent(NamedTuple):
+    """A blocked job, and how many of the things it waits for are over."""
+
+    seq: int
+    queue: str
+    part: str | None
+    ready_at: int
+    waits: int
+    over: int
+
+
+def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> None:
+    """End these jobs (those not finished yet), and all that must end or wake because of it."""
+    if todo := list(seqs):
+        _run(batch, deque([(todo, state, reason)]))
+
+
+def look_after(batch: Batch, groups: Iterable[str]) -> None:
+    """Abort or close the groups that are due for it, and what follows."""
+    work: deque[Ending] = deque()
+    _look_after(batch, groups, work)
+    _run(batch, work)
+
+
+def _run(batch: Batch, work: deque[Ending]) -> None:
+    while work:
+        seqs, state, reason = work.popleft()
+        ended = [job for job in by_seq(batch.db, seqs) if job.state not in FINISHED]
+        if not ended:
+            continue
+        _end(batch, ended, state, reason)
+        if state is not State.DONE:
+            doomed = by_seq(batch.db, _doomed(batch, ended))
+            if doomed:
+                _end(batch, doomed, state, Reason.DEPENDENCY)
+                ended += doomed
+        release(batch, [job.seq for job in ended])
+        _look_after(batch, {job.group for job in ended if job.group is not None}, work)
+
+
+def _end(batch: Batch, jobs: Sequence[Job], state: State, reason: Reason) -> None:
+    by_time: dict[int | None, list[int]] = {}
+    for job in jobs:
+        by_time.setdefault(purge_of(batch, job, state), []).append(job.seq)
+        if job.group is not None:
+            batch.count_member(job.group, state, reason, False)
+    for purge_at, seqs in by_time.items():
+        batch.db.execute(named("end_jobs"), (state, reason, batch.now, purge_at, array(seqs)))
+    batch.move(moved(jobs, state))
+    free_keys(batch, jobs)
+
+
+def purge_of(batch: Batch, job: Job, state: State) -> int | None:
+    return purge_time(state, batch.now, job.retention, batch.queue(job.queue).retention)
+
+
+def free_keys(batch: Batch, jobs: Iterable[Job]) -> None:
+    held = [(namespace(job.queue), job.key, job.seq) for job in jobs if job.key is not None]
+    if held:
+        batch.db.execute(named("free_keys"), (batch.now, array(held)))
+
+
+def _doomed(batch: Batch, ended: Sequence[Job]) -> list[int]:
+    return rows(batch.db, named("doomed"), (array([job.seq for job in ended]),), int)
+
+
+def release(batch: Batch, ended: Iterable[int]) -> None:
+    """Lower the waits of the blocked jobs with an edge from something that ended."""
+    lower(batch, rows(batch.db, named("dependents"), (array(ended),), Dependent))
+
+
+def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
+    """Wake those that wait for nothing more."""
+    if not dependents:
+        return
+    batch.wrote = True
+    woken: dict[State, list[int]] = {}
+    moves: Counter[tuple[str, str | None, State | None, State | None]] = Counter()
+    still = []
+    for seq, queue, part, ready_at, waits, over in dependents:
+        if waits > over:
+            still.append((seq, over))
+            continue
+        state = awaken(ready_at, 0, batch.now)
+        woken.setdefault(state, []).append(seq)
+        moves[queue, part, State.BLOCKED, state] += 1
+    if still:
+        batch.db.execute(named("lower_waits"), (array(still),))
+    for state, seqs in woken.items():
+        reason = Reason.DELAY if state is State.SCHEDULED else Reason.NONE
+        batch.db.execute(named("unblock"), (state, reason, array(seqs)))
+    batch.move(moves)
+
+
+def _look_after(batch: Batch, groups: Iterable[str], work: deque[Ending]) -> None:
+    for id in sorted(groups):
+        group = batch.group(id)
+        if group is None:
+            continue
+        if group.failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+            start_abort(batch, group, work)
+        if group.unfinished == 0 and group.state in (GroupState.SEALED, GroupState.ABORTING):
+            _close(batch, group, work)
+
+
+def abort(batch: Batch, group: GroupRow) -> None:
+    work: deque[Ending] = deque()
+    start_abort(batch, group, work)
+    _look_after(batch, [group.id], work)
+    _run(batch, work)
+
+
+def start_abort(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
+    batch.wrote = True
+    batch.change_group(group.id).state = GroupState.ABORTING
+    batch.db.execute(named("ask_members_to_stop"), (Reason.ABORTED, group.id))
+    if waiting := rows(batch.db, named("waiting_members"), (group.id,), int):
+        work.append((waiting, State.CANCELED, Reason.ABORTED))
+
+
+def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
+    batch.change_group(group.id)
+    if group.failed:
+        outcome = State.FAILED
+    elif group.canceled or group.state is GroupState.ABORTING:
+        outcome = State.CANCELED
+    else:
+        outcome = State.DONE
+    group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, batch.now
+    batch.wrote = True
+    _open_gates(batch, group.id, outcome, work)
+    specs = appends.specs_of(group.thens).get(outcome, [])
+    if specs:
+        named_ = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
+        appends.place(batch, named_, Origin())
+
+
+def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:
+    met = rows(batch.db, named("gates_met"), (outcome, group), Dependent)
+    doomed = rows(batch.db, named("gates_shut"), (outcome, group), int)
+    batch.db.execute(named("delete_gates"), (group,))
+    lower(batch, met)
+    if doomed:
+        state = State.FAILED if outcome is State.FAILED else State.CANCELED
+        work.append((doomed, state, Reason.DEPENDENCY))
+
+
+def seal(batch: Batch, group: GroupRow) -> None:
+    batch.wrote = True
+    batch.change_group(group.id).state = GroupState.SEALED
+    lower(batch, rows(batch.db, named("sealed_members"), (group.id,), Dependent))
+    look_after(batch, [group.id])

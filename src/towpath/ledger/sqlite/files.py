@@ -1,0 +1,259 @@
+"""Opening the SQLite file, the small files beside it, and the one table of what SQLite's errors mean.
+
+Nothing here opens the database, its `-wal` or its `-shm` by hand: closing any descriptor of a file drops every POSIX lock
+this process holds on it, SQLite's included.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+
+from towpath.errors import (
+    Damaged,
+    DiskFull,
+    InvalidInput,
+    LedgerBusy,
+    LedgerClosed,
+    LedgerError,
+    NetworkFileSystem,
+    NotALedger,
+    ReadOnly,
+    StoreFailed,
+)
+
+# Other FUSE mounts (ntfs-3g, encfs, a container's overlay) are local disks.
+_NETWORK: Final = re.compile(
+    "9p|acfs|afpfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|prl_fs|pvfs2|"
+    "smb[23]|smbfs|vboxsf|webdav|fuse[.](afp|blobfuse2?|ceph|ceph-fuse|cephfs|curlftpfs|davfs2?|gcsfuse|glusterfs|goofys|"
+    "gvfsd-fuse|juicefs|lizardfs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3backer|s3fs|seaweedfs|smbnetfs|sshfs|vmhgfs-fuse)"
+)
+_MAX_INT: Final = 2**31 - 1
+_RETRY: Final = 0.002
+
+
+class SqliteOptions(msgspec.Struct, frozen=True):
+    """`busy_timeout`: seconds to wait for other processes. `vfs` and `fault` are for fault injection: `fault` is called
+    with the name of each fault point. `max_pages` bounds the file's size."""
+
+    synchronous: str = "full"
+    busy_timeout: float = 10.0
+    cache_mb: int = 16
+    vfs: str | None = None
+    fault: Callable[[str], None] | None = None
+    max_pages: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.synchronous not in ("full", "normal"):
+            raise InvalidInput(field="synchronous", value=self.synchronous, expected="full or normal")
+        if not (_is_number(self.busy_timeout) and 0 < self.busy_timeout < math.inf):
+            raise InvalidInput(field="busy_timeout", value=self.busy_timeout, expected="seconds, more than 0 and finite")
+        if not (_is_whole(self.cache_mb) and 1 <= self.cache_mb <= 2**20):
+            raise InvalidInput(field="cache_mb", value=self.cache_mb, expected="a whole number from 1 to 1048576")
+        if self.max_pages is not None and not (_is_whole(self.max_pages) and 1 <= self.max_pages < 2**32 - 1):
+            raise InvalidInput(field="max_pages", value=self.max_pages, expected="None or a whole number from 1 to 4294967294")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
+    """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are welcome."""
+    real = _usable(path)
+    try:
+        connection = _open(real, options, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+        try:
+            if connection.readonly("main"):
+                raise ReadOnly(path=str(real))
+            _tune(connection, options)
+            _to_wal(connection, real, options)
+            # Reads the schema, so that a torn file is found now and not in the middle of the first batch.
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+    except apsw.Error as error:
+        raise translate(error, real, options) from error
+    return connection
+
+
+def connect_reader(path: Path, options: SqliteOptions) -> apsw.Connection:
+    """A connection for reads of an existing ledger. It may write the shared memory (readers of a WAL must), nothing else."""
+    real = _usable(path)
+    if not real.exists():
+        raise NotALedger(path=str(real), why="it does not exist")
+    try:
+        connection = _open(real, options, apsw.SQLITE_OPEN_READWRITE)
+        try:
+            _tune(connection, options)
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+    except apsw.Error as error:
+        raise translate(error, real, options) from error
+    return connection
+
+
+def _usable(path: Path) -> Path:
+    """The path with symbolic links resolved, so that every process puts its side files into the same directory."""
+    text = str(path)
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InvalidInput(field="path", value=text, expected="a path that UTF-8 can spell, without NUL")
+    real = Path(os.path.realpath(path))
+    if kind := network_kind(real):
+        raise NetworkFileSystem(path=str(real), kind=kind)
+    if real.is_dir():
+        raise NotALedger(path=str(real), why="it is a directory")
+    if not real.parent.is_dir():
+        raise NotALedger(path=str(real), why="its directory does not exist")
+    return real
+
+
+def _open(real: Path, options: SqliteOptions, flags: int) -> apsw.Connection:
+    connection = apsw.Connection(str(real), flags=flags, vfs=options.vfs)
+    connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
+    return connection
+
+
+def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
+    pragmas = {
+        "synchronous": options.synchronous,
+        "fullfsync": "1",  # without it fsync on macOS stops at the drive's cache; no other system heeds it
+        "wal_autocheckpoint": "0",
+        "cache_size": str(-1024 * options.cache_mb),
+        "foreign_keys": "0",
+        "temp_store": "memory",
+    }
+    if options.max_pages is not None:
+        pragmas["max_page_count"] = str(options.max_pages)
+    for name, value in pragmas.items():
+        connection.execute(f"PRAGMA {name}={value}").fetchall()
+
+
+def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> None:
+    deadline = time.monotonic() + options.busy_timeout
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode=WAL").get
+        except apsw.BusyError:
+            # SQLite does not call its busy handler where two processes switch a new file at once: one gets BUSY at once.
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY)
+            continue
+        if mode != "wal":
+            raise NotALedger(path=str(real), why=f"it cannot have a write-ahead log (its journal mode stays {mode!r})")
+        return
+
+
+def translate(error: apsw.Error, path: Path, options: SqliteOptions) -> LedgerError:
+    """What an error of SQLite means for the ledger as a whole."""
+    where, said = str(path), str(error)
+    match error:
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+            return LedgerBusy(path=where, seconds=options.busy_timeout)
+        case apsw.FullError():
+            return DiskFull(path=where)
+        case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+            return DiskFull(path=where)  # the shared memory file could not grow
+        case apsw.CantOpenError() if not path.parent.is_dir():
+            return NotALedger(path=where, why="its directory does not exist")
+        case apsw.CantOpenError() if _may_write(path):
+            return StoreFailed(path=where, error=said)  # too many open files, for one: permissions are not to blame
+        case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
+            return ReadOnly(path=where)
+        case apsw.NotADBError():
+            return NotALedger(path=where, why="it is not an SQLite database")
+        case apsw.CorruptError() | apsw.IOError():
+            return Damaged(path=where, why=said)
+        case apsw.ConnectionClosedError():
+            return LedgerClosed(path=where)
+        case _:
+            return StoreFailed(path=where, error=said)
+
+
+def translate_os(error: OSError, path: Path) -> LedgerError:
+    """The same for the files beside the database, which we open ourselves."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ReadOnly(path=str(path))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(path=str(path))
+    return StoreFailed(path=str(path), error=str(error))
+
+
+def _may_write(path: Path) -> bool:
+    effective = os.access in os.supports_effective_ids
+    files = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
+    return os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective) and all(
+        os.access(file, os.R_OK | os.W_OK, effective_ids=effective) for file in files if file.exists()
+    )
+
+
+def open_beside(path: Path, suffix: str, flags: int) -> int:
+    """A descriptor of the file `<database><suffix>`, made if missing with the database's own mode and owner (as SQLite does
+    for its `-wal`), so that whoever may use the database may use this, and nobody else."""
+    database = os.path.realpath(path)
+    name = database + suffix
+    flags |= getattr(os, "O_CLOEXEC", 0)
+    try:
+        # Not O_CREAT at once: in a sticky directory Linux refuses it on a file of another user (fs.protected_regular).
+        return os.open(name, flags)
+    except FileNotFoundError:
+        pass
+    try:
+        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return os.open(name, flags)
+    _liken(fd, database)
+    return fd
+
+
+def _liken(fd: int, database: str) -> None:
+    if sys.platform == "win32" or not os.path.exists(database):
+        return
+    like = os.stat(database)
+    os.fchmod(fd, like.st_mode & 0o666)
+    if os.geteuid() == 0:
+        os.fchown(fd, like.st_uid, like.st_gid)
+
+
+def network_kind(path: Path, mounts: str | None = None) -> str | None:
+    """The type of the network file system `path` is on, or None. `mounts` is the text of /proc/self/mountinfo."""
+    real = os.path.realpath(path)  # first: looking a path up may be what mounts it
+    if mounts is None:
+        try:
+            mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+        except OSError:
+            return None
+    best, kind = "", ""
+    for line in mounts.split("\n"):
+        head, separator, tail = line.partition(" - ")
+        fields = head.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        point = _unescape(fields[4])
+        # Of two mounts on one point the later hides the earlier.
+        if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind = point, tail.split(" ")[0]
+    return kind if _NETWORK.fullmatch(kind) else None
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

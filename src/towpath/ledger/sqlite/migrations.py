@@ -1,0 +1,52 @@
+"""Numbered steps forward. A step and the record of it are one transaction; there is no way back but a backup."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+
+from towpath.errors import NewerSchema, NotALedger
+from towpath.ledger.sqlite.db import one
+
+
+@cache
+def steps() -> tuple[str, ...]:
+    """The migrations in order; step n makes schema n."""
+    folder = files("towpath.ledger") / "sql" / "sqlite"
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
+    assert [int(name[:4]) for name in found] == list(range(1, len(found) + 1))
+    return tuple((folder / name).read_text("utf-8") for name in found)
+
+
+def migrate(db: apsw.Connection, path: Path) -> None:
+    """Bring the file up to this version's schema. Many processes may try at once: one does it, the others find it done."""
+    schema = _schema(db, path)
+    if schema >= len(steps()):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for number, step in enumerate(steps()[_schema(db, path) :], _schema(db, path) + 1):
+            db.execute(step)
+            db.execute("UPDATE towpath_meta SET schema = ?", (number,))
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+
+
+def _schema(db: apsw.Connection, path: Path) -> int:
+    if one(db, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
+        if one(db, "SELECT 1 FROM sqlite_schema WHERE name LIKE 'towpath\\_%' ESCAPE '\\'") is not None:
+            raise NotALedger(path=str(path), why="it has towpath_ tables but no towpath_meta")
+        return 0
+    schema, min_schema = one(db, "SELECT schema, min_schema FROM towpath_meta")
+    check_schema(path, schema, min_schema)
+    return int(schema)
+
+
+def check_schema(path: Path, schema: int, min_schema: int) -> None:
+    if min_schema > len(steps()):
+        raise NewerSchema(path=str(path), schema=schema, min_schema=min_schema, known=len(steps()))

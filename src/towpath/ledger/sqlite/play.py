@@ -1,0 +1,117 @@
+"""A batch of commands in order: runs of like commands together, and the answers that are kept by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from towpath.core.commands import (
+    TOMBSTONE,
+    Abort,
+    Append,
+    Cancel,
+    Canceled,
+    Claim,
+    Claimed,
+    Command,
+    Note,
+    Noted,
+    Open,
+    Progress,
+    Purge,
+    Purged,
+    Renew,
+    Revive,
+    Revived,
+    Seal,
+    SetPart,
+    SetQueue,
+    Settle,
+    Upkeep,
+)
+from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import State
+from towpath.errors import InvalidInput, Refused
+from towpath.ledger import Answer
+from towpath.ledger.sqlite import appends, bulk, claims, jobs, notes, settings, settles, upkeep
+from towpath.ledger.sqlite.batch import Batch
+from towpath.ledger.sqlite.db import named, one
+
+_SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
+    Claim: claims.claim,
+    Renew: settles.renew,
+    Progress: settles.progress,
+    Cancel: bulk.cancel,
+    Revive: bulk.revive,
+    Purge: bulk.purge,
+    Open: settings.open_group,
+    Seal: settings.seal,
+    Abort: settings.abort,
+    SetQueue: settings.set_queue,
+    SetPart: settings.set_part,
+    Note: notes.note,
+    Upkeep: upkeep.upkeep,
+}
+
+
+def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+    answers: list[Answer] = []
+    for kind, group in groupby(commands, type):
+        run: list[Any] = list(group)
+        if kind is Append:
+            answers += appends.append(batch, run)
+        elif kind is Settle:
+            answers += settles.settle_run(batch, run)
+        elif kind in _SINGLE:
+            answers += [_single(batch, command) for command in run]
+        else:
+            raise InvalidInput(field="command", value=run[0], expected="a command of towpath.core.commands")
+    return answers
+
+
+def _single(batch: Batch, command: Any) -> Answer:
+    token = getattr(command, "token", "")
+    if token and (kept := _recall(batch, command)) is not None:
+        return kept
+    try:
+        answer = _SINGLE[type(command)](batch, command)
+    except Refused as refusal:
+        return refusal
+    if token and (text := _worth_keeping(answer)):
+        batch.wrote = True
+        batch.db.execute(named("write_reply"), (token, text, batch.now + TOMBSTONE))
+    return answer
+
+
+def _worth_keeping(answer: Answer) -> str:
+    """The answer as it is stored; nothing if nothing happened. A claim is kept as (id, fence) pairs."""
+    match answer:
+        case Claimed() if answer.claims:
+            return msgspec.json.encode([(claim.id, claim.fence) for claim in answer.claims]).decode()
+        case Canceled() if answer.canceled or answer.requested:
+            return msgspec.json.encode(answer).decode()
+        case Revived() if answer.revived:
+            return msgspec.json.encode(answer).decode()
+        case Purged() if answer.purged:
+            return msgspec.json.encode(answer).decode()
+        case Noted():
+            return msgspec.json.encode(answer).decode()
+    return ""
+
+
+def _recall(batch: Batch, command: Any) -> Answer | None:
+    row = one(batch.db, named("read_reply"), (command.token, batch.now))
+    if row is None:
+        return None
+    if not isinstance(command, Claim):
+        return msgspec.json.decode(row[0], type=Canceled | Revived | Purged | Noted)
+    pairs = msgspec.json.decode(row[0], type=list[tuple[str, int]])
+    found = jobs.by_id(batch.db, [id for id, _ in pairs])
+    held = [
+        job for id, fence in pairs if (job := found.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
+    ]
+    jobs.fill(batch.db, held)
+    return Claimed(tuple([ClaimedJob(job) for job in held]))

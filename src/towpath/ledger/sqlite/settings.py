@@ -1,0 +1,74 @@
+"""Groups, queues and parts: opened, sealed, aborted, set."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue
+from towpath.errors import Refused, UnknownGroup
+from towpath.ledger.sqlite import endings
+from towpath.ledger.sqlite.appends import text_of
+from towpath.ledger.sqlite.batch import Batch, GroupRow, PartRow, QueueRow
+
+
+def open_group(batch: Batch, command: Open) -> GroupSet:
+    if batch.group(command.group) is None:
+        batch.wrote = True
+        thens = text_of({ending: list(specs) for ending, specs in command.then.items() if specs})
+        batch.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=batch.now, thens=thens))
+    return GroupSet(command.group)
+
+
+def seal(batch: Batch, command: Seal) -> GroupSet | Refused:
+    group = batch.group(command.group)
+    if group is None:
+        return UnknownGroup(group=command.group)
+    if group.state is GroupState.OPEN:
+        endings.seal(batch, group)
+    return GroupSet(command.group)
+
+
+def abort(batch: Batch, command: Abort) -> GroupSet | Refused:
+    group = batch.group(command.group)
+    if group is None:
+        return UnknownGroup(group=command.group)
+    if group.state in (GroupState.OPEN, GroupState.SEALED):
+        endings.abort(batch, group)
+    return GroupSet(command.group)
+
+
+def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
+    batch.wrote = True
+    row = batch.change_queue(command.queue)
+    _set_gate(row, command)
+    if command.capacity is not UNSET:
+        row.capacity = command.capacity
+    if command.retention is not UNSET:
+        row.retention = command.retention
+    if command.keep is not UNSET:
+        row.keep = command.keep
+    return QueueSet(command.queue)
+
+
+def set_part(batch: Batch, command: SetPart) -> QueueSet:
+    batch.wrote = True
+    row = batch.change_part(command.queue, command.part)
+    row.configured = 1
+    _set_gate(row, command)
+    if command.weight is not UNSET:
+        row.weight = command.weight
+    return QueueSet(command.queue, command.part)
+
+
+def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
+    if command.paused is not UNSET:
+        row.paused = int(command.paused)
+    if command.why is not UNSET:
+        row.why = command.why
+    if command.cap is not UNSET:
+        row.cap = command.cap
+    if command.rate is not UNSET:
+        rate = command.rate
+        row.rate_count, row.rate_period, row.rate_burst = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
+    if command.not_before is not UNSET:
+        row.next_at = command.not_before

@@ -1,0 +1,231 @@
+"""Settle, renew and progress: every write after a claim, each guarded by the fence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from towpath.core.admission import Origin
+from towpath.core.commands import GroupState, Progress, Progressed, Renew, Renewed, Settle, Settled
+from towpath.core.job import FINISHED, Done, Fail, Job, Outcome, Reason, Refuse, Release, Retry, State, Stop
+from towpath.core.lifecycle import Change, settle
+from towpath.core.limits import spend
+from towpath.errors import LostClaim, Refused
+from towpath.ledger.sqlite import appends, endings, guests, notes
+from towpath.ledger.sqlite.batch import Batch
+from towpath.ledger.sqlite.db import array, named, one, rows
+from towpath.ledger.sqlite.jobs import AS_JSON, CURSOR, ERROR, RESULT, SLOTS, by_id, parts, put_bodies
+
+# Running jobs by id, each with whether anything depends on it.
+_HELD = f"""
+SELECT json_group_array(json_array({AS_JSON}, EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
+FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
+"""
+
+
+class _Gathered(msgspec.Struct):
+    """A stretch of settles that can be written together because none of them has consequences for the others."""
+
+    done: list[Job] = []
+    again: list[tuple[Job, Change]] = []
+    bodies: list[tuple[int, bytes]] = []
+    with_edges: list[int] = []
+
+
+def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
+    """A run of settles. Plain ones are gathered; one with consequences ends the stretch and is done by itself."""
+    answers: list[Settled | Refused] = []
+    while len(answers) < len(commands):
+        rest = commands[len(answers) :]
+        stretch, closing = _stretch(batch, rest, answers)
+        _write(batch, stretch)
+        if closing is not None:
+            endings.look_after(batch, [closing])
+        elif len(answers) < len(commands):
+            answers.append(_settle_alone(batch, commands[len(answers)]))
+    return answers
+
+
+def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | Refused]) -> tuple[_Gathered, str | None]:
+    """Gather from the start as far as possible. Also the group that the last one leaves without unfinished members."""
+    gathered = _Gathered([], [], [], [])
+    if _needs_care(commands[0]):
+        return gathered, None
+    held = {job.id: (job, edges) for job, edges in rows(batch.db, _HELD, (array([c.id for c in commands]),), tuple[Job, int])}
+    settled: dict[tuple[str, int], State] = {}
+    for command in commands:
+        job, edges = held.get(command.id, (None, 0))
+        if (command.id, command.fence) in settled:
+            answers.append(Settled(command.id, settled[command.id, command.fence]))
+            continue
+        if job is None or job.state is not State.RUNNING or job.fence != command.fence or _settled_above(settled, job):
+            answers.append(_not_held(batch, job, command))
+            continue
+        change = settle(job, command.outcome, batch.now)
+        if _needs_care(command) or change.state is State.FAILED or change.state is State.CANCELED:
+            break
+        settled[job.id, job.fence] = change.state
+        answers.append(Settled(job.id, change.state))
+        _gather(batch, gathered, job, change, command.outcome)
+        if edges and change.state is State.DONE:
+            gathered.with_edges.append(job.seq)
+        if job.group is not None and change.state is State.DONE and _is_last(batch, job):
+            return gathered, job.group
+    return gathered, None
+
+
+def _settled_above(settled: dict[tuple[str, int], State], job: Job) -> bool:
+    return (job.id, job.fence) in settled
+
+
+def _needs_care(command: Settle) -> bool:
+    return bool(command.spawn or command.notes or command.within is not None)
+
+
+def _gather(batch: Batch, gathered: _Gathered, job: Job, change: Change, outcome: Outcome) -> None:
+    if change.state is State.DONE:
+        gathered.done.append(job)
+    else:
+        gathered.again.append((job, change))
+        if type(outcome) is Release or type(outcome) is Refuse:
+            _refund(batch, job)
+    gathered.bodies += _bodies(job, outcome)
+
+
+def _is_last(batch: Batch, job: Job) -> bool:
+    group = str(job.group)
+    batch.count_member(group, State.DONE, Reason.NONE, False)
+    row = batch.group(group)
+    return row is not None and row.unfinished == 0 and row.state in (GroupState.SEALED, GroupState.ABORTING)
+
+
+def _bodies(job: Job, outcome: Outcome) -> Iterable[tuple[int, bytes]]:
+    if type(outcome) is Done:
+        return () if outcome.result is None else parts(job.seq, RESULT, outcome.result)
+    if isinstance(outcome, Retry | Refuse | Fail | Stop) and outcome.error is not None:
+        return parts(job.seq, ERROR, outcome.error.encode())
+    return ()
+
+
+def _refund(batch: Batch, job: Job) -> None:
+    """An attempt that did not begin gives its permit back."""
+    row = batch.change_queue(job.queue)
+    row.next_at = spend(row.next_at, row.rate, batch.now, -1)
+    if job.part is not None:
+        slot = batch.change_part(job.queue, job.part)
+        slot.next_at = spend(slot.next_at, slot.rate, batch.now, -1)
+
+
+def _not_held(batch: Batch, job: Job | None, command: Settle) -> Settled | Refused:
+    if job is not None:
+        fence, state = job.settled_fence, job.settled_as
+    else:
+        fence, state = one(batch.db, named("tombstone"), (command.id,)) or (0, None)
+    if state is not None and fence == command.fence:
+        return Settled(command.id, State(state))
+    return LostClaim(id=command.id, fence=command.fence)
+
+
+def _write(batch: Batch, gathered: _Gathered) -> None:
+    moves: Counter[tuple[str, str | None, State | None, State | None]] = Counter()
+    by_time: dict[int | None, list[int]] = {}
+    for job in gathered.done:
+        by_time.setdefault(endings.purge_of(batch, job, State.DONE), []).append(job.seq)
+        moves[job.queue, job.part, State.RUNNING, State.DONE] += 1
+    for purge_at, seqs in by_time.items():
+        batch.db.execute(named("settle_done"), (batch.now, purge_at, array(seqs)))
+    if gathered.again:
+        changes = [(job.seq, c.state, c.reason, c.attempts, c.failures, c.ready_at) for job, c in gathered.again]
+        batch.db.execute(named("settle_again"), (array(changes),))
+        moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.again)
+    put_bodies(batch.db, gathered.bodies)
+    if moves:
+        batch.move(moves)
+    endings.free_keys(batch, gathered.done)
+    if gathered.with_edges:
+        endings.release(batch, gathered.with_edges)
+
+
+def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
+    job = by_id(batch.db, [command.id]).get(command.id)
+    if job is None or job.state is not State.RUNNING or job.fence != command.fence:
+        return _not_held(batch, job, command)
+    if command.within is None:
+        try:
+            return _settle_with_care(batch, job, command)
+        except Refused as refusal:
+            return refusal
+    mark = batch.mark()
+    batch.db.execute("SAVEPOINT towpath_within")
+    try:
+        answer = _settle_with_care(batch, job, command)
+    except Refused as refusal:
+        batch.db.execute("ROLLBACK TO towpath_within; RELEASE towpath_within")
+        batch.forget(mark)
+        return refusal
+    batch.flush()
+    batch.db.execute("RELEASE towpath_within")
+    return answer
+
+
+def _settle_with_care(batch: Batch, job: Job, command: Settle) -> Settled:
+    """Decide all of it first: a refusal leaves nothing behind. (`within` comes after the writes, under a savepoint.)"""
+    admission = None
+    if command.spawn:
+        origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)
+        admission = appends.decide(batch, command.spawn, origin)
+    written = notes.decide(batch, command.notes) if command.notes else None
+    if admission is not None:
+        appends.write(batch, admission)
+    if written is not None:
+        notes.write(batch, written)
+    if command.within is not None:
+        guests.call_within(batch.db, command.id, command.within)
+    return _change(batch, job, command)
+
+
+def _change(batch: Batch, job: Job, command: Settle) -> Settled:
+    # Children may have asked this very job to stop, so what it becomes is decided last.
+    job = by_id(batch.db, [job.id])[job.id]
+    change = settle(job, command.outcome, batch.now)
+    batch.wrote = True
+    put_bodies(batch.db, _bodies(job, command.outcome))
+    if change.state in FINISHED:
+        batch.db.execute(named("settle_end"), (change.attempts, change.failures, change.state, job.seq))
+        if type(command.outcome) is Release or type(command.outcome) is Refuse:
+            _refund(batch, job)
+        endings.finish(batch, [job.seq], change.state, change.reason)
+    else:
+        gathered = _Gathered([], [], [], [])
+        _gather(batch, gathered, job, change, command.outcome)
+        gathered.bodies = []
+        _write(batch, gathered)
+    return Settled(job.id, change.state)
+
+
+def renew(batch: Batch, command: Renew) -> Renewed:
+    until = batch.now + command.lease
+    pairs = array(command.held)
+    held = rows(batch.db, named("held_pairs"), (pairs,), tuple[int, str, int, Reason | None])
+    if held:
+        batch.wrote = True
+        batch.db.execute(named("renew"), (until, command.lease, array([seq for seq, _, _, _ in held])))
+    asked = {(id, fence): reason for _, id, fence, reason in held}
+    lost = tuple([id for id, fence in command.held if (id, fence) not in asked])
+    cancel = tuple([(id, reason) for id, fence in command.held if (reason := asked.get((id, fence))) is not None])
+    return Renewed(until, lost, cancel)
+
+
+def progress(batch: Batch, command: Progress) -> Progressed | Refused:
+    row: Any = one(batch.db, named("held_job"), (command.id, command.fence))
+    if row is None:
+        return LostClaim(id=command.id, fence=command.fence)
+    seq, asked = row
+    batch.wrote = True
+    batch.db.execute(named("progress"), (command.done, command.total, seq))
+    if command.cursor is not None:
+        put_bodies(batch.db, [(seq * SLOTS + CURSOR * 1024, command.cursor)])
+    return Progressed(None if asked is None else Reason(asked))

@@ -1,0 +1,128 @@
+"""Fair turns between processes, first come, first served.
+
+SQLite's busy handler let one process starve for seconds. Here whoever finds `<database>-turn` taken queues in
+`<database>-next` by locking there the one byte whose offset is the time of its arrival; the first is who finds nobody below.
+The kernel forgets the locks of the dead. This is fairness only: SQLite's own lock keeps the data safe, also when somebody
+deletes these files.
+
+(A plain lock on `-next` instead of a queue is not fair: who gets it is who happens to look just then, and beside two busy
+processes a third was seen waiting for twenty turns. Blocking locks would be fair, but they cannot be given up.)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from towpath.errors import LedgerBusy
+from towpath.ledger.sqlite.files import open_beside, translate_os
+
+if sys.platform == "win32":
+
+    class Turnstile:
+        """There is no flock here and its Windows kin excludes other readers too: SQLite's busy handler alone must do."""
+
+        def __init__(self, path: Path, timeout: float) -> None:
+            self._path = path
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            return
+
+        def close(self) -> None:
+            return
+
+else:
+    import fcntl
+
+    _TAKE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+    _PEEK: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+
+    class Turnstile:
+        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs nobody."""
+
+        def __init__(self, path: Path, timeout: float) -> None:
+            self._path = path
+            self._timeout = timeout
+            try:
+                self._next = open_beside(path, "-next", os.O_RDWR)
+                try:
+                    self._turn = open_beside(path, "-turn", os.O_RDONLY)  # flock asks for no right to write
+                except BaseException:
+                    os.close(self._next)
+                    raise
+            except OSError as error:
+                raise translate_os(error, path) from error
+
+        def __enter__(self) -> Self:
+            try:
+                if not (self._nobody_before(0) and self._take_turn()):
+                    self._queue()
+            except BaseException as error:
+                fcntl.flock(self._turn, fcntl.LOCK_UN)  # an interrupt may come just after we took it
+                if isinstance(error, OSError):
+                    raise translate_os(error, self._path) from error
+                raise
+            return self
+
+        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+        def close(self) -> None:
+            fds = [fd for fd in (self._next, self._turn) if fd >= 0]
+            self._next = self._turn = -1
+            for fd in fds:
+                os.close(fd)
+
+        def _queue(self) -> None:
+            began = since = time.monotonic()
+            place = None
+            try:
+                while True:
+                    place = place or self._take_place()
+                    waited = time.monotonic() - began
+                    # Without a place, or behind somebody who seems stopped, we take our chance.
+                    first = place is None or waited > self._timeout / 2 or self._nobody_before(place)
+                    if first and self._take_turn():
+                        return
+                    if waited >= self._timeout:
+                        raise LedgerBusy(path=str(self._path), seconds=self._timeout)
+                    if not first:
+                        since = time.monotonic()
+                    time.sleep(min(_pause(first, time.monotonic() - since), self._timeout - waited))
+            finally:
+                fcntl.lockf(self._next, fcntl.LOCK_UN)
+
+        def _take_turn(self) -> bool:
+            try:
+                fcntl.flock(self._turn, _TAKE)
+            except BlockingIOError:
+                return False
+            return True
+
+        def _take_place(self) -> int | None:
+            place = time.monotonic_ns()
+            try:
+                fcntl.lockf(self._next, _TAKE, 1, place)
+            except BlockingIOError:  # the same nanosecond, or somebody is peeking
+                return None
+            return place
+
+        def _nobody_before(self, place: int) -> bool:
+            """Whether the queue is empty below this place; place 0 asks for the whole queue."""
+            try:
+                fcntl.lockf(self._next, _PEEK, place)
+            except BlockingIOError:
+                return False
+            fcntl.lockf(self._next, fcntl.LOCK_UN, place)
+            return True
+
+    def _pause(first: bool, since: float) -> float:
+        """Only the first looks often, and less so the longer the turn takes: a late look is time in which nobody writes."""
+        return min(max(since / 8, 0.0001), 0.002) if first else 0.0005

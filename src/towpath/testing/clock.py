@@ -1,0 +1,27 @@
+"""Time that moves only when it is told to."""
+
+from __future__ import annotations
+
+from towpath.core import checks
+
+START = 1_700_000_000 * checks.SECOND
+"""When every test begins (2023-11-14T22:13:20Z)."""
+
+
+class ManualClock:
+    """A `Clock` that stands still until `advance` or `set`."""
+
+    def __init__(self, now: int = START) -> None:
+        self._now = now
+
+    def now(self) -> int:
+        return self._now
+
+    def advance(self, seconds: float = 0, *, micros: int = 0) -> int:
+        """Go forward; the time then."""
+        self._now += checks.micros(seconds, "seconds") + micros
+        return self._now
+
+    def set(self, now: int) -> None:
+        """Jump anywhere, also back."""
+        self._now = now

@@ -1,0 +1,211 @@
+"""Parts: caps, rates, weights and the fair share inside a queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from towpath.core.checks import SECOND
+from towpath.core.commands import Want
+from towpath.core.job import Release, Retry
+from towpath.core.limits import TURN, Rate
+from towpath.testing.clock import START
+from towpath.testing.suite.desk import Desk, Suite, ids, serial, spec
+
+
+def _fill(desk: Desk, **sizes: int) -> None:
+    """`a=3` appends a0 to a2 of the part a, one part after the other; `_` is no part."""
+    for part, size in sizes.items():
+        desk.append(*[spec(f"{part}{n}", part=None if part == "_" else part) for n in range(size)])
+
+
+class PartSuite(Suite):
+    """Limits of a part, and turns between parts."""
+
+    def test_counts_of_a_part(self, desk: Desk) -> None:
+        _fill(desk, a=3)
+        desk.append(spec("s", part="a", delay=1), spec("b", part="a", after=["a0"]))
+        desk.claim()
+        part = desk.part("a")
+        assert (part.queue, part.name, part.ready, part.running) == ("q", "a", 2, 1)
+        assert (part.paused, part.why, part.cap, part.rate, part.weight) == (False, None, None, None, 1)
+
+    def test_no_row_before_the_first_ready_job(self, desk: Desk) -> None:
+        desk.add("a", part="a", delay=SECOND)
+        assert desk.ledger.parts("q") == {}
+        assert desk.ledger.parts("nowhere") == {}
+        desk.jump(SECOND)
+        desk.upkeep()
+        assert list(desk.ledger.parts("q")) == ["a"]
+
+    def test_parts_take_turns(self, desk: Desk) -> None:
+        _fill(desk, a=4, b=2, c=1)
+        assert ids(desk.claim(n=7)) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+    def test_turns_go_on_from_claim_to_claim(self, desk: Desk) -> None:
+        _fill(desk, a=3, b=3)
+        assert [desk.take().id for _ in range(6)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+    def test_no_part_takes_turns_like_one_part(self, desk: Desk) -> None:
+        _fill(desk, a=3, _=3)
+        taken = [desk.take().id for _ in range(6)]
+        assert sorted(taken[:2]) == ["_0", "a0"]
+        assert sorted(taken[2:4]) == ["_1", "a1"]
+        assert sorted(taken[4:]) == ["_2", "a2"]
+
+    def test_inside_a_part_priority_and_seq_rule(self, desk: Desk) -> None:
+        desk.append(spec("a", part="p"), spec("b", part="p", priority="high"), spec("c", part="p", priority="low"))
+        assert ids(desk.claim(n=3)) == ["b", "a", "c"]
+
+    def test_priority_does_not_jump_the_turn_of_another_part(self, desk: Desk) -> None:
+        _fill(desk, a=2)
+        desk.append(spec("b0", part="b", priority="high"), spec("b1", part="b", priority="high"))
+        assert ids(desk.claim(n=4)) == ["a0", "b0", "a1", "b1"]
+
+    def test_a_part_that_was_away_cannot_claim_the_turns_it_missed(self, desk: Desk) -> None:
+        _fill(desk, a=20)
+        desk.claim(n=10)
+        _fill(desk, b=10)
+        assert Counter(id[0] for id in ids(desk.claim(n=8))) == {"a": 4, "b": 4}
+
+    def test_weights(self, desk: Desk) -> None:
+        _fill(desk, a=40, b=40)
+        desk.set_part("a", weight=3)
+        assert Counter(id[0] for id in ids(desk.claim(n=40))) == {"a": 30, "b": 10}
+
+    def test_weights_hold_over_single_claims(self, desk: Desk) -> None:
+        _fill(desk, a=40, b=40)
+        desk.set_part("b", weight=4)
+        assert Counter(desk.take().id[0] for _ in range(20)) == {"a": 4, "b": 16}
+
+    def test_served_and_clock_move_with_each_turn(self, desk: Desk) -> None:
+        _fill(desk, a=2, b=1)
+        desk.set_part("a", weight=4)
+        desk.claim(n=2)
+        assert (desk.part("a").served, desk.part("b").served) == (TURN // 4, TURN)
+
+    def test_a_paused_part_gives_nothing(self, desk: Desk) -> None:
+        _fill(desk, a=2, b=2)
+        desk.set_part("a", paused=True, why="blocked tenant")
+        assert (desk.part("a").paused, desk.part("a").why) == (True, "blocked tenant")
+        assert ids(desk.claim(n=9)) == ["b0", "b1"]
+        desk.set_part("a", paused=False)
+        assert ids(desk.claim(n=9)) == ["a0", "a1"]
+
+    def test_a_held_part_gives_nothing_before_its_time(self, desk: Desk) -> None:
+        _fill(desk, a=1)
+        desk.set_part("a", not_before=START + SECOND)
+        desk.jump(SECOND - 1)
+        assert desk.claim() == []
+        desk.jump(1)
+        assert ids(desk.claim()) == ["a0"]
+
+    def test_a_cap_bounds_a_part(self, desk: Desk) -> None:
+        _fill(desk, a=3, b=3)
+        desk.set_part("a", cap=1)
+        first = desk.claim(n=9)
+        assert ids(first) == ["a0", "b0", "b1", "b2"]
+        desk.settle(first[0], Retry())
+        assert ids(desk.claim(n=9)) == ["a0"]
+
+    def test_a_cap_of_the_queue_binds_all_parts(self, desk: Desk) -> None:
+        _fill(desk, a=3, b=3)
+        desk.set_queue(cap=3)
+        assert ids(desk.claim(n=9)) == ["a0", "b0", "a1"]
+
+    def test_a_rate_bounds_a_part(self, desk: Desk) -> None:
+        _fill(desk, a=3, b=3)
+        desk.set_part("a", rate=Rate(1, SECOND))
+        assert ids(desk.claim(n=9)) == ["a0", "b0", "b1", "b2"]
+        assert desk.part("a").next_at == START + SECOND
+        assert desk.claim(n=9) == []
+        desk.jump(SECOND)
+        assert ids(desk.claim(n=9)) == ["a1"]
+
+    def test_a_queue_that_is_paused_pauses_its_parts(self, desk: Desk) -> None:
+        _fill(desk, a=1)
+        desk.set_queue(paused=True)
+        assert desk.claim() == []
+
+    def test_all_parts_closed_leaves_what_has_no_part(self, desk: Desk) -> None:
+        _fill(desk, a=2, _=3)
+        desk.set_part("a", paused=True)
+        assert ids(desk.claim(n=2)) == ["_0", "_1"]
+        desk.set_part("a", paused=False)
+        assert sorted(ids(desk.claim(n=2))) == ["_2", "a0"]
+
+    def test_without_parts_there_is_no_rotation(self, desk: Desk) -> None:
+        _fill(desk, _=3)
+        desk.claim(n=2)
+        _fill(desk, a=1)
+        assert ids(desk.claim(n=1)) == ["_2"]
+
+    def test_expired_jobs_of_a_part_do_not_hide_the_next(self, desk: Desk) -> None:
+        desk.append(spec("a", part="p", ttl=SECOND), spec("b", part="p"))
+        desk.jump(SECOND)
+        assert ids(desk.claim(n=9)) == ["b"]
+
+    def test_a_part_with_only_expired_jobs_gives_nothing(self, desk: Desk) -> None:
+        desk.append(spec("a", part="p", ttl=SECOND), spec("b", part="r"))
+        desk.jump(SECOND)
+        assert ids(desk.claim(n=9)) == ["b"]
+        assert desk.part("p").served == 0
+
+    def test_parts_of_the_same_name_in_two_queues_are_two(self, desk: Desk) -> None:
+        desk.append(spec("a", "x", part="p"), spec("b", "y", part="p"))
+        desk.set_part("p", "x", paused=True)
+        assert ids(desk.claim("x", "y")) == ["b"]
+
+    def test_a_pattern_keeps_the_turns_of_each_queue(self, desk: Desk) -> None:
+        desk.append(*[spec(f"x{part}{n}", "t/x", part=part) for part in "ab" for n in range(2)])
+        desk.append(*[spec(f"y{n}", "t/y", priority="high") for n in range(2)])
+        assert ids(desk.claim(Want("t/*", 9))) == ["y0", "y1", "xa0", "xb0", "xa1", "xb1"]
+
+    def test_only_what_was_taken_moves_served(self, desk: Desk) -> None:
+        desk.append(spec("x", "t/x", part="p", priority="low"), spec("y", "t/y", part="p"))
+        assert ids(desk.claim("t/*", n=1)) == ["y"]
+        assert (desk.part("p", "t/x").served, desk.part("p", "t/y").served) == (0, TURN)
+
+    def test_part_settings_left_out_stay(self, desk: Desk) -> None:
+        desk.set_part("p", paused=True, why="x", cap=4, rate=Rate(3), weight=7, not_before=START)
+        before = desk.part("p")
+        assert (before.paused, before.why, before.cap, before.rate) == (True, "x", 4, Rate(3))
+        assert (before.weight, before.next_at) == (7, START)
+        desk.set_part("p")
+        assert desk.part("p") == before
+        desk.set_part("p", why=None, cap=None, rate=None)
+        assert (desk.part("p").why, desk.part("p").cap, desk.part("p").rate) == (None, None, None)
+
+    def test_setting_a_part_twice_is_the_same(self, desk: Desk) -> None:
+        desk.set_part("p", cap=3)
+        with desk.unchanged():
+            desk.set_part("p", cap=3)
+
+    def test_setting_a_part_makes_no_queue(self, desk: Desk) -> None:
+        desk.set_part("p", "new", cap=3)
+        assert "new" not in desk.ledger.queues()
+        assert list(desk.ledger.parts("new")) == ["p"]
+
+    def test_a_part_can_be_set_before_its_first_job(self, desk: Desk) -> None:
+        desk.set_part("a", cap=1)
+        _fill(desk, a=3)
+        assert ids(desk.claim(n=9)) == ["a0"]
+
+    def test_a_serial_part_may_be_paused_like_any_other(self, desk: Desk) -> None:
+        desk.add("a", key=serial("k"))
+        desk.set_part("serial:k", paused=True)
+        assert desk.claim() == []
+        assert desk.part("serial:k").cap == 1
+
+    def test_a_serial_part_set_before_its_first_job_has_its_cap(self, desk: Desk) -> None:
+        desk.set_part("serial:k", weight=2)
+        assert desk.part("serial:k").cap == 1
+
+    def test_released_jobs_keep_their_place(self, desk: Desk) -> None:
+        _fill(desk, a=2)
+        desk.settle(desk.take(), Release())
+        assert ids(desk.claim(n=2)) == ["a0", "a1"]
+
+    def test_many_parts_each_get_one(self, desk: Desk) -> None:
+        desk.append(*[spec(f"{part:03}-{n}", part=f"p{part:03}") for part in range(200) for n in range(2)])
+        taken = desk.claim(n=200)
+        assert len({claim.job.part for claim in taken}) == 200

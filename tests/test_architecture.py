@@ -1,0 +1,345 @@
+"""The house rules as a program: who may import whom, who may read the clock, and how large things may grow.
+
+A new module needs a row in `MAY_IMPORT`; a new third-party package needs a row in `PACKAGES`. Each rule is tried on a tiny
+source that breaks it, so that a rule which catches nothing is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+
+_BASE = ("errors", "clock", "events")
+_DRIVER = ("ledger", "ledger.sql", "core", "errors", "clock")
+
+# Room -> the rooms it may import, besides itself. The room "" is the public surface, `towpath/__init__.py`.
+MAY_IMPORT: Mapping[str, Sequence[str]] = {
+    "errors": (),
+    "clock": (),
+    "events": (),
+    "core": ("errors",),
+    "ledger": ("core", "errors", "clock"),
+    "ledger.sql": ("errors",),
+    "ledger.memory": _DRIVER,
+    "ledger.sqlite": _DRIVER,
+    "ledger.postgres": _DRIVER,
+    "ledger.objects": (*_DRIVER, "ledger.sqlite"),
+    "ledger.remote": (*_DRIVER, "http"),
+    "runtime": ("core", "ledger", *_BASE),
+    "flows": ("core", "ledger", "errors"),
+    "commands": ("core",),
+    "messages": ("core", "ledger", "runtime", *_BASE),
+    "app": ("core", "ledger", "runtime", "flows", "messages", *_BASE),
+    "": ("app", "commands", "core", "ledger", "runtime", "flows", "messages", *_BASE),
+    "http": ("app", "messages", "core", "ledger", *_BASE),
+    "apps": ("", "commands", "flows", "errors"),
+    "cli": ("", "app", "commands", "http", "apps", "errors"),
+    "testing": ("", "app", "commands", "core", "ledger", "ledger.memory", "runtime", "flows", "messages", *_BASE),
+}
+# Only inside a function, so that an optional driver costs nothing until it is opened.
+MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
+    "ledger": ("ledger.memory", "ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote"),
+    "testing": ("ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote", "http"),
+}
+# Third-party package -> the rooms that may import it.
+PACKAGES: Mapping[str, Sequence[str]] = {
+    "msgspec": [room for room in MAY_IMPORT if room not in ("", "commands", *_BASE)],
+    "apsw": ("ledger.sqlite",),
+    "psycopg": ("ledger.postgres",),
+    "psycopg_pool": ("ledger.postgres",),
+    "obstore": ("ledger.objects",),
+    "litestar": ("http",),
+    "uvicorn": ("http",),
+    "pytest": ("testing",),
+    "hypothesis": ("testing",),
+}
+# Standard modules that nobody imports: two SQLite libraries on one file lose commits, and payloads are never code.
+NOBODY = ("sqlite3", "pickle", "marshal", "shelve")
+_PURE = "time threading asyncio os socket random secrets uuid multiprocessing concurrent subprocess signal tempfile pathlib io"
+NOT_IN: Mapping[str, Sequence[str]] = {
+    "core": _PURE.split(" "),
+    "flows": ("time", "threading", "asyncio", "socket", "random"),
+    "ledger": ("time", "threading", "asyncio", "socket", "random", "os"),
+}
+# Readers of the wall clock, which only clock.py may name. Durations (monotonic, perf_counter) are not time.
+_TIME_READERS = "time time_ns localtime gmtime ctime strftime clock_gettime clock_gettime_ns"
+WALL_CLOCK = frozenset(
+    {f"time.{name}" for name in _TIME_READERS.split(" ")}
+    | {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")}
+    | {"datetime.date.today"},
+)
+
+MOST_LINES, WALL_OF_LINES = 400, 600
+MAY_BE_LONG: frozenset[str] = frozenset()
+"""Modules allowed to pass 400 lines. Keep it empty: split instead."""
+MOST_FUNCTION_LINES = 60
+MOST_PUBLIC_METHODS = 18
+MOST_PARAMETERS = 7
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def room_of(module: str) -> str | None:
+    """The room of a module by its dotted name; None if the table has no row for it."""
+    names = module.split(".")[1:]
+    room = ".".join(names[:2]) if names[:1] == ["ledger"] else ".".join(names[:1])
+    return room if room in MAY_IMPORT else None
+
+
+def modules() -> dict[str, str]:
+    """Dotted name -> source of every module of the package."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        names = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(names[:-1] if names[-1] == "__init__" else names)] = path.read_text("utf-8")
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str, tree: ast.Module, is_package: bool) -> Iterator[tuple[int, str, bool]]:
+    """(line, what is imported, inside a function?) for every import of a module."""
+    late = {id(inner) for node in ast.walk(tree) if isinstance(node, Function) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in late
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = module.split(".")[: len(module.split(".")) - node.level + is_package]
+                base = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}", id(node) in late
+
+
+def wrong_arrows(module: str, source: str, known: Mapping[str, str]) -> Iterator[str]:
+    room = room_of(module)
+    if room is None:
+        yield f"{module}: no room for it; add a row to MAY_IMPORT"
+        return
+    is_package = any(other.startswith(f"{module}.") for other in known)
+    for line, target, late in imports(module, ast.parse(source), is_package):
+        top = target.split(".")[0]
+        if top == "towpath":
+            yield from (f"{module}:{line}: {why}" for why in _wrong_arrow(room, _module_in(target, known), late))
+        elif top in NOBODY or top in NOT_IN.get(room, ()):
+            yield f"{module}:{line}: {top} may not be imported here"
+        elif top not in sys.stdlib_module_names and room not in PACKAGES.get(top, ()):
+            yield f"{module}:{line}: the package {top} may not be imported here"
+
+
+def _module_in(target: str, known: Mapping[str, str]) -> str:
+    """`towpath.core.job.Spec` -> `towpath.core.job`."""
+    while target not in known and "." in target and room_of(target) != target.removeprefix("towpath."):
+        target = target.rpartition(".")[0]
+    return target
+
+
+def _wrong_arrow(room: str, target: str, late: bool) -> Iterator[str]:
+    other = room_of(target)
+    if other is None:
+        yield f"{target} has no room"
+    elif other == "testing" and room != "testing":
+        yield "nothing imports testing"
+    elif other != room and other not in MAY_IMPORT[room]:
+        if other not in MAY_IMPORT_LATE.get(room, ()):
+            yield f"{room or 'the public surface'} may not import {other or 'the public surface'}"
+        elif not late:
+            yield f"{room} may import {other} only inside a function"
+
+
+def clock_readers(module: str, source: str) -> Iterator[str]:
+    if module == "towpath.clock":
+        return
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            full = ".".join(filter(None, [names.get(first, ""), rest]))
+            if full in WALL_CLOCK:
+                yield f"{module}:{node.lineno}: {full} is read; only clock.py reads the time"
+
+
+def too_long(module: str, source: str, most: int = MOST_LINES) -> Iterator[str]:
+    lines = source.count("\n")
+    if lines > (WALL_OF_LINES if module in MAY_BE_LONG else most):
+        yield f"{module}: {lines} lines, at most {most}"
+
+
+def too_large(module: str, source: str) -> Iterator[str]:
+    tree = ast.parse(source)
+    methods = {id(node) for cls in ast.walk(tree) if isinstance(cls, ast.ClassDef) for node in cls.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            public = {inner.name for inner in node.body if isinstance(inner, Function) and not inner.name.startswith("_")}
+            if len(public) > MOST_PUBLIC_METHODS:
+                yield f"{module}:{node.lineno}: {node.name} has {len(public)} public methods"
+        elif isinstance(node, Function):
+            yield from (f"{module}:{node.lineno}: {node.name} {why}" for why in _bad_function(node, id(node) in methods))
+
+
+def _bad_function(node: Function, is_method: bool) -> Iterator[str]:
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    if is_method and not any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list):
+        positional = positional[1:]
+    parameters = [*positional, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
+    length = (node.end_lineno or node.lineno) - node.lineno + 1
+    if length > MOST_FUNCTION_LINES:
+        yield f"has {length} lines"
+    if len(parameters) > MOST_PARAMETERS:
+        yield f"has {len(parameters)} parameters"
+    bare = [parameter.arg for parameter in parameters if parameter.annotation is None]
+    if bare or node.returns is None:
+        yield f"is not annotated: {', '.join(bare) or 'what it returns'}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_arrows(module: str) -> None:
+    assert list(wrong_arrows(module, MODULES[module], MODULES)) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_clock_reads_the_time(module: str) -> None:
+    assert list(clock_readers(module, MODULES[module])) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_sizes(module: str) -> None:
+    assert [*too_long(module, MODULES[module]), *too_large(module, MODULES[module])] == []
+
+
+@pytest.mark.parametrize("folder", ["tests", "bench", "examples"])
+def test_no_file_passes_the_wall(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert [why for path in files for why in too_long(path.name, path.read_text("utf-8"), WALL_OF_LINES)] == []
+
+
+def test_the_exceptions_are_still_needed() -> None:
+    short = {name for name in MAY_BE_LONG if MODULES.get(name, "").count("\n") <= MOST_LINES}
+    assert short == set(), "take these out of MAY_BE_LONG"
+
+
+WRONG_ARROWS = [
+    ("towpath.errors", "from towpath.core.job import Job", "errors may not import core"),
+    ("towpath.clock", "import msgspec", "the package msgspec"),
+    ("towpath.core.job", "from towpath.clock import Clock", "core may not import clock"),
+    ("towpath.core.job", "from towpath import ledger", "core may not import ledger"),
+    ("towpath.core.job", "from ..ledger import Ledger", "core may not import ledger"),
+    ("towpath.core.job", "def f() -> None:\n    import time", "time may not"),
+    ("towpath.core.job", "import os.path", "os may not"),
+    ("towpath.core.job", "from random import Random", "random may not"),
+    ("towpath.core.job", "from asyncio import sleep", "asyncio may not"),
+    ("towpath.core.job", "import threading", "threading may not"),
+    ("towpath.core.job", "import socket", "socket may not"),
+    ("towpath.ledger", "from towpath.ledger.memory import MemoryLedger", "only inside a function"),
+    ("towpath.ledger", "from .memory import MemoryLedger", "only inside a function"),
+    ("towpath.ledger.memory", "from towpath.ledger.sqlite import SqliteLedger", "may not import ledger.sqlite"),
+    ("towpath.ledger.memory", "def f() -> None:\n    from towpath.ledger import sqlite", "may not import ledger.sqlite"),
+    ("towpath.ledger.memory", "import apsw", "the package apsw"),
+    ("towpath.ledger.sqlite.store", "import sqlite3", "sqlite3 may not"),
+    ("towpath.ledger.sqlite.store", "from towpath.app import new_id", "may not import app"),
+    ("towpath.ledger.redis", "", "no room"),
+    ("towpath.runtime.worker", "from towpath.app import App", "runtime may not import app"),
+    ("towpath.runtime.worker", "from towpath.ledger.sqlite import SqliteLedger", "may not import ledger.sqlite"),
+    ("towpath.flows.plan", "from towpath.runtime.committer import Committer", "flows may not import runtime"),
+    ("towpath.http.server", "from towpath.runtime.worker import Worker", "http may not import runtime"),
+    ("towpath.apps.sync", "from towpath.core.job import Job", "apps may not import core"),
+    ("towpath.cli", "from towpath.ledger import open_ledger", "cli may not import ledger"),
+    ("towpath.cli", "from towpath.testing import suite", "nothing imports testing"),
+    ("towpath.app", "from towpath.testing.clock import ManualClock", "nothing imports testing"),
+    ("towpath.app", "import requests", "the package requests"),
+    ("towpath.app", "import pickle", "pickle may not"),
+]
+RIGHT_ARROWS = [
+    ("towpath.core.job", "import re\nimport msgspec\nfrom towpath.core import checks\nfrom towpath.errors import Refused"),
+    ("towpath.ledger", "def f() -> None:\n    from towpath.ledger.sqlite import SqliteLedger"),
+    ("towpath.ledger.sqlite.store", "import apsw\nfrom towpath.ledger.sqlite import rows\nfrom towpath.ledger import Ledger"),
+    ("towpath.apps.sync", "import towpath\nfrom towpath.flows.plan import Plan\nfrom towpath.commands import Append"),
+    ("towpath.cli", "from towpath.apps.sync import main\nfrom towpath.http.server import serve"),
+    ("towpath.testing.suite", "import pytest\nimport towpath\nfrom towpath.testing.clock import ManualClock"),
+]
+
+
+@pytest.mark.parametrize(("module", "source", "why"), WRONG_ARROWS)
+def test_a_wrong_arrow_is_caught(module: str, source: str, why: str) -> None:
+    found = list(wrong_arrows(module, source, MODULES))
+    assert len(found) == 1
+    assert why in found[0]
+
+
+@pytest.mark.parametrize(("module", "source"), RIGHT_ARROWS)
+def test_a_right_arrow_is_not(module: str, source: str) -> None:
+    assert list(wrong_arrows(module, source, MODULES)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time as t\nt.time_ns()",
+        "from time import time_ns as n\nn()",
+        "import datetime\ndatetime.datetime.now()",
+        "import datetime as d\nd.date.today()",
+        "from datetime import datetime\nclock = datetime.utcnow",
+        "def f() -> None:\n    from time import time\n    time()",
+    ],
+)
+def test_a_reader_of_the_clock_is_caught(source: str) -> None:
+    assert len(list(clock_readers("towpath.runtime.worker", source))) == 1
+    assert list(clock_readers("towpath.clock", source)) == []
+
+
+def test_a_duration_is_not_the_time() -> None:
+    source = "import time\nfrom datetime import datetime\ntime.monotonic()\ntime.sleep(1)\ndatetime.fromtimestamp(0)"
+    assert list(clock_readers("towpath.runtime.worker", source)) == []
+
+
+SEVEN, EIGHT = (", ".join(f"{name}: int" for name in names) for names in ("abcdefg", "abcdefgh"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def f() -> None:\n" + "    pass\n" * 60, "has 61 lines"),
+        (f"def f({EIGHT}) -> None: ...", "has 8 parameters"),
+        (f"class C:\n    def f(self, {EIGHT}) -> None: ...", "has 8 parameters"),
+        (f"class C:\n    @staticmethod\n    def f({EIGHT}) -> None: ...", "has 8 parameters"),
+        (f"def f({SEVEN}, *more: int) -> None: ...", "has 8 parameters"),
+        ("class C:\n" + "".join(f"    def f{n}(self) -> None: ...\n" for n in range(19)), "has 19 public methods"),
+        ("def f(a) -> None: ...", "is not annotated: a"),
+        ("def f(*a, **b) -> None: ...", "is not annotated: a, b"),
+        ("async def f(): ...", "is not annotated: what it returns"),
+    ],
+)
+def test_a_thing_that_is_too_large_is_caught(source: str, why: str) -> None:
+    found = list(too_large("towpath.x", source))
+    assert len(found) == 1
+    assert why in found[0]
+
+
+def test_a_thing_of_the_right_size_is_not() -> None:
+    methods = "".join(f"    def f{n}(self) -> None: ...\n" for n in range(18)) + "    def _more(self) -> None: ...\n"
+    source = f"class C:\n{methods}    def __init__(self, {SEVEN}) -> None:\n" + "        pass\n" * 59
+    assert list(too_large("towpath.x", source)) == []
+
+
+def test_a_file_that_is_too_long_is_caught() -> None:
+    assert list(too_long("towpath.x", "\n" * 401)) == ["towpath.x: 401 lines, at most 400"]
+    assert list(too_long("towpath.x", "\n" * 400)) == []
+    assert list(too_long("tests.x", "\n" * 601, WALL_OF_LINES)) == ["tests.x: 601 lines, at most 600"]

@@ -1,0 +1,103 @@
+"""The documents say what the program does: code runs, tables are complete, diagrams match, links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from towpath import errors
+from towpath.core import lifecycle
+from towpath.core.job import Reason, State
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_ARROW = re.compile(r"^\s*(\S+) --> (\S+)$", re.MULTILINE)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for kind, body in _BLOCK.findall(text) if kind == language]
+
+
+def arrows(text: str) -> list[tuple[str, str]]:
+    return [arrow for body in blocks(text, "mermaid") for arrow in _ARROW.findall(body)]
+
+
+README = ROOT / "README.md"
+PROGRAMS = [(page, number) for page in PAGES for number in range(len(blocks(page.read_text("utf-8"), "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), PROGRAMS, ids=[f"{page.name}-{number}" for page, number in PROGRAMS])
+def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", blocks(page.read_text("utf-8"), "python")[number]]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_quick_start_of_the_readme_is_the_example() -> None:
+    assert blocks(README.read_text("utf-8"), "python")[0] == (ROOT / "examples" / "quickstart.py").read_text("utf-8")
+
+
+def error_classes() -> Iterator[type[errors.TowpathError]]:
+    for _, value in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(value, errors.TowpathError) and value.__module__ == errors.__name__:
+            yield value
+
+
+def error_rows() -> dict[str, list[str]]:
+    lines = (ROOT / "docs" / "errors.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_every_error_has_a_row_and_no_row_is_left_over() -> None:
+    assert sorted(error_rows()) == sorted(each.__name__ for each in error_classes())
+
+
+def test_the_table_of_errors_tells_what_to_do() -> None:
+    for each in error_classes():
+        nature, when, remedy = error_rows()[each.__name__]
+        assert nature == ("retryable" if each.retryable else "fatal" if each.fatal else ""), each
+        assert when
+        assert remedy
+
+
+def test_the_tree_of_errors_names_every_class() -> None:
+    assert [each.__name__ for each in error_classes() if each.__name__ not in (errors.__doc__ or "")] == []
+
+
+EVERY_ARROW = sorted(("[*]" if before is None else before.value, after.value) for before, after in lifecycle.TRANSITIONS)
+
+
+def test_the_diagram_of_states_is_the_table() -> None:
+    assert sorted(arrows((ROOT / "docs" / "states.md").read_text("utf-8"))) == EVERY_ARROW
+
+
+def test_the_diagram_in_the_source_is_the_table() -> None:
+    assert sorted(arrows(lifecycle.__doc__ or "")) == EVERY_ARROW
+
+
+def test_a_missing_arrow_would_be_noticed() -> None:
+    assert arrows("```mermaid\n    ready --> running\n```\nnot --> here\n") == [("ready", "running")]
+
+
+def test_the_table_of_states_has_every_reason() -> None:
+    lines = (ROOT / "docs" / "states.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|", 2)] for line in lines if line.startswith("| `")]
+    states = [row for row in rows if row[0] in list(State)]
+    named = {State(row[0]): {Reason(name) for name in re.findall(r"\w+", row[2])} for row in states}
+    assert named == {state: reasons - {Reason.NONE} for state, reasons in lifecycle.REASONS.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_to_files(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text("utf-8")) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []

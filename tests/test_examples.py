@@ -1,0 +1,41 @@
+"""Every example runs as it stands, in a process and a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+SAYS = {
+    "quickstart.py": ["waits for 1 job", "attempt 2 at publish", "finished: done", "done=2", "['publish', 'shrink']"],
+    "demo.py": [
+        "in the order of priority: True",
+        "after 2 attempts: failed/exhausted",
+        "ran: read, broken, work 1, work 2, work 3, write",
+        "before the seal 0 ran, after it 50; the group is closed, done",
+        "callbacks that ran: 1",
+        "upkeep took back 200 leases",
+        "LostClaim",
+        "everything adds up",
+    ],
+}
+
+
+def test_every_example_is_run() -> None:
+    assert sorted(SAYS) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, str(EXAMPLES / name)]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    for words in SAYS[name]:
+        assert words in ended.stdout

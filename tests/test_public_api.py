@@ -1,0 +1,145 @@
+"""The public surface is a promise: it changes on purpose, here, and nowhere by accident."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from types import ModuleType
+
+import msgspec
+import pytest
+
+import towpath
+import towpath.commands
+import towpath.core.commands
+from towpath import app
+
+SURFACE = [
+    "After",
+    "Claim",
+    "Counts",
+    "Done",
+    "Explanation",
+    "Fail",
+    "GroupView",
+    "Job",
+    "Key",
+    "KeyPolicy",
+    "Ledger",
+    "NoteView",
+    "Page",
+    "PartView",
+    "Query",
+    "QueueView",
+    "Rate",
+    "Reason",
+    "Refuse",
+    "Release",
+    "Retry",
+    "Selector",
+    "Snooze",
+    "Spec",
+    "State",
+    "Stop",
+    "commands",
+    "errors",
+    "micros",
+    "new_id",
+    "open_ledger",
+]
+
+MOST_NAMES = 40
+
+
+def test_the_surface_is_exactly_this() -> None:
+    assert sorted(towpath.__all__) == sorted(SURFACE)
+
+
+def test_the_surface_is_small() -> None:
+    assert len(towpath.__all__) == len(set(towpath.__all__)) <= MOST_NAMES
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_every_name_exists_and_says_what_it_is(name: str) -> None:
+    thing = getattr(towpath, name)
+    assert thing.__doc__, f"towpath.{name} has no docstring"
+    assert isinstance(thing, ModuleType) or thing.__doc__ != object.__doc__
+
+
+def test_star_import_gives_the_surface() -> None:
+    names: dict[str, object] = {}
+    exec("from towpath import *", names)
+    assert set(SURFACE) == names.keys() - {"__builtins__"}
+
+
+def _language() -> Iterator[str]:
+    """Every public class of core.commands, and the two unions."""
+    module = towpath.core.commands
+    for name, value in vars(module).items():
+        if name in ("Command", "Result") or (inspect.isclass(value) and value.__module__ == module.__name__ and name[0] != "_"):
+            yield name
+
+
+def test_commands_are_all_there() -> None:
+    assert sorted(towpath.commands.__all__) == sorted(_language())
+    for name in towpath.commands.__all__:
+        assert getattr(towpath.commands, name) is getattr(towpath.core.commands, name)
+
+
+def test_every_command_has_its_own_tag() -> None:
+    tags = [kind.__struct_config__.tag for kind in towpath.core.commands.Command.__args__]
+    assert None not in tags
+    assert len(tags) == len(set(tags))
+    assert all(issubclass(kind, msgspec.Struct) for kind in towpath.core.commands.Result.__args__)
+
+
+def test_the_two_claims_are_different_things() -> None:
+    assert towpath.Claim is not towpath.commands.Claim  # type: ignore[comparison-overlap]
+
+
+def test_new_ids_grow() -> None:
+    ids = [towpath.new_id() for _ in range(10_000)]
+    assert ids == sorted(set(ids))
+    assert {len(id) for id in ids} == {36}
+    assert {id[14] for id in ids} == {"7"}
+
+
+def test_new_ids_of_many_threads_are_different() -> None:
+    made: list[list[str]] = []
+    start = threading.Barrier(8)
+
+    def make() -> None:
+        start.wait()
+        made.append([towpath.new_id() for _ in range(2_000)])
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id for ids in made for id in ids}) == 16_000
+    assert all(ids == sorted(ids) for ids in made)
+
+
+def _send_ids(pipe: Connection) -> None:
+    pipe.send([towpath.new_id() for _ in range(1_000)])
+    pipe.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_ids_of_its_own_even_if_the_lock_was_held() -> None:
+    towpath.new_id()
+    context = multiprocessing.get_context("fork")
+    near, far = context.Pipe()
+    with app._sources[os.getpid()]._lock:
+        child = context.Process(target=_send_ids, args=(far,))
+        child.start()
+    assert near.poll(30), "the child hangs: it waits for a lock of its parent"
+    theirs = near.recv()
+    child.join()
+    assert not set(theirs) & {towpath.new_id() for _ in range(1_000)}
