@@ -186,7 +186,9 @@ def too_large(module: str, source: str) -> Iterator[str]:
     methods = {id(node) for cls in ast.walk(tree) if isinstance(cls, ast.ClassDef) for node in cls.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            public = {inner.name for inner in node.body if isinstance(inner, Function) and not inner.name.startswith("_")}
+            # Tests of a shipped suite are called by pytest alone; they widen no interface.
+            named = {inner.name for inner in node.body if isinstance(inner, Function)}
+            public = {name for name in named if not name.startswith(("_", "test_"))}
             if len(public) > MOST_PUBLIC_METHODS:
                 yield f"{module}:{node.lineno}: {node.name} has {len(public)} public methods"
         elif isinstance(node, Function):
@@ -335,6 +337,7 @@ def test_a_thing_that_is_too_large_is_caught(source: str, why: str) -> None:
 
 def test_a_thing_of_the_right_size_is_not() -> None:
     methods = "".join(f"    def f{n}(self) -> None: ...\n" for n in range(18)) + "    def _more(self) -> None: ...\n"
+    methods += "".join(f"    def test_{n}(self) -> None: ...\n" for n in range(30))
     source = f"class C:\n{methods}    def __init__(self, {SEVEN}) -> None:\n" + "        pass\n" * 59
     assert list(too_large("towpath.x", source)) == []
 

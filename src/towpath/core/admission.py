@@ -9,112 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
 from towpath.core.commands import GroupState, Placed
+from towpath.core.facts import (
+    Admission,
+    Facts,
+    GroupFact,
+    Holder,
+    KeyName,
+    KeyTaken,
+    Known,
+    Origin,
+    Room,
+    key_of,
+    namespace,
+    node,
+)
 from towpath.core.job import FINISHED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, purge_time
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
 
-
-class Known(msgspec.Struct, frozen=True, gc=False):
-    """A job, or what is left of one (`gone`). `alias` is set where the id was refused in favour of another job."""
-
-    id: str
-    seq: int
-    state: State
-    gone: bool = False
-    alias: str | None = None
-
-
-class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits for to stop."""
-
-    id: str
-    seq: int
-    state: State | None
-    until: int
-    runner: int | None = None
-
-
-class Room(msgspec.Struct, frozen=True, gc=False):
-    """A queue: how much fits, how much waits, how long it keeps what is finished."""
-
-    capacity: int | None = None
-    depth: int = 0
-    retention: int | None = None
-
-
-class GroupFact(msgspec.Struct, frozen=True, gc=False):
-    state: GroupState
-    outcome: State | None = None
-
-
-KeyName = tuple[str, str]
-"""(namespace, key)"""
-
-
-class Facts(msgspec.Struct, kw_only=True):
-    """`known` covers the ids of the specs and of their dependencies, and the targets of aliases among them. `downstream`
-    names, for each node of `walks(...)`, all unfinished jobs (by id) and groups (by `node`) that wait for it."""
-
-    known: Mapping[str, Known] = {}
-    holders: Mapping[KeyName, Holder] = {}
-    groups: Mapping[str, GroupFact] = {}
-    rooms: Mapping[str, Room] = {}
-    downstream: Mapping[str, frozenset[str]] = {}
-
-
-class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Where specs come from when not from outside: a settling job (which may add to its own group) or a closing group.
-    Neither is ever refused for want of room."""
-
-    parent: str | None = None
-    group: str | None = None
-    correlation_id: str | None = None
-
-
-class KeyTaken(msgspec.Struct, frozen=True, gc=False):
-    name: KeyName
-    id: str
-    seq: int
-    until: int
-    runner: int | None
-
-
-class Admission(msgspec.Struct):
-    answers: tuple[Placed, ...] = ()
-    jobs: list[Job] = []
-    edges: list[tuple[int, int, bool]] = []
-    """(src seq, dst seq, run_anyway)"""
-    gates: list[tuple[str, int, bool]] = []
-    """(group, dst seq, run_anyway)"""
-    aliases: list[tuple[str, str]] = []
-    """(refused id, id of the winner)"""
-    keys: list[KeyTaken] = []
-    freed: list[KeyName] = []
-    """Keys taken by jobs that ended in this very append, so that nobody holds them."""
-    superseded: list[tuple[int, int]] = []
-    """(waiting job, the newer one its dependents now wait for), older jobs only. Where the newer one ended in this very
-    append the dependents stay with the older one (which is named twice) and share its fate."""
-    asked: list[int] = []
-    """Running jobs to be asked to stop because they are superseded."""
-
-
-def namespace(queue: str) -> str:
-    return queue.partition("/")[0] if "/" in queue else ""
-
-
-def key_of(spec: Spec) -> KeyName | None:
-    """The key row a spec needs. A serial key is a part, not a row."""
-    if spec.key is None or spec.key.policy is KeyPolicy.SERIAL:
-        return None
-    return namespace(spec.queue), spec.key.name
-
-
-def node(group: str) -> str:
-    """A group as a node among job ids in a dependency walk (no id contains NUL)."""
-    return f"\0{group}"
+__all__ = [
+    "Admission",
+    "Facts",
+    "GroupFact",
+    "Holder",
+    "KeyName",
+    "KeyTaken",
+    "Known",
+    "Origin",
+    "Room",
+    "admit",
+    "key_of",
+    "namespace",
+    "node",
+    "walks",
+]
 
 
 def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
@@ -191,49 +120,22 @@ def _job(
         parent = parent or origin.parent
         correlation = correlation or origin.correlation_id
     # By position, in the order of the fields: a keyword call of this size costs three times as much.
+    # fmt: off
     return Job(
-        spec.id,
-        seq,
-        spec.queue,
-        part,
-        spec.kind,
+        spec.id, seq, spec.queue, part, spec.kind,
         spec.priority,  # type: ignore[arg-type]  # a number since Spec.__post_init__
-        state,
-        reason,
-        ready_at,
+        state, reason, ready_at,
         None if spec.ttl is None else now + spec.ttl,
-        0,
-        0,
-        0,
-        spec.max_attempts,
-        spec.max_losses,
-        0,
-        None,
-        None,
-        None,
-        0,
-        None,
-        None,
-        spec.timeout,
-        spec.retention,
-        purge_at,
-        waits,
-        spec.group,
-        parent,
-        spec.generation,
+        0, 0, 0, spec.max_attempts, spec.max_losses,
+        0, None, None, None, 0, None, None,
+        spec.timeout, spec.retention, purge_at, waits, spec.group, parent, spec.generation,
         None if key is None else key.name,
         None if key is None else key.policy,
-        None,
-        None,
-        correlation,
-        now,
-        None,
+        None, None, correlation, now, None,
         None if ending is None else now,
-        len(spec.payload),
-        spec.content_type,
-        spec.payload,
-        spec.headers,
+        len(spec.payload), spec.content_type, spec.payload, spec.headers,
     )
+    # fmt: on
 
 
 class _Admitting:

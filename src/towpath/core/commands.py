@@ -48,6 +48,10 @@ class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     token: str = ""
 
+    def __post_init__(self) -> None:
+        if self.token != "":
+            checks.text("token", self.token)
+
 
 class Append(_Value, frozen=True, gc=False, tag="append"):
     """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs."""
@@ -80,6 +84,7 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
     lease: int
 
     def __post_init__(self) -> None:
+        _Tokened.__post_init__(self)
         checks.text("owner", self.owner, least=1)
         checks.whole("lease", self.lease, 1, MAX_LEASE)
         force_setattr(self, "wants", tuple(self.wants))
@@ -97,6 +102,8 @@ class Renew(_Value, frozen=True, gc=False, tag="renew"):
         force_setattr(self, "held", tuple(self.held))
         checks.whole("lease", self.lease, 1, MAX_LEASE)
         checks.whole("len(held)", len(self.held), 0, MAX_SPECS)
+        for id, _ in self.held:
+            checks.text("held", id)
 
 
 class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
@@ -110,6 +117,7 @@ class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
     ttl: int | None = None
 
     def __post_init__(self) -> None:
+        _Tokened.__post_init__(self)
         checks.text("key", self.key, checks.MAX_KEY, least=1)
         checks.optional_whole("expect", self.expect)
         checks.optional_whole("ttl", self.ttl, least=1)
@@ -129,6 +137,7 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
     within: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
+        checks.text("id", self.id)
         if self.spawn:
             force_setattr(self, "spawn", tuple(self.spawn))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
@@ -145,6 +154,7 @@ class Progress(_Value, frozen=True, gc=False, tag="progress"):
     cursor: bytes | None = None
 
     def __post_init__(self) -> None:
+        checks.text("id", self.id)
         checks.optional_whole("done", self.done, most=2**62)
         checks.optional_whole("total", self.total, most=2**62)
         if self.cursor is not None:
@@ -198,6 +208,7 @@ class _Bulk(_Tokened, frozen=True, kw_only=True, gc=False):
     limit: int = MAX_BULK
 
     def __post_init__(self) -> None:
+        _Tokened.__post_init__(self)
         checks.whole("limit", self.limit, 1, MAX_BULK)
 
 
@@ -232,12 +243,19 @@ class Open(_Value, frozen=True, gc=False, tag="open"):
                     raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected="specs without after and group")
 
 
-class Seal(_Value, frozen=True, gc=False, tag="seal"):
+class _OfGroup(_Value, frozen=True, gc=False):
     group: str
 
+    def __post_init__(self) -> None:
+        checks.text("group", self.group, least=1)
 
-class Abort(_Value, frozen=True, gc=False, tag="abort"):
-    group: str
+
+class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
+    pass
+
+
+class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
+    pass
 
 
 class SetQueue(_Value, frozen=True, kw_only=True, gc=False, tag="set-queue"):
@@ -299,23 +317,8 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
         checks.whole("limit", self.limit, 1, MAX_BULK)
 
 
-Command = (
-    Append
-    | Claim
-    | Renew
-    | Settle
-    | Progress
-    | Cancel
-    | Revive
-    | Purge
-    | Open
-    | Seal
-    | Abort
-    | SetQueue
-    | SetPart
-    | Note
-    | Upkeep
-)
+_OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
+Command = _OfJobs | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
 
 
 class Placed(_Value, frozen=True, gc=False):

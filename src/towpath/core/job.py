@@ -18,6 +18,8 @@ SERIAL = "serial:"
 
 
 class State(StrEnum):
+    """Where a job is in its life. `docs/states.md` draws the arrows between them."""
+
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -53,6 +55,8 @@ class Reason(StrEnum):
 
 
 class KeyPolicy(StrEnum):
+    """What a second job with the same key does: is the first one, replaces it, or waits until it has run."""
+
     UNIQUE = "unique"
     REPLACE = "replace"
     SERIAL = "serial"
@@ -232,6 +236,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, gc=False, tag="done"):
+    """Finished well, with an optional result."""
+
     result: bytes | None = None
 
     def __post_init__(self) -> None:

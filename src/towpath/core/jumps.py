@@ -13,7 +13,7 @@ KEPT = 16
 class Jumps:
     """Fed with the time of every `apply`. A process that slept, or a clock that was set, must not look like a dead worker."""
 
-    __slots__ = ("_last", "_jumps")
+    __slots__ = ("_jumps", "_last")
 
     def __init__(self) -> None:
         self._last: int | None = None

@@ -38,6 +38,8 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueView(msgspec.Struct, frozen=True, gc=False):
+    """A queue: its exact counts and its settings."""
+
     name: str
     counts: Counts
     oldest_ready: int | None
@@ -53,6 +55,8 @@ class QueueView(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartView(msgspec.Struct, frozen=True, gc=False):
+    """A part of a queue: what waits and runs in it, and its limits."""
+
     queue: str
     name: str
     ready: int
@@ -67,6 +71,8 @@ class PartView(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupView(msgspec.Struct, frozen=True, gc=False):
+    """A group: where it is in its life, how it ended, and the exact counts of its members."""
+
     id: str
     state: GroupState
     outcome: State | None
@@ -82,6 +88,8 @@ class GroupView(msgspec.Struct, frozen=True, gc=False):
 
 
 class NoteView(msgspec.Struct, frozen=True, gc=False):
+    """A note as it stands; `version` changes with every write, `fence` only when it is made anew."""
+
     key: str
     value: bytes
     version: int
@@ -143,5 +151,7 @@ def page_seq(page: object) -> int:
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
+    """Some of the jobs a query found; `next` is the `page` to ask for what follows, None at the end."""
+
     jobs: tuple[Job, ...]
     next: str | None

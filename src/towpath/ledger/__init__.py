@@ -32,6 +32,8 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Ledger(Protocol):
+    """What every ledger can do. `apply` writes; everything else only reads, except `close`."""
+
     @property
     def capabilities(self) -> Capabilities: ...
 

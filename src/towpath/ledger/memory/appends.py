@@ -25,6 +25,9 @@ from towpath.core.job import Reason, Spec, State
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Tombstone
 
+NOTHING = Facts()
+"""The facts about most appends."""
+
 
 def decide(book: Book, specs: Sequence[Spec], now: int, origin: Origin | None = None) -> Admission:
     """What an append would do; raises `Refused`. Writes nothing."""
@@ -35,10 +38,11 @@ def insert(book: Book, admission: Admission, now: int) -> list[int]:
     """Write an admission up to its keys and groups; the superseded jobs, which are still to be finished."""
     for job in admission.jobs:
         book.add(job)
-    for src, dst, run_anyway in admission.edges:
-        book.link(src, dst, run_anyway)
-    for group, dst, run_anyway in admission.gates:
-        book.gate(group, dst, run_anyway)
+    if admission.edges or admission.gates:
+        _write_edges(book, admission)
+    if not (admission.keys or admission.aliases or admission.freed):
+        # Only keys make an append ask or end older jobs.
+        return []
     for seq in admission.asked:
         job = book.jobs[seq]
         if job.cancel_requested is None:
@@ -47,6 +51,13 @@ def insert(book: Book, admission: Admission, now: int) -> list[int]:
         _move_edges(book, old, newer)
     _write_keys(book, admission, now)
     return [old for old, _ in admission.superseded]
+
+
+def _write_edges(book: Book, admission: Admission) -> None:
+    for src, dst, run_anyway in admission.edges:
+        book.link(src, dst, run_anyway)
+    for group, dst, run_anyway in admission.gates:
+        book.gate(group, dst, run_anyway)
 
 
 def _move_edges(book: Book, old: int, newer: int) -> None:
@@ -81,7 +92,7 @@ def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
         if spec.after or spec.group is not None or spec.key is not None:
             plain = False
     if plain:
-        return Facts(known=known, rooms=rooms)
+        return Facts(known=known, rooms=rooms) if known or rooms else NOTHING
     holders = _holders(book, specs, known, now)
     downstream = {name: _downstream(book, name) for name in walks(specs, holders)}
     groups = _groups(book, specs)
@@ -119,7 +130,9 @@ def _holders(book: Book, specs: Sequence[Spec], known: dict[str, Known], now: in
         # A runner that has stopped is nothing to wait for.
         runner = None if row.runner is None else book.jobs.get(row.runner)
         running = runner is not None and runner.state is State.RUNNING
-        holders[row.name] = Holder(row.id, row.seq, job and job.state, row.until, row.runner if running else None)
+        holders[row.name] = Holder(
+            row.id, row.seq, None if job is None else job.state, row.until, row.runner if running else None
+        )
         _know(book, known, row.id)
         if row.until > now and row.id not in ids:
             known.setdefault(row.id, Known(row.id, row.seq, State.DONE, True))

@@ -56,9 +56,15 @@ class Book:
         self.replies: dict[str, tuple[Result | Claims, int]] = {}
         self.leases: Timeline[int] = Timeline(self._leased)
         self.expiries: Timeline[int] = Timeline(self._expires)
-        self.tombstone_ends: Timeline[str] = Timeline(lambda at, id: (row := self.tombstones.get(id)) is not None and row.until == at)
-        self.reply_ends: Timeline[str] = Timeline(lambda at, token: (row := self.replies.get(token)) is not None and row[1] == at)
-        self.note_ends: Timeline[str] = Timeline(lambda at, key: (row := self.notes.get(key)) is not None and row.expires_at == at)
+        self.tombstone_ends: Timeline[str] = Timeline(
+            lambda at, name: (row := self.tombstones.get(name)) is not None and row.until == at
+        )
+        self.reply_ends: Timeline[str] = Timeline(
+            lambda at, token: (row := self.replies.get(token)) is not None and row[1] == at
+        )
+        self.note_ends: Timeline[str] = Timeline(
+            lambda at, key: (row := self.notes.get(key)) is not None and row.expires_at == at
+        )
         self.key_ends: Timeline[KeyName] = Timeline(self._key_ends)
 
     def find(self, id: str) -> Job | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,8 +18,8 @@ from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Group
 
 
-def end(book: Book, job: Job, state: State, reason: Reason, now: int, **changes: Any) -> None:
-    """A job ends. What waits for it is the business of a `Finishing`."""
+def end(book: Book, job: Job, state: State, reason: Reason, now: int, changes: Mapping[str, Any] = {}) -> None:
+    """A job ends, with some changes more. What waits for it is the business of a `Finishing`."""
     purge_at = purge_time(state, now, job.retention, book.queues[job.queue].retention)
     ended = replace(
         job,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from towpath.core.job import Job, State
 
-K = TypeVar("K", int, str, tuple[str, str])
+K = TypeVar("K", bound=Hashable)
 
 SLACK = 1024
 READY = State.READY

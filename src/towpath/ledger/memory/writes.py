@@ -27,7 +27,7 @@ def append(book: Book, command: Append, now: int) -> Appended:
 
 def _write(book: Book, admission: Admission, now: int) -> None:
     superseded = insert(book, admission, now)
-    touched = {job.group for job in admission.jobs if job.group is not None}
+    touched = [job.group for job in admission.jobs if job.group is not None]
     if superseded or touched:
         finishing = Finishing(book, now)
         finishing.add(superseded, State.CANCELED, Reason.SUPERSEDED)
@@ -75,7 +75,7 @@ def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
         if type(outcome) is Release or type(outcome) is Refuse:
             _give_back(book, job, now)
     if state in FINISHED:
-        end(book, job, state, change.reason, now, **changes)
+        end(book, job, state, change.reason, now, changes)
         if job.group is not None or job.seq in book.edges_out:
             finishing = Finishing(book, now)
             finishing.follow([job.seq], state, set())

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import apsw
 
 from towpath.clock import Clock, SystemClock
-from towpath.core.commands import Command, Placed
+from towpath.core import checks
+from towpath.core.commands import Append, Command, Placed
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
@@ -30,7 +31,7 @@ from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
-from towpath.ledger.sqlite.play import play
+from towpath.ledger.sqlite.play import check_commands, play
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
@@ -72,8 +73,8 @@ class SqliteLedger:
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
-        if now is None:
-            now = self._clock.now()
+        now = self._now(now)
+        check_commands(commands)
         with self._write_lock, self._translated():
             self._guard()
             self._inside = threading.get_ident()
@@ -136,7 +137,7 @@ class SqliteLedger:
         if connection is self._db:
             raise NestedCall(path=str(self.path))
         with self._translated():
-            return guests.append_on(connection, tuple(specs), self._clock.now() if now is None else now)
+            return guests.append_on(connection, Append(tuple(specs)).specs, self._now(now))
 
     def get(self, id: str) -> Job | None:
         return self._read(lambda db: reads.get(db, id))
@@ -216,7 +217,13 @@ class SqliteLedger:
 
     def _time(self, db: apsw.Connection, now: int | None) -> int:
         last: int = one(db, "SELECT last FROM towpath_meta")[0]
-        return max(self._clock.now() if now is None else now, last)
+        return max(self._now(now), last)
+
+    def _now(self, now: int | None) -> int:
+        if now is None:
+            return self._clock.now()
+        checks.whole("now", now)
+        return now
 
     def _guard(self) -> None:
         if self._closed:

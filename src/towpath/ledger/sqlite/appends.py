@@ -70,12 +70,13 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     if not related:
         return Facts(known=_known(batch, ids), rooms=rooms)
     ids.update(after.id for spec in related for after in spec.after if not after.group)
-    known = _known(batch, ids)
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
     holders = _holders(batch, {key for spec in related if (key := key_of(spec)) is not None})
+    # A dependency on a refused id is one on the holder of its key.
+    ids.update(holder.id for holder in holders.values())
     return Facts(
-        known=known,
+        known=_known(batch, ids),
         holders=holders,
         groups=_group_facts(batch, groups),
         rooms=rooms,

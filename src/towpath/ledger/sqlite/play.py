@@ -65,11 +65,16 @@ def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
             answers += appends.append(batch, run)
         elif kind is Settle:
             answers += settles.settle_run(batch, run)
-        elif kind in _SINGLE:
-            answers += [_single(batch, command) for command in run]
         else:
-            raise InvalidInput(field="command", value=run[0], expected="a command of towpath.core.commands")
+            answers += [_single(batch, command) for command in run]
     return answers
+
+
+def check_commands(commands: Sequence[Command]) -> None:
+    """Before anything is begun: are these commands at all?"""
+    for command in commands:
+        if type(command) not in _SINGLE and type(command) is not Append and type(command) is not Settle:
+            raise InvalidInput(field="command", value=command, expected="a command of towpath.core.commands")
 
 
 def _single(batch: Batch, command: Any) -> Answer:
@@ -103,7 +108,7 @@ def _worth_keeping(answer: Answer) -> str:
 
 
 def _recall(batch: Batch, command: Any) -> Answer | None:
-    row = one(batch.db, named("read_reply"), (command.token, batch.now))
+    row = one(batch.db, named("read_reply"), (command.token,))
     if row is None:
         return None
     if not isinstance(command, Claim):

@@ -88,7 +88,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            OR failed < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id AND j.state = 'failed')
            OR canceled + superseded < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id AND j.state = 'canceled')""",
     ),
-    ("job {} is in no known group", 'SELECT id FROM towpath_job WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath_group)'),
+    (
+        "job {} is in no known group",
+        'SELECT id FROM towpath_job WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath_group)',
+    ),
     (
         "job {} waits in group {}, which is aborting",
         """SELECT j.id, g.id FROM towpath_job j JOIN towpath_group g ON g.id = j."group"

@@ -45,7 +45,10 @@ else:
     _PEEK: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
 
     class Turnstile:
-        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs nobody."""
+        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs nobody.
+
+        Record locks belong to the process: two turnstiles of one process still exclude each other, but not in order.
+        """
 
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path

@@ -64,7 +64,9 @@ class AppendSuite(Suite):
         assert placed[-1] == Placed("j99999", 100_000)
         assert desk.counts() == Counts(ready=100_000)
 
-    @pytest.mark.parametrize(("priority", "rank"), [("high", 0), ("normal", 5), ("low", 10), (-32_768, -32_768), (32_767, 32_767)])
+    @pytest.mark.parametrize(
+        ("priority", "rank"), [("high", 0), ("normal", 5), ("low", 10), (-32_768, -32_768), (32_767, 32_767)]
+    )
     def test_priority_by_name_or_number(self, desk: Desk, priority: int | str, rank: int) -> None:
         assert desk.add("a", priority=priority).priority == rank
 

@@ -270,4 +270,3 @@ class RepeatSuite(Suite):
         first, second = desk.ask(Upkeep(), Upkeep())
         assert getattr(first, "woken", None) == 1
         assert getattr(second, "woken", None) == 0
-

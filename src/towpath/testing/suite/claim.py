@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import PROMOTE, Want
-from towpath.core.job import Refuse, Release, Retry, Snooze, State
+from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
 from towpath.testing.clock import START
@@ -94,7 +94,7 @@ class ClaimSuite(Suite):
         assert desk.counts() == Counts(running=2, ready=PROMOTE + 9)
 
     def test_promotion_keeps_the_reasons_that_ready_may_have(self, desk: Desk) -> None:
-        outcomes = [Retry(SECOND), Snooze(SECOND), Release(SECOND), Refuse(SECOND)]
+        outcomes: list[Outcome] = [Retry(SECOND), Snooze(SECOND), Release(SECOND), Refuse(SECOND)]
         desk.append(*[spec(f"j{n}") for n in range(4)])
         for claim, outcome in zip(desk.claim(n=4), outcomes, strict=True):
             desk.settle(claim, outcome)

@@ -97,8 +97,8 @@ def checked(ledger: Ledger) -> Iterator[Ledger]:
         ledger.close()
 
 
-class Desk:
-    """`now` is passed with every batch; nothing moves it but `jump` and `advance`."""
+class Bench:
+    """A ledger and a time, to ask and to look. `now` is passed with every batch; only `jump` and `advance` move it."""
 
     def __init__(self, ledger: Ledger, now: int = START) -> None:
         self.ledger = ledger
@@ -142,7 +142,47 @@ class Desk:
         yield
         assert self.ledger.dump() == before
 
-    # Writing
+    def upkeep(self, limit: int = 1000) -> Upkept:
+        return self.do(Upkept, Upkeep(limit))
+
+    def lose(self, lease: int = LEASE) -> Upkept:
+        """Let every lease of this length run out and reap what was held."""
+        self.advance(lease + 1, step=lease // 4)
+        return self.upkeep()
+
+    # Looking
+
+    def job(self, id: str) -> Job:
+        job = self.ledger.get(id)
+        assert job is not None, f"there is no job {id}"
+        return job
+
+    def at(self, *ids: str) -> str:
+        """The state of each, and the reason where there is one: "ready failed/dependency"."""
+        jobs = [self.job(id) for id in ids]
+        return " ".join(f"{job.state}/{job.reason}" if job.reason else job.state for job in jobs)
+
+    def counts(self, queue: str = "q") -> Counts:
+        return self.queue(queue).counts
+
+    def queue(self, queue: str = "q") -> QueueView:
+        return self.ledger.queues()[queue]
+
+    def part(self, part: str, queue: str = "q") -> PartView:
+        return self.ledger.parts(queue)[part]
+
+    def group(self, id: str) -> GroupView:
+        group = self.ledger.group(id)
+        assert group is not None, f"there is no group {id}"
+        return group
+
+    def found(self, **query: Any) -> list[str]:
+        """The ids of the first page, oldest first unless the query says otherwise."""
+        return [job.id for job in self.ledger.find(Query(**{"oldest_first": True, **query})).jobs]
+
+
+class Desk(Bench):
+    """A bench with a verb for every command. A verb demands its answer; `refusal` is for what should be refused."""
 
     def append(self, *specs: Spec) -> tuple[Placed, ...]:
         return self.do(_Appended, Append(specs)).jobs
@@ -213,44 +253,6 @@ class Desk:
 
     def write(self, key: str, value: bytes | None = b"v", **fields: Any) -> Noted:
         return self.do(Noted, Note(key=key, value=value, **fields))
-
-    def upkeep(self, limit: int = 1000) -> Upkept:
-        return self.do(Upkept, Upkeep(limit))
-
-    def lose(self, lease: int = LEASE) -> Upkept:
-        """Let every lease of this length run out and reap what was held."""
-        self.advance(lease + 1, step=lease // 4)
-        return self.upkeep()
-
-    # Looking
-
-    def job(self, id: str) -> Job:
-        job = self.ledger.get(id)
-        assert job is not None, f"there is no job {id}"
-        return job
-
-    def at(self, *ids: str) -> str:
-        """The state of each, and the reason where there is one: "ready failed/dependency"."""
-        jobs = [self.job(id) for id in ids]
-        return " ".join(f"{job.state}/{job.reason}" if job.reason else job.state for job in jobs)
-
-    def counts(self, queue: str = "q") -> Counts:
-        return self.queue(queue).counts
-
-    def queue(self, queue: str = "q") -> QueueView:
-        return self.ledger.queues()[queue]
-
-    def part(self, part: str, queue: str = "q") -> PartView:
-        return self.ledger.parts(queue)[part]
-
-    def group(self, id: str) -> GroupView:
-        group = self.ledger.group(id)
-        assert group is not None, f"there is no group {id}"
-        return group
-
-    def found(self, **query: Any) -> list[str]:
-        """The ids of the first page, oldest first unless the query says otherwise."""
-        return [job.id for job in self.ledger.find(Query(**{"oldest_first": True, **query})).jobs]
 
 
 class Suite:

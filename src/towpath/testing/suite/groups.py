@@ -308,7 +308,9 @@ class ThenSuite(Suite):
 
     @pytest.mark.parametrize("ending", ["done", "failed", "canceled"])
     def test_then_is_appended_when_the_group_ends_so(self, desk: Desk, ending: str) -> None:
-        then = {each: (spec("ignored", each), spec("ignored", each, priority="high")) for each in ("done", "failed", "canceled")}
+        then = {
+            each: (spec("ignored", each), spec("ignored", each, priority="high")) for each in ("done", "failed", "canceled")
+        }
         _group(desk, 1, then=then)
         desk.seal("g")
         if ending == "canceled":

@@ -231,7 +231,7 @@ class UpkeepSuite(Suite):
         assert desk.part("p").next_at == START + HOUR
 
     def test_the_limit_counts_all_rows_in_order(self, desk: Desk) -> None:
-        desk.set_queue("old", retention=0)
+        desk.set_queue("old", retention=5)
         desk.done(desk.started("a", "old"))
         desk.append(spec("b", ttl=5), spec("c", delay=5), spec("d", delay=5))
         desk.write("k", ttl=5)

@@ -319,7 +319,7 @@ SELECT min(at) FROM (
 );
 
 -- name: read_reply
-SELECT answer FROM towpath_reply WHERE token = ? AND until > ?;
+SELECT answer FROM towpath_reply WHERE token = ?;
 
 -- name: write_reply
 INSERT OR REPLACE INTO towpath_reply (token, answer, until) VALUES (?, ?, ?);

@@ -1,0 +1,142 @@
+"""Cancel, Revive and Purge: by selector, in the order of seq, at most so many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from itertools import islice
+
+from msgspec.structs import replace
+
+from towpath.core import checks
+from towpath.core.admission import KeyTaken, namespace
+from towpath.core.commands import Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived, Selector
+from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
+from towpath.core.lifecycle import awaken
+from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.endings import Finishing
+
+DEAD = frozenset({State.FAILED, State.CANCELED})
+UNFINISHED = frozenset(State) - FINISHED
+
+
+def cancel(book: Book, command: Cancel, now: int) -> Canceled:
+    jobs, more = _selected(book, command, UNFINISHED)
+    waiting = [job.seq for job in jobs if job.state in WAITING]
+    asked = [job for job in jobs if job.state is State.RUNNING and job.cancel_requested is None]
+    for job in asked:
+        book.put(job, replace(job, cancel_requested=Reason.REQUESTED))
+    finishing = Finishing(book, now)
+    finishing.add(waiting, State.CANCELED, Reason.REQUESTED)
+    finishing.run()
+    return Canceled(len(waiting), len(asked), more)
+
+
+def purge(book: Book, command: Purge, now: int) -> Purged:
+    jobs, more = _selected(book, command, FINISHED)
+    for job in jobs:
+        book.delete(job, now)
+    return Purged(len(jobs), more)
+
+
+def revive(book: Book, command: Revive, now: int) -> Revived:
+    jobs, more = _selected(book, command, frozenset(State) if command.where.ids else DEAD)
+    jobs.sort(key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq))
+    count = 0
+    refused: list[tuple[str, str]] = []
+    for job in jobs:
+        if book.jobs[job.seq] is not job:
+            # It came back with one that it needs.
+            continue
+        if (why := _why_not(book, job)) is not None:
+            refused.append((job.id, why))
+        else:
+            count += _revive_with_dependents(book, job, now)
+    return Revived(count, tuple(refused), more)
+
+
+def _selected(book: Book, command: Cancel | Revive | Purge, states: Container[State]) -> tuple[list[Job], bool]:
+    where = command.where
+    found = (job for job in _candidates(book, where) if job.state in states and _matches(where, job))
+    jobs = list(islice(found, command.limit + 1))
+    return jobs[: command.limit], len(jobs) > command.limit
+
+
+def _candidates(book: Book, where: Selector) -> Iterator[Job]:
+    if where.ids:
+        return iter([book.jobs[seq] for seq in sorted({book.seqs[id] for id in where.ids if id in book.seqs})])
+    if where.group is not None:
+        group = book.groups.get(where.group)
+        return iter([]) if group is None else (book.jobs[seq] for seq in group.members)
+    return iter(book.jobs.values())
+
+
+def _matches(where: Selector, job: Job) -> bool:
+    return (
+        (not where.states or job.state in where.states)
+        and (where.queue is None or checks.matches(where.queue, job.queue))
+        and (where.part is None or job.part == where.part)
+        and (where.group is None or job.group == where.group)
+        and (where.key is None or job.key == where.key)
+        and (where.kind is None or job.kind == where.kind)
+        and (where.created_before is None or job.created_at < where.created_before)
+        and (where.finished_before is None or (job.finished_at is not None and job.finished_at < where.finished_before))
+    )
+
+
+def _why_not(book: Book, job: Job) -> str | None:
+    if job.state not in DEAD:
+        return f"it is {job.state}"
+    if job.reason is Reason.SUPERSEDED:
+        return "superseded"
+    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+        row = book.keys.get((namespace(job.queue), job.key))
+        holder = None if row is None else book.jobs.get(row.seq)
+        if holder is not None and holder.seq != job.seq and holder.state not in FINISHED:
+            return f"its key is held by {holder.id}"
+    if job.group is not None and book.groups[job.group].state is GroupState.ABORTING:
+        return f"group {job.group} is aborting"
+    for src, run_anyway in sorted(book.edges_in.get(job.seq, {}).items()):
+        if not run_anyway and (needed := book.jobs[src]).state in DEAD:
+            return f"its dependency {needed.id} is {needed.state}"
+    return None
+
+
+def _revive_with_dependents(book: Book, job: Job, now: int) -> int:
+    """Revive a job and, level by level, what ended only because of it; how many came back."""
+    _revive(book, job, now)
+    count, level = 1, [job.seq]
+    while level:
+        needing = {dst for src in level for dst, run_anyway in book.edges_out.get(src, {}).items() if not run_anyway}
+        level = []
+        for seq in sorted(needing):
+            dependent = book.jobs[seq]
+            if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and _why_not(book, dependent) is None:
+                _revive(book, dependent, now)
+                level.append(seq)
+        count += len(level)
+    return count
+
+
+def _revive(book: Book, job: Job, now: int) -> None:
+    waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()))
+    waits += len(book.gates_in.get(job.seq, ()))
+    if job.group is not None and book.groups[job.group].state is GroupState.OPEN:
+        waits += 1
+    new = replace(
+        job,
+        state=awaken(job.ready_at, waits, now),
+        reason=Reason.REVIVED,
+        failures=0,
+        losses=0,
+        cancel_requested=None,
+        finished_at=None,
+        purge_at=None,
+        expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
+        waits=waits,
+    )
+    book.put(job, new)
+    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+        book.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
+    for dst in list(book.edges_out.get(job.seq, ())):
+        if book.jobs[dst].state is State.BLOCKED:
+            book.unlink(job.seq, dst)

@@ -1,0 +1,104 @@
+"""What the reads answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from msgspec.structs import replace
+
+from towpath.core import checks
+from towpath.core.explain import SHOWN, Explanation, explain
+from towpath.core.explain import Facts as ExplainFacts
+from towpath.core.job import FINISHED, Job, State
+from towpath.core.views import Page, Query, page_seq, page_token
+from towpath.errors import UnknownJob
+from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.rows import Part, Queue
+
+COUNTED = 1000
+"""How many jobs ahead of another are counted at most."""
+
+
+def find(book: Book, query: Query) -> Page:
+    found = list(islice((job for job in _candidates(book, query) if _matches(query, job)), query.limit + 1))
+    jobs = found[: query.limit]
+    if not query.bodies:
+        jobs = [replace(job, payload=b"", headers={}, result=None, error=None, cursor=None) for job in jobs]
+    return Page(tuple(jobs), page_token(jobs[-1].seq) if len(found) > query.limit else None)
+
+
+def _candidates(book: Book, query: Query) -> Iterator[Job]:
+    """The jobs after the page mark, in the order asked for."""
+    if query.group is not None:
+        group = book.groups.get(query.group)
+        seqs = [] if group is None else list(group.members)
+        first, last = (seqs[0], seqs[-1]) if seqs else (1, 0)
+    else:
+        first, last = next(iter(book.jobs), 1), book.next_seq - 1
+    mark = None if query.page is None else page_seq(query.page)
+    if query.oldest_first:
+        order = range(first if mark is None else max(first, mark + 1), last + 1)
+    else:
+        order = range(last if mark is None else min(last, mark - 1), first - 1, -1)
+    return (job for seq in order if (job := book.jobs.get(seq)) is not None)
+
+
+def _matches(query: Query, job: Job) -> bool:
+    return (
+        (not query.states or job.state in query.states)
+        and (query.queue is None or checks.matches(query.queue, job.queue))
+        and (query.part is None or job.part == query.part)
+        and (query.kind is None or job.kind == query.kind)
+        and (query.group is None or job.group == query.group)
+        and (query.key is None or job.key == query.key)
+        and (query.owner is None or job.owner == query.owner)
+        and (query.correlation_id is None or job.correlation_id == query.correlation_id)
+        and (query.created_from is None or job.created_at >= query.created_from)
+        and (query.created_before is None or job.created_at < query.created_before)
+        and (query.header is None or job.headers.get(query.header[0]) == query.header[1])
+    )
+
+
+def oldest_ready(book: Book, queue: Queue) -> int | None:
+    lines = [queue.loose, *(part.line for part in queue.parts.values())]
+    return min((book.jobs[seq].ready_at for line in lines for _, seq in line), default=None)
+
+
+def why(book: Book, id: str, now: int) -> Explanation:
+    job = book.find(id)
+    if job is None:
+        raise UnknownJob(id=id)
+    queue = book.queues[job.queue]
+    part = None if job.part is None else queue.parts.get(job.part)
+    open_jobs = [src for src in sorted(book.edges_in.get(job.seq, ())) if book.jobs[src].state not in FINISHED]
+    facts = ExplainFacts(
+        job=job,
+        queue=queue.view(),
+        part=None if part is None else part.view(),
+        open_jobs=tuple([book.jobs[src].id for src in open_jobs[:SHOWN]]),
+        open_groups=tuple(sorted(book.gates_in.get(job.seq, ()))[:SHOWN]),
+        group_state=None if job.group is None else book.groups[job.group].state,
+        holders=_holders(book, queue, part),
+        ahead=_ahead(queue, part, job),
+    )
+    return explain(facts, now)
+
+
+def _holders(book: Book, queue: Queue, part: Part | None) -> tuple[str, ...]:
+    """The running jobs that fill the cap, the first few."""
+    full = part is not None and part.cap is not None and part.running >= part.cap
+    if not full and (queue.cap is None or queue.counts[State.RUNNING] < queue.cap):
+        return ()
+    name = part.name if full and part is not None else None
+    running = (book.jobs[seq] for seq in sorted({seq for _, seq in book.leases}))
+    holders = (job.id for job in running if job.queue == queue.name and name in (None, job.part))
+    return tuple(islice(holders, SHOWN))
+
+
+def _ahead(queue: Queue, part: Part | None, job: Job) -> int:
+    if job.part is not None and part is None:
+        return 0
+    mine = (job.priority, job.seq)
+    line = queue.loose if part is None else part.line
+    return min(COUNTED, len({entry for entry in line if entry < mine}))

@@ -1,0 +1,102 @@
+"""The definition of a ledger, as one class of tests.
+
+    class TestMyLedger(LedgerSuite):
+        @pytest.fixture
+        def ledger(self, clock: ManualClock) -> Iterator[Ledger]:
+            with checked(MyLedger(clock)) as ledger:
+                yield ledger
+
+`clock` stands at `START`; the tests pass every time explicitly and never sleep. `checked` demands after each test that
+`check()` finds nothing wrong.
+"""
+
+from __future__ import annotations
+
+from towpath.testing.suite.append import AppendSuite, CapacitySuite, DependencySuite
+from towpath.testing.suite.bad_input import BadInputSuite
+from towpath.testing.suite.batches import BatchSuite, RepeatSuite
+from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
+from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite
+from towpath.testing.suite.desk import Desk, Suite, checked
+from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
+from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
+from towpath.testing.suite.notes import NoteSuite
+from towpath.testing.suite.parts import PartSuite
+from towpath.testing.suite.reads import ExplainSuite, ReadSuite
+from towpath.testing.suite.revive import ReviveSuite
+from towpath.testing.suite.settle import RenewSuite, SettleSuite
+from towpath.testing.suite.upkeep import DueSuite, ReapSuite, UpkeepSuite
+
+__all__ = ["SUITES", "Desk", "LedgerSuite", "checked"]
+
+SUITES: tuple[type[Suite], ...] = (
+    BatchSuite,
+    RepeatSuite,
+    AppendSuite,
+    DependencySuite,
+    CapacitySuite,
+    UniqueSuite,
+    ReplaceSuite,
+    SerialSuite,
+    ClaimSuite,
+    QueueGateSuite,
+    PartSuite,
+    SettleSuite,
+    RenewSuite,
+    CascadeSuite,
+    GroupSuite,
+    ThenSuite,
+    CancelSuite,
+    PurgeSuite,
+    ReviveSuite,
+    NoteSuite,
+    ReapSuite,
+    UpkeepSuite,
+    DueSuite,
+    ReadSuite,
+    ExplainSuite,
+    BadInputSuite,
+)
+
+
+class LedgerSuite(
+    BatchSuite,
+    RepeatSuite,
+    AppendSuite,
+    DependencySuite,
+    CapacitySuite,
+    UniqueSuite,
+    ReplaceSuite,
+    SerialSuite,
+    ClaimSuite,
+    QueueGateSuite,
+    PartSuite,
+    SettleSuite,
+    RenewSuite,
+    CascadeSuite,
+    GroupSuite,
+    ThenSuite,
+    CancelSuite,
+    PurgeSuite,
+    ReviveSuite,
+    NoteSuite,
+    ReapSuite,
+    UpkeepSuite,
+    DueSuite,
+    ReadSuite,
+    ExplainSuite,
+    BadInputSuite,
+):
+    """Every rule of `docs/ledger-rules.md`."""
+
+
+def _no_test_hides_another() -> None:
+    seen: dict[str, type[Suite]] = {}
+    for suite in SUITES:
+        for name in vars(suite):
+            if name.startswith("test_"):
+                assert name not in seen, f"{name} is in {seen[name].__name__} and in {suite.__name__}"
+                seen[name] = suite
+
+
+_no_test_hides_another()

@@ -1,0 +1,295 @@
+"""Random commands over a world so small that they collide all the time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from towpath.core.checks import DAY, HOUR, SECOND
+from towpath.core.commands import (
+    Abort,
+    Append,
+    Cancel,
+    Claim,
+    Claimed,
+    Command,
+    Note,
+    OnFailure,
+    Open,
+    Progress,
+    Purge,
+    Renew,
+    Revive,
+    Seal,
+    Selector,
+    SetPart,
+    SetQueue,
+    Settle,
+    Upkeep,
+    Want,
+)
+from towpath.core.job import (
+    SERIAL,
+    After,
+    Done,
+    Fail,
+    Key,
+    KeyPolicy,
+    Outcome,
+    Refuse,
+    Release,
+    Retry,
+    Snooze,
+    Spec,
+    State,
+    Stop,
+)
+from towpath.core.limits import Rate
+from towpath.ledger import Answer
+
+QUEUES = ("a/x", "a/y", "b/x", "plain")
+PATTERNS = (*QUEUES, "*", "a/*", "*x", "nowhere")
+PARTS = ("p", "r", "s")
+KEYS = ("k", "l", "m")
+GROUPS = ("g0", "g1", "g2", "g3", "g4", "g5")
+NOTES = ("n", "o")
+TOKENS = ("t0", "t1", "t2")
+OWNERS = ("w1", "w2")
+SPANS = (1, SECOND // 2, SECOND, 5 * SECOND, 40 * SECOND)
+LEASES = (SECOND, 10 * SECOND, 60 * SECOND)
+STEPS = (0, 0, 1, SECOND // 10, SECOND // 2, SECOND, SECOND, 4 * SECOND, 20 * SECOND, -SECOND)
+LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
+
+
+class Moves:
+    """Draws commands from `chance`, and remembers from the answers what it takes to make sensible ones."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.held: list[tuple[str, int]] = []
+        self.versions = [0]
+        self.made = 0
+        self._kinds: list[tuple[int, Callable[[], Command]]] = [
+            (26, self.append),
+            (22, self.claim),
+            (24, self.settle),
+            (5, self.renew),
+            (4, self.progress),
+            (5, self.cancel),
+            (6, self.revive),
+            (4, self.purge),
+            (6, self.open),
+            (6, self.seal),
+            (2, self.abort),
+            (4, self.set_queue),
+            (4, self.set_part),
+            (5, self.note),
+            (10, self.upkeep),
+        ]
+
+    def batch(self) -> list[Command]:
+        size = self.chance.choice((1, 1, 1, 2, 3, 5, 9))
+        weights = [weight for weight, _ in self._kinds]
+        return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
+
+    def step(self) -> int:
+        """How far time moves before the next batch."""
+        return self.chance.choice(LEAPS if self._maybe(0.04) else STEPS)
+
+    def heard(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if isinstance(answer, Claimed):
+                self.held.extend((claim.id, claim.fence) for claim in answer.claims)
+            version = getattr(answer, "version", None)
+            if version is not None:
+                self.versions = [*self.versions[-5:], version]
+        del self.held[:-40]
+
+    def _maybe(self, odds: float) -> bool:
+        return self.chance.random() < odds
+
+    def _some(self, values: Sequence[Any], most: int) -> tuple[Any, ...]:
+        return tuple(self.chance.choices(values, k=self.chance.randint(1, most)))
+
+    def _id(self) -> str:
+        """Mostly a recent one, seldom an old one, sometimes one that does not exist yet."""
+        if self._maybe(0.1):
+            return f"j{self.chance.randint(0, self.made + 3)}"
+        return f"j{max(0, self.made - self.chance.randint(-1, 12))}"
+
+    def _token(self) -> str:
+        return self.chance.choice(TOKENS) if self._maybe(0.2) else ""
+
+    def _pair(self) -> tuple[str, int]:
+        """Somebody's claim; now and then a stale or invented one."""
+        if self.held and self._maybe(0.9):
+            return self.held.pop(self.chance.randrange(len(self.held))) if self._maybe(0.8) else self.chance.choice(self.held)
+        return self._id(), self.chance.randint(0, 4)
+
+    # Commands
+
+    def spec(self) -> Spec:
+        chance = self.chance
+        fields: dict[str, Any] = {"id": self._id(), "queue": chance.choice(QUEUES)}
+        if self._maybe(0.6):
+            fields["id"] = f"j{self.made}"
+            self.made += 1
+        if self._maybe(0.3):
+            fields["priority"] = chance.choice((-1, 0, 5, "high", "low"))
+        if self._maybe(0.3):
+            fields["part"] = chance.choice(PARTS)
+        if self._maybe(0.15):
+            fields["delay"] = chance.choice(SPANS)
+        if self._maybe(0.1):
+            fields["ttl"] = chance.choice(SPANS)
+        if self._maybe(0.2):
+            fields["max_attempts"] = chance.choice((1, 2))
+        if self._maybe(0.2):
+            fields["max_losses"] = chance.choice((1, 2))
+        if self._maybe(0.1):
+            fields["retention"] = chance.choice((0, SECOND, HOUR))
+        if self._maybe(0.35):
+            fields["after"] = tuple(self._after() for _ in range(chance.randint(1, 3)))
+        if self._maybe(0.25):
+            fields["group"] = chance.choice(GROUPS)
+        if self._maybe(0.3):
+            fields["key"] = self._key(serial="part" not in fields)
+        if self._maybe(0.2):
+            fields["payload"] = chance.choice((b"1", b"\0" * 9))
+            fields["headers"] = {"h": chance.choice("12")}
+            fields["kind"] = chance.choice(("mail", "copy"))
+            fields["correlation_id"] = chance.choice(("c", "d"))
+        return Spec(**fields)
+
+    def _after(self) -> After:
+        anyway = self._maybe(0.4)
+        return After(self.chance.choice(GROUPS), anyway, group=True) if self._maybe(0.2) else After(self._id(), anyway)
+
+    def _key(self, serial: bool) -> Key:
+        policy = self.chance.choice((KeyPolicy.UNIQUE, KeyPolicy.REPLACE, KeyPolicy.REPLACE, *([KeyPolicy.SERIAL] * serial)))
+        window = self.chance.choice((0, 0, SECOND, HOUR)) if policy is KeyPolicy.UNIQUE else 0
+        return Key(self.chance.choice(KEYS), policy, window)
+
+    def append(self) -> Append:
+        return Append(tuple(self.spec() for _ in range(self.chance.choice((1, 1, 2, 3, 6)))))
+
+    def claim(self) -> Claim:
+        wants = tuple(
+            Want(self.chance.choice(PATTERNS), self.chance.choice((1, 2, 5, 20)), self.chance.choice((None, None, 0, 1)))
+            for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
+        )
+        owner, lease = self.chance.choice(OWNERS), self.chance.choice(LEASES)
+        return Claim(owner=owner, wants=wants, lease=lease, token=self._token())
+
+    def settle(self) -> Settle:
+        id, fence = self._pair()
+        spawn = tuple(self.spec() for _ in range(self.chance.randint(1, 2))) if self._maybe(0.15) else ()
+        notes = tuple(self.note(token=False) for _ in range(self.chance.randint(1, 2))) if self._maybe(0.1) else ()
+        return Settle(id, fence, self.outcome(), spawn, notes)
+
+    def outcome(self) -> Outcome:
+        delay, error = self.chance.choice((0, 0, *SPANS)), self.chance.choice((None, "boom"))
+        outcomes: tuple[Outcome, ...] = (
+            Done(self.chance.choice((None, b"result"))),
+            Done(),
+            Done(),
+            Retry(delay, error),
+            Retry(delay, error),
+            Snooze(delay),
+            Release(delay),
+            Refuse(delay, error),
+            Fail(error),
+            Fail(error),
+            Stop(error),
+        )
+        return self.chance.choice(outcomes)
+
+    def renew(self) -> Renew:
+        pairs = dict(self.chance.sample(self.held, min(len(self.held), self.chance.randint(0, 4))))
+        if self._maybe(0.3):
+            pairs[self._id()] = self.chance.randint(0, 3)
+        return Renew(tuple(pairs.items()), self.chance.choice(LEASES))
+
+    def progress(self) -> Progress:
+        id, fence = self.chance.choice(self.held) if self.held else (self._id(), 1)
+        values = [self.chance.choice((None, 1, 7)) for _ in range(2)]
+        return Progress(id, fence, values[0], values[1], self.chance.choice((None, b"cursor")))
+
+    def selector(self) -> Selector:
+        fields: dict[str, Any] = {}
+        if self._maybe(0.5):
+            fields["ids"] = tuple({self._id() for _ in range(self.chance.randint(1, 4))})
+        choices = {"queue": PATTERNS, "part": PARTS, "group": GROUPS, "key": KEYS, "kind": ("mail", "copy", "")}
+        for field, values in choices.items():
+            if self._maybe(0.15):
+                fields[field] = self.chance.choice(values)
+        if self._maybe(0.15):
+            fields["states"] = self._some(tuple(State), 3)
+        return Selector(**fields) if fields else Selector(queue=self.chance.choice(QUEUES))
+
+    def _bulk(self) -> dict[str, Any]:
+        limit = self.chance.choice((1, 2, 5, 100, 10_000))
+        return {"where": self.selector(), "limit": limit, "token": self._token()}
+
+    def cancel(self) -> Cancel:
+        return Cancel(**self._bulk())
+
+    def revive(self) -> Revive:
+        return Revive(**self._bulk())
+
+    def purge(self) -> Purge:
+        return Purge(**self._bulk())
+
+    def open(self) -> Open:
+        endings = [ending for ending in ("done", "failed", "canceled") if self._maybe(0.3)]
+        then = {
+            ending: tuple(
+                Spec(id="then", queue=self.chance.choice(QUEUES), key=self._key(True) if self._maybe(0.3) else None)
+                for _ in range(self.chance.randint(1, 2))
+            )
+            for ending in endings
+        }
+        return Open(self.chance.choice(GROUPS), self.chance.choice(tuple(OnFailure)), then)
+
+    def seal(self) -> Seal:
+        return Seal(self.chance.choice(GROUPS))
+
+    def abort(self) -> Abort:
+        return Abort(self.chance.choice(GROUPS))
+
+    def _gate(self, now_and_then: float = 0.3) -> dict[str, Any]:
+        chance = self.chance
+        fields: dict[str, Any] = {
+            "paused": chance.random() < 0.2,
+            "why": chance.choice((None, "because")),
+            "cap": chance.choice((None, None, 0, 1, 3)),
+            "rate": chance.choice((None, None, Rate(1, SECOND), Rate(5, SECOND, 3))),
+        }
+        return {field: value for field, value in fields.items() if self._maybe(now_and_then)}
+
+    def set_queue(self) -> SetQueue:
+        fields = self._gate()
+        if self._maybe(0.3):
+            fields["capacity"] = self.chance.choice((None, None, 3, 10))
+        if self._maybe(0.2):
+            fields["retention"] = self.chance.choice((None, 0, SECOND, DAY))
+        if self._maybe(0.2):
+            fields["keep"] = self.chance.choice((None, 0, 2, 5))
+        return SetQueue(queue=self.chance.choice(QUEUES), **fields)
+
+    def set_part(self) -> SetPart:
+        fields = self._gate()
+        if self._maybe(0.3):
+            fields["weight"] = self.chance.choice((1, 2, 5))
+        part = self.chance.choice((*PARTS, SERIAL + KEYS[0]))
+        return SetPart(queue=self.chance.choice(QUEUES), part=part, **fields)
+
+    def note(self, token: bool = True) -> Note:
+        value = None if self._maybe(0.25) else self.chance.choice((b"", b"1", b"2"))
+        expect = self.chance.choice((None, None, 0, *self.versions))
+        ttl = self.chance.choice((None, None, *SPANS))
+        return Note(key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=self._token() if token else "")
+
+    def upkeep(self) -> Upkeep:
+        return Upkeep(self.chance.choice((1, 2, 3, 10, 1000, 1000, 1000)))

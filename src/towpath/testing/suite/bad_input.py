@@ -1,0 +1,203 @@
+"""Bad input: refused at the boundary, by field and value, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from towpath.core.checks import FOREVER, MAX_PAYLOAD
+from towpath.core.commands import (
+    Abort,
+    Append,
+    Cancel,
+    Claim,
+    Note,
+    Open,
+    Progress,
+    Purge,
+    Renew,
+    Seal,
+    Selector,
+    SetPart,
+    SetQueue,
+    Settle,
+    Upkeep,
+    Want,
+)
+from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry
+from towpath.core.limits import Rate
+from towpath.core.views import Query, page_token
+from towpath.errors import InvalidInput
+from towpath.testing.suite.desk import LEASE, Desk, Suite, spec
+
+NAN = float("nan")
+SURROGATE = "\ud800"
+
+
+def _claim(**fields: Any) -> Claim:
+    return Claim(**{"owner": "w", "wants": (Want("q"),), "lease": LEASE, **fields})
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "empty id": (lambda: spec(""), "id"),
+    "long id": (lambda: spec("x" * 256), "id"),
+    "NUL in an id": (lambda: spec("a\0b"), "id"),
+    "surrogate in an id": (lambda: spec(SURROGATE), "id"),
+    "id that is no text": (lambda: spec(7), "id"),  # type: ignore[arg-type]
+    "empty queue": (lambda: spec("a", ""), "queue"),
+    "long queue": (lambda: spec("a", "q" * 256), "queue"),
+    "blank in a queue": (lambda: spec("a", "my queue"), "queue"),
+    "star in a queue": (lambda: spec("a", "q*"), "queue"),
+    "NUL in a queue": (lambda: spec("a", "q\0"), "queue"),
+    "newline at the end of a queue": (lambda: spec("a", "q\n"), "queue"),
+    "surrogate in a kind": (lambda: spec("a", kind=SURROGATE), "kind"),
+    "NUL in a kind": (lambda: spec("a", kind="\0"), "kind"),
+    "text as payload": (lambda: spec("a", payload="text"), "payload"),
+    "payload over 16 MiB": (lambda: spec("a", payload=bytes(MAX_PAYLOAD + 1)), "payload"),
+    "surrogate in a content type": (lambda: spec("a", content_type=SURROGATE), "content_type"),
+    "headers that are no mapping": (lambda: spec("a", headers=["x"]), "headers"),
+    "NUL in a header": (lambda: spec("a", headers={"h": "\0"}), "headers[h]"),
+    "number in a header": (lambda: spec("a", headers={"h": 1}), "headers[h]"),
+    "too many headers": (lambda: spec("a", headers={f"h{n}": "x" * 1000 for n in range(70)}), "headers"),
+    "priority too low": (lambda: spec("a", priority=32_768), "priority"),
+    "priority too high": (lambda: spec("a", priority=-32_769), "priority"),
+    "unknown priority": (lambda: spec("a", priority="urgent"), "priority"),
+    "broken priority": (lambda: spec("a", priority=1.5), "priority"),
+    "priority that is true": (lambda: spec("a", priority=True), "priority"),
+    "empty part": (lambda: spec("a", part=""), "part"),
+    "part that looks serial": (lambda: spec("a", part="serial:k"), "part"),
+    "part beside a serial key": (lambda: spec("a", part="p", key=Key("k", KeyPolicy.SERIAL)), "part"),
+    "negative delay": (lambda: spec("a", delay=-1), "delay"),
+    "NaN delay": (lambda: spec("a", delay=NAN), "delay"),
+    "delay as a float": (lambda: spec("a", delay=1.0), "delay"),
+    "delay beyond all time": (lambda: spec("a", delay=FOREVER + 1), "delay"),
+    "negative time": (lambda: spec("a", ready_at=-1), "ready_at"),
+    "NaN time": (lambda: spec("a", ready_at=NAN), "ready_at"),
+    "delay and time": (lambda: spec("a", delay=1, ready_at=1), "ready_at"),
+    "ttl of zero": (lambda: spec("a", ttl=0), "ttl"),
+    "NaN ttl": (lambda: spec("a", ttl=NAN), "ttl"),
+    "no attempts": (lambda: spec("a", max_attempts=0), "max_attempts"),
+    "NaN attempts": (lambda: spec("a", max_attempts=NAN), "max_attempts"),
+    "no losses": (lambda: spec("a", max_losses=0), "max_losses"),
+    "timeout of zero": (lambda: spec("a", timeout=0), "timeout"),
+    "negative retention": (lambda: spec("a", retention=-1), "retention"),
+    "empty group": (lambda: spec("a", group=""), "group"),
+    "negative generation": (lambda: spec("a", generation=-1), "generation"),
+    "long correlation id": (lambda: spec("a", correlation_id="x" * 256), "correlation_id"),
+    "too many dependencies": (lambda: spec("a", after=["x"] * 10_001), "after"),
+    "empty dependency": (lambda: After(""), "after.id"),
+    "empty key": (lambda: Key(""), "key.name"),
+    "long key": (lambda: Key("x" * 513), "key.name"),
+    "long serial key": (lambda: Key("x" * 249, KeyPolicy.SERIAL), "key.name"),
+    "unknown policy": (lambda: Key("k", "first"), "key.policy"),  # type: ignore[arg-type]
+    "negative window": (lambda: Key("k", window=-1), "key.window"),
+    "append of nothing": (lambda: Append(()), "specs"),
+    "want of a bad pattern": (lambda: Want("a b"), "queue"),
+    "want of none": (lambda: Want("q", 0), "n"),
+    "want of too many": (lambda: Want("q", 10_001), "n"),
+    "negative once": (lambda: Want("q", 1, -1), "once"),
+    "claim without an owner": (lambda: _claim(owner=""), "owner"),
+    "claim with a bad owner": (lambda: _claim(owner=SURROGATE), "owner"),
+    "claim without wants": (lambda: _claim(wants=()), "wants"),
+    "lease of zero": (lambda: _claim(lease=0), "lease"),
+    "NaN lease": (lambda: _claim(lease=NAN), "lease"),
+    "lease of two days": (lambda: Renew((), 2 * 86_400_000_000), "lease"),
+    "negative retry": (lambda: Retry(-1), "delay"),
+    "NaN retry": (lambda: Retry(NAN), "delay"),  # type: ignore[arg-type]
+    "NUL in an error": (lambda: Fail("\0"), "error"),
+    "surrogate in an error": (lambda: Retry(0, SURROGATE), "error"),
+    "long error": (lambda: Fail("x" * 65_537), "error"),
+    "result over 16 MiB": (lambda: Done(bytes(MAX_PAYLOAD + 1)), "result"),
+    "text as result": (lambda: Done("text"), "result"),  # type: ignore[arg-type]
+    "negative progress": (lambda: Progress("a", 1, done=-1), "done"),
+    "NaN progress": (lambda: Progress("a", 1, total=NAN), "total"),  # type: ignore[arg-type]
+    "long cursor": (lambda: Progress("a", 1, cursor=bytes(256 * 1024 + 1)), "cursor"),
+    "empty selector": (Selector, "selector"),
+    "unknown state in a selector": (lambda: Selector(states=("lost",)), "state"),  # type: ignore[arg-type]
+    "bad id in a selector": (lambda: Selector(ids=("\0",)), "ids"),
+    "bad queue in a selector": (lambda: Selector(queue=""), "queue"),
+    "NaN age in a selector": (lambda: Selector(created_before=NAN), "created_before"),  # type: ignore[arg-type]
+    "cancel of none": (lambda: Cancel(where=Selector(queue="q"), limit=0), "limit"),
+    "purge of too many": (lambda: Purge(where=Selector(queue="q"), limit=10_001), "limit"),
+    "empty group name": (lambda: Open(""), "group"),
+    "surrogate in a group name": (lambda: Open(SURROGATE), "group"),
+    "unknown on_failure": (lambda: Open("g", "explode"), "on_failure"),  # type: ignore[arg-type]
+    "unknown ending": (lambda: Open("g", then={"lost": (spec("a"),)}), "then"),
+    "then with dependencies": (lambda: Open("g", then={"done": (spec("a", after=["b"]),)}), "then[done]"),
+    "then with a group": (lambda: Open("g", then={"done": (spec("a", group="b"),)}), "then[done]"),
+    "surrogate in a sealed group": (lambda: Seal(SURROGATE), "group"),
+    "NUL in an aborted group": (lambda: Abort("\0"), "group"),
+    "surrogate in a settled id": (lambda: Settle(SURROGATE, 1, Done()), "id"),
+    "surrogate in a renewed id": (lambda: Renew(((SURROGATE, 1),), LEASE), "held"),
+    "surrogate in a progressed id": (lambda: Progress(SURROGATE, 1), "id"),
+    "surrogate in a token": (lambda: _claim(token=SURROGATE), "token"),
+    "pattern as a queue to set": (lambda: SetQueue(queue="q*"), "queue"),
+    "paused by a word": (lambda: SetQueue(queue="q", paused="yes"), "paused"),  # type: ignore[arg-type]
+    "negative capacity": (lambda: SetQueue(queue="q", capacity=-1), "capacity"),
+    "negative cap": (lambda: SetQueue(queue="q", cap=-1), "cap"),
+    "NaN hold": (lambda: SetQueue(queue="q", not_before=NAN), "not_before"),  # type: ignore[arg-type]
+    "negative keep": (lambda: SetQueue(queue="q", keep=-1), "keep"),
+    "surrogate in a why": (lambda: SetQueue(queue="q", why=SURROGATE), "why"),
+    "empty part to set": (lambda: SetPart(queue="q", part=""), "part"),
+    "weight of zero": (lambda: SetPart(queue="q", part="p", weight=0), "weight"),
+    "rate of zero": (lambda: Rate(0), "rate.count"),
+    "NaN rate": (lambda: Rate(NAN), "rate.count"),  # type: ignore[arg-type]
+    "rate without burst": (lambda: Rate(1, burst=0), "rate.burst"),
+    "rate too fast": (lambda: Rate(2, 1), "rate.period / rate.count"),
+    "empty note key": (lambda: Note(key="", value=b""), "key"),
+    "surrogate in a note key": (lambda: Note(key=SURROGATE, value=b""), "key"),
+    "large note": (lambda: Note(key="k", value=bytes(256 * 1024 + 1)), "value"),
+    "note that is text": (lambda: Note(key="k", value="text"), "value"),  # type: ignore[arg-type]
+    "negative version": (lambda: Note(key="k", value=b"", expect=-1), "expect"),
+    "note that never lives": (lambda: Note(key="k", value=b"", ttl=0), "ttl"),
+    "upkeep of nothing": (lambda: Upkeep(0), "limit"),
+    "unknown state in a query": (lambda: Query(states=("lost",)), "state"),  # type: ignore[arg-type]
+    "bad queue in a query": (lambda: Query(queue="a b"), "queue"),
+    "NUL in a query": (lambda: Query(part="\0"), "part"),
+    "page of none": (lambda: Query(limit=0), "limit"),
+    "page too large": (lambda: Query(limit=1001), "limit"),
+    "NaN in a query": (lambda: Query(created_from=NAN), "created_from"),  # type: ignore[arg-type]
+    "malformed page": (lambda: Query(page="!!!"), "page"),
+    "empty page": (lambda: Query(page=""), "page"),
+    "foreign page": (lambda: Query(page="MTIz"), "page"),
+    "padded page": (lambda: Query(page=page_token(5) + "="), "page"),
+    "page that is no text": (lambda: Query(page=5), "page"),  # type: ignore[arg-type]
+}
+
+
+class BadInputSuite(Suite):
+    """What can never be right is raised, not stored."""
+
+    @pytest.mark.parametrize("case", BAD)
+    def test_invalid_values_are_named(self, desk: Desk, case: str) -> None:
+        make, field = BAD[case]
+        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
+            make()
+        assert caught.value.details["field"] == field
+        assert f"{field} is " in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize("now", [NAN, -1, 1.5, "now", True, FOREVER + 1])
+    def test_invalid_times_are_refused(self, desk: Desk, now: Any) -> None:
+        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
+            desk.ledger.apply([Append((spec("a"),))], now)
+        assert caught.value.details["field"] == "now"
+
+    def test_the_value_is_shown_but_never_in_full(self, desk: Desk) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            spec("a", "q" * 10_000)
+        assert "'qqq" in str(caught.value)
+        assert len(str(caught.value)) < 200
+
+    def test_what_is_just_allowed_is_stored(self, desk: Desk) -> None:
+        payload = bytes(MAX_PAYLOAD)
+        job = desk.add("x" * 255, "q" * 255, priority=-32_768, payload=payload, kind="", delay=FOREVER)
+        assert (job.size, len(job.payload), job.state) == (MAX_PAYLOAD, MAX_PAYLOAD, "scheduled")
+
+    def test_text_that_looks_dangerous_is_only_text(self, desk: Desk) -> None:
+        id = "'; drop table job; --%_\\\u2028\u0130😀"
+        desk.add(id, kind=id, part=id, correlation_id=id, headers={id: id}, key=Key(id))
+        assert desk.found(kind=id, part=id, correlation_id=id, header=(id, id), key=id) == [id]
+        assert desk.take().id == id

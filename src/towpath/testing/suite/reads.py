@@ -1,0 +1,295 @@
+"""Reads: get, find, counts, groups; and explain, gate by gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from towpath.core.checks import SECOND
+from towpath.core.explain import Explanation, Gate, when
+from towpath.core.job import Retry, State
+from towpath.core.limits import Rate
+from towpath.core.views import Counts, Query
+from towpath.errors import UnknownJob
+from towpath.ledger import Ledger
+from towpath.testing.clock import START
+from towpath.testing.suite.desk import LEASE, Desk, Suite, spec, unique, whole_group
+
+
+class ReadSuite(Suite):
+    """Looking changes nothing."""
+
+    def test_what_is_not_there(self, ledger: Ledger) -> None:
+        assert ledger.get("nowhere") is None
+        assert ledger.find(Query()).jobs == ()
+        assert ledger.find(Query()).next is None
+        assert ledger.queues() == {}
+        assert ledger.parts("nowhere") == {}
+        assert ledger.group("nothing") is None
+        assert ledger.note("nothing") is None
+
+    def test_reads_change_nothing(self, desk: Desk, ledger: Ledger) -> None:
+        desk.started("a", ttl=SECOND)
+        desk.add("b", delay=SECOND)
+        desk.write("k", ttl=SECOND)
+        version = ledger.version()
+        later = START + 2 * SECOND
+        with desk.unchanged():
+            assert ledger.get("a") is not None
+            assert len(ledger.find(Query()).jobs) == 2
+            assert ledger.explain("b", later).gate is Gate.NEXT
+            assert ledger.note("k", later) is None
+            assert len(ledger.queues()) == 1
+        assert ledger.version() == version
+
+    @pytest.mark.parametrize(
+        ("query", "expected"),
+        [
+            ({}, ["a", "b", "c", "d", "e"]),
+            ({"queue": "x/1"}, ["a", "e"]),
+            ({"queue": "x/*"}, ["a", "b", "e"]),
+            ({"queue": "*"}, ["a", "b", "c", "d", "e"]),
+            ({"queue": "x"}, []),
+            ({"part": "p"}, ["b"]),
+            ({"states": (State.SCHEDULED,)}, ["e"]),
+            ({"states": (State.SCHEDULED, State.BLOCKED)}, ["c", "e"]),
+            ({"states": (State.RUNNING,)}, ["a"]),
+            ({"kind": "mail"}, ["b", "d"]),
+            ({"kind": ""}, ["a", "c", "e"]),
+            ({"group": "g"}, ["c"]),
+            ({"key": "k"}, ["d"]),
+            ({"owner": "w1"}, ["a"]),
+            ({"owner": "w2"}, []),
+            ({"correlation_id": "cc"}, ["d", "e"]),
+            ({"created_from": START + SECOND}, ["e"]),
+            ({"created_before": START + SECOND}, ["a", "b", "c", "d"]),
+            ({"created_from": START, "created_before": START + SECOND + 1}, ["a", "b", "c", "d", "e"]),
+            ({"header": ("tenant", "7")}, ["a", "d"]),
+            ({"header": ("tenant", "77")}, []),
+            ({"header": ("Tenant", "7")}, []),
+            ({"header": ("7", "tenant")}, []),
+            ({"kind": "mail", "header": ("tenant", "7")}, ["d"]),
+            ({"kind": "mail", "queue": "x/*", "states": (State.READY,)}, ["b"]),
+        ],
+    )
+    def test_find_by_every_condition(self, desk: Desk, query: dict[str, Any], expected: list[str]) -> None:
+        desk.open("g")
+        desk.append(spec("a", "x/1", headers={"tenant": "7", "x": "y"}), spec("b", "x/2", part="p", kind="mail"))
+        desk.append(spec("c", "y", group="g", headers={"tenant": "8"}))
+        desk.append(spec("d", "y", key=unique("k"), kind="mail", headers={"tenant": "7"}, correlation_id="cc"))
+        desk.take("x/1", owner="w1")
+        desk.jump(SECOND)
+        desk.append(spec("e", "x/1", delay=SECOND, correlation_id="cc"))
+        assert desk.found(**query) == expected
+        assert desk.found(**query, oldest_first=False) == expected[::-1]
+
+    def test_find_returns_whole_jobs(self, desk: Desk, ledger: Ledger) -> None:
+        claim = desk.started("a", payload=b"p", headers={"h": "1"})
+        desk.settle(claim, Retry(error="boom"))
+        (job,) = ledger.find(Query()).jobs
+        assert job == ledger.get("a")
+
+    def test_find_without_bodies(self, desk: Desk, ledger: Ledger) -> None:
+        claim = desk.started("a", payload=b"p", headers={"h": "1"})
+        desk.settle(claim, Retry(error="boom"))
+        (job,) = ledger.find(Query(bodies=False)).jobs
+        assert (job.payload, dict(job.headers), job.result, job.error, job.cursor) == (b"", {}, None, None, None)
+        assert (job.id, job.size, job.failures) == ("a", 1, 1)
+
+    @pytest.mark.parametrize("oldest_first", [True, False])
+    def test_pages(self, desk: Desk, ledger: Ledger, oldest_first: bool) -> None:
+        expected = [f"j{n}" for n in range(10)]
+        desk.append(*[spec(id) for id in expected])
+        seen: list[str] = []
+        page = ledger.find(Query(limit=3, oldest_first=oldest_first))
+        sizes = [len(page.jobs)]
+        seen += [job.id for job in page.jobs]
+        while page.next is not None:
+            page = ledger.find(Query(limit=3, oldest_first=oldest_first, page=page.next))
+            sizes.append(len(page.jobs))
+            seen += [job.id for job in page.jobs]
+        assert seen == (expected if oldest_first else expected[::-1])
+        assert sizes == [3, 3, 3, 1]
+
+    def test_a_full_last_page_has_no_next(self, desk: Desk, ledger: Ledger) -> None:
+        desk.append(spec("a"), spec("b"))
+        assert ledger.find(Query(limit=2)).next is None
+        assert ledger.find(Query(limit=1)).next is not None
+
+    @pytest.mark.parametrize("oldest_first", [True, False])
+    def test_pages_have_no_doubles_or_gaps_while_others_insert_and_delete(self, desk: Desk, oldest_first: bool) -> None:
+        before = [f"j{n}" for n in range(20)]
+        desk.append(*[spec(id) for id in before])
+        seen: list[str] = []
+        page: str | None = None
+        for turn in range(100):
+            answer = desk.ledger.find(Query(limit=4, oldest_first=oldest_first, page=page))
+            seen += [job.id for job in answer.jobs]
+            if turn < 5:
+                desk.add(f"new{turn}", priority="high")
+                desk.cancel(seen[-1])
+                desk.purge(seen[-1])
+            page = answer.next
+            if page is None:
+                break
+        assert len(seen) == len(set(seen))
+        assert [id for id in seen if not id.startswith("new")] == (before if oldest_first else before[::-1])
+
+    def test_pages_keep_their_filter(self, desk: Desk, ledger: Ledger) -> None:
+        desk.append(*[spec(f"{queue}{n}", queue) for n in range(5) for queue in "xy"])
+        first = ledger.find(Query(queue="x", limit=3, oldest_first=True))
+        second = ledger.find(Query(queue="x", limit=3, oldest_first=True, page=first.next))
+        assert [job.id for job in first.jobs + second.jobs] == [f"x{n}" for n in range(5)]
+        assert second.next is None
+
+    def test_counts_follow_every_state(self, desk: Desk) -> None:
+        desk.done(desk.started("done"))
+        desk.fail(desk.started("failed"))
+        desk.add("canceled")
+        desk.cancel("canceled")
+        desk.started("running")
+        desk.append(spec("ready"), spec("scheduled", delay=1), spec("blocked", after=["ready"]))
+        assert desk.counts() == Counts(1, 1, 1, 1, 1, 1, 1)
+        assert (desk.counts().waiting, desk.counts().finished) == (3, 3)
+
+    def test_oldest_ready(self, desk: Desk) -> None:
+        desk.add("s", delay=3 * SECOND)
+        assert desk.queue().oldest_ready is None
+        desk.add("a", priority="high")
+        desk.jump(SECOND)
+        desk.add("b")
+        assert desk.queue().oldest_ready == START
+        desk.take()
+        assert desk.queue().oldest_ready == START + SECOND
+        desk.take()
+        assert desk.queue().oldest_ready is None
+        desk.jump(5 * SECOND)
+        desk.upkeep()
+        assert desk.queue().oldest_ready == START + 3 * SECOND
+
+    def test_a_queue_has_its_settings(self, desk: Desk) -> None:
+        desk.set_queue("x", paused=True, why="w", capacity=1, cap=2, rate=Rate(3), retention=4, keep=5, not_before=6)
+        view = desk.queue("x")
+        assert (view.name, view.paused, view.why, view.capacity, view.cap) == ("x", True, "w", 1, 2)
+        assert (view.rate, view.retention, view.keep, view.next_at) == (Rate(3), 4, 5, 6)
+
+
+class ExplainSuite(Suite):
+    """The one true reason, gate by gate."""
+
+    def explain(self, desk: Desk, id: str, gate: Gate, sentence: str, **fields: Any) -> None:
+        expected = Explanation(id, gate, f"job {id}: {sentence}", **fields)
+        assert desk.ledger.explain(id, desk.now) == expected
+
+    def test_explain_unknown(self, ledger: Ledger) -> None:
+        with pytest.raises(UnknownJob) as caught:
+            ledger.explain("nowhere", START)
+        assert caught.value.details == {"id": "nowhere"}
+
+    def test_explain_finished(self, desk: Desk) -> None:
+        desk.done(desk.started("a"))
+        desk.fail(desk.started("b"))
+        self.explain(desk, "a", Gate.FINISHED, f"finished: done at {when(START)}", until=START)
+        self.explain(desk, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
+
+    def test_explain_running(self, desk: Desk) -> None:
+        desk.started("a")
+        until = START + LEASE
+        self.explain(desk, "a", Gate.RUNNING, f"leased by worker until {when(until)}", until=until)
+        desk.cancel("a")
+        self.explain(desk, "a", Gate.RUNNING, f"leased by worker until {when(until)}, asked to stop (requested)", until=until)
+
+    def test_explain_waits(self, desk: Desk) -> None:
+        desk.append(spec("a"), spec("b", after=["a"]))
+        self.explain(desk, "b", Gate.WAITS, "waits for 1 job: a", by=("a",), count=1)
+
+    def test_explain_waits_for_many(self, desk: Desk) -> None:
+        desk.append(*[spec(f"j{n}") for n in range(8)], spec("z", after=[f"j{n}" for n in range(8)]))
+        desk.done(desk.take())
+        names = ("j1", "j2", "j3", "j4", "j5")
+        self.explain(desk, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7)
+
+    def test_explain_waits_for_groups(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("a"), spec("b", after=[whole_group("g")]), spec("c", after=["a", whole_group("g")]))
+        self.explain(desk, "b", Gate.WAITS, "waits for 1 group: g", by=("g",), count=1)
+        self.explain(desk, "c", Gate.WAITS, "waits for 2 job or groups: a, g", by=("a", "g"), count=2)
+
+    def test_explain_unsealed(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
+        self.explain(desk, "a", Gate.UNSEALED, "group g is not sealed", by=("g",), count=1)
+        self.explain(desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1)
+
+    def test_explain_scheduled(self, desk: Desk) -> None:
+        desk.add("a", delay=SECOND)
+        until = START + SECOND
+        self.explain(desk, "a", Gate.SCHEDULED, f"scheduled (delay) until {when(until)}", until=until)
+
+    def test_explain_expired(self, desk: Desk) -> None:
+        desk.add("a", ttl=SECOND)
+        desk.jump(SECOND)
+        self.explain(desk, "a", Gate.EXPIRED, f"expired at {when(desk.now)} and will not run", until=desk.now)
+
+    def test_explain_queue_paused(self, desk: Desk) -> None:
+        desk.add("a", part="p")
+        desk.set_queue(paused=True)
+        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused")
+        desk.set_queue(why="maintenance")
+        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused (maintenance)")
+
+    def test_explain_queue_held(self, desk: Desk) -> None:
+        desk.add("a")
+        until = START + SECOND
+        desk.set_queue(not_before=until, why="breaker")
+        self.explain(desk, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)} (breaker)", until=until)
+
+    def test_explain_queue_rate(self, desk: Desk) -> None:
+        desk.set_queue(rate=Rate(1, 2 * SECOND))
+        desk.append(spec("a"), spec("b"))
+        desk.take()
+        until = START + 2 * SECOND
+        self.explain(
+            desk, "b", Gate.QUEUE_RATE, f"the rate of queue q (1 per 2 s) allows the next at {when(until)}", until=until
+        )
+
+    def test_explain_queue_cap(self, desk: Desk) -> None:
+        desk.set_queue(cap=2)
+        desk.append(spec("a"), spec("b"), spec("c"))
+        desk.claim(n=2)
+        self.explain(desk, "c", Gate.QUEUE_CAP, "queue q runs 2 of at most 2: a, b", by=("a", "b"), count=2)
+
+    def test_explain_part_paused(self, desk: Desk) -> None:
+        desk.add("a", part="p")
+        desk.set_part("p", paused=True, why="unpaid")
+        self.explain(desk, "a", Gate.PART_PAUSED, "part p of q is paused (unpaid)")
+
+    def test_explain_part_held(self, desk: Desk) -> None:
+        desk.add("a", part="p")
+        until = START + SECOND
+        desk.set_part("p", not_before=until)
+        self.explain(desk, "a", Gate.PART_HELD, f"part p of q is held until {when(until)}", until=until)
+
+    def test_explain_part_rate(self, desk: Desk) -> None:
+        desk.set_part("p", rate=Rate(5, SECOND))
+        desk.append(spec("a", part="p"), spec("b", part="p"))
+        desk.take()
+        until = START + SECOND // 5
+        text = f"the rate of part p of q (5 per 1 s) allows the next at {when(until)}"
+        self.explain(desk, "b", Gate.PART_RATE, text, until=until)
+
+    def test_explain_part_cap(self, desk: Desk) -> None:
+        desk.set_part("p", cap=1)
+        desk.append(spec("x"), spec("a", part="p"), spec("b", part="p"))
+        desk.claim(n=9)
+        self.explain(desk, "b", Gate.PART_CAP, "part p of q runs 1 of at most 1: a", by=("a",), count=1)
+
+    def test_explain_next(self, desk: Desk) -> None:
+        desk.append(spec("a"), spec("b"), spec("c", priority="high"))
+        self.explain(desk, "c", Gate.NEXT, "ready, first in line in q: the next claim takes it")
+        self.explain(desk, "b", Gate.NEXT, "ready, 2 ahead of it in q", count=2)
+
+    def test_every_gate_has_its_test(self) -> None:
+        names = " ".join(name for name in dir(ExplainSuite) if name.startswith("test_explain_"))
+        assert [gate for gate in Gate if gate.replace("-", "_") not in names] == []

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from towpath.errors import LedgerBusy
+from towpath.ledger.sqlite.turnstile import Turnstile
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def _take_turns(path: Path, turns: int, barrier: Barrier, log: Path) -> None:
+    turnstile = Turnstile(path, 60.0)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    me = os.getpid()
+    barrier.wait(60)
+    for _ in range(turns):
+        asked = time.monotonic()
+        with turnstile:
+            got = time.monotonic()
+            os.write(fd, f"in {me} {got - asked}\n".encode())
+            while time.monotonic() - got < 0.001:
+                pass
+            os.write(fd, f"out {me} 0\n".encode())
+    os.close(fd)
+    turnstile.close()
+
+
+def _hold(path: Path, told: Connection) -> None:
+    with Turnstile(path, 60.0):
+        told.send("holding")
+        told.recv()
+    told.send("let go")
+    told.recv()
+
+
+def _want(path: Path, told: Connection) -> None:
+    turnstile = Turnstile(path, 60.0)
+    told.send("wanting")
+    with turnstile:
+        told.send("holding")
+        told.recv()
+
+
+@contextmanager
+def child(target: Callable[[Path, Connection], None], path: Path) -> Iterator[tuple[BaseProcess, Connection]]:
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(path, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join(60)
+        ours.close()
+
+
+def told(pipe: Connection) -> str:
+    assert pipe.poll(60), "the child says nothing"
+    return str(pipe.recv())
+
+
+def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
+    processes, turns = 3, 200
+    log = tmp_path / "log"
+    barrier = SPAWN.Barrier(processes)
+    children = [SPAWN.Process(target=_take_turns, args=(tmp_path / "a.db", turns, barrier, log)) for _ in range(processes)]
+    for process in children:
+        process.start()
+    for process in children:
+        process.join(120)
+    assert [process.exitcode for process in children] == [0] * processes
+    lines = [line.split() for line in log.read_text().splitlines()]
+    entries, exits = lines[::2], lines[1::2]
+    assert len(entries) == processes * turns
+    assert all(entry[0] == "in" and exit[:2] == ["out", entry[1]] for entry, exit in zip(entries, exits, strict=True))
+    # While all three still want turns, each gets about every third.
+    owners = [entry[1] for entry in entries][: turns * 2]
+    assert all(owners.count(str(process.pid)) > turns * 2 / processes * 0.6 for process in children)
+    waits = sorted(float(entry[2]) for entry in entries)
+    assert waits[-1] < 0.5
+
+
+def test_who_came_first_is_served_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    held = Turnstile(path, 60.0)
+    with ExitStack() as turn, child(_want, path) as (_, first):
+        turn.enter_context(held)
+        assert told(first) == "wanting"
+        until(lambda: _is_queued(path))
+        order: list[str] = []
+        late = Turnstile(path, 60.0)
+        turn.close()
+        # The child is not told that the turn is free; it still goes before whoever asks only now.
+        thread = threading.Thread(target=_enter_and_note, args=(late, order))
+        thread.start()
+        assert told(first) == "holding"
+        assert order == []
+        first.send("go")
+        thread.join(60)
+        assert order == ["late"]
+        late.close()
+    held.close()
+
+
+def _enter_and_note(turnstile: Turnstile, order: list[str]) -> None:
+    with turnstile:
+        order.append("late")
+
+
+def _is_queued(path: Path) -> bool:
+    """Whether another process has a place in the queue. /proc shows the locks without touching them."""
+    inode = os.stat(f"{path}-next").st_ino
+    return any(f":{inode} " in line and "POSIX" in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_a_stopped_holder_makes_busy_after_the_timeout(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with child(_hold, path) as (holder, pipe):
+        assert told(pipe) == "holding"
+        assert holder.pid
+        os.kill(holder.pid, signal.SIGSTOP)
+        turnstile = Turnstile(path, 0.2)
+        for _ in range(2):
+            started = time.monotonic()
+            with pytest.raises(LedgerBusy) as caught, turnstile:
+                pass
+            assert 0.2 <= time.monotonic() - started < 2
+        assert caught.value == LedgerBusy(path=str(path), seconds=0.2)
+        os.kill(holder.pid, signal.SIGCONT)
+        pipe.send("go")
+        assert told(pipe) == "let go"
+        with turnstile:
+            pass
+        turnstile.close()
+
+
+def test_a_stopped_waiter_only_slows(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    turnstile = Turnstile(path, 1.0)
+    with child(_want, path) as (waiter, pipe):
+        with turnstile:
+            assert told(pipe) == "wanting"
+            until(lambda: _is_queued(path))
+            assert waiter.pid
+            os.kill(waiter.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with turnstile:
+            assert 0.5 <= time.monotonic() - started < 1
+    turnstile.close()
+
+
+def test_a_killed_holder_frees_the_turn(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    turnstile = Turnstile(path, 60.0)
+    with child(_hold, path) as (holder, pipe):
+        assert told(pipe) == "holding"
+        holder.kill()
+        started = time.monotonic()
+        with turnstile:
+            assert time.monotonic() - started < 5
+    turnstile.close()
+
+
+def test_a_killed_waiter_frees_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    turnstile = Turnstile(path, 60.0)
+    with child(_want, path) as (waiter, pipe):
+        with turnstile:
+            assert told(pipe) == "wanting"
+            until(lambda: _is_queued(path))
+            waiter.kill()
+        started = time.monotonic()
+        with turnstile:
+            assert time.monotonic() - started < 5
+    turnstile.close()
+
+
+def test_two_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    one, two = Turnstile(tmp_path / "a.db", 1.0), Turnstile(tmp_path / "a.db", 0.05)
+    with one, pytest.raises(LedgerBusy), two:
+        pass
+    with two:
+        pass
+    one.close()
+    two.close()
+
+
+def test_an_error_inside_lets_the_turn_go(tmp_path: Path) -> None:
+    one, two = Turnstile(tmp_path / "a.db", 1.0), Turnstile(tmp_path / "a.db", 1.0)
+    with pytest.raises(KeyError), one:
+        raise KeyError
+    with two:
+        pass
+    one.close()
+    two.close()
+
+
+def test_descriptors_are_closed_once_and_not_inherited(tmp_path: Path) -> None:
+    turnstile = Turnstile(tmp_path / "a.db", 1.0)
+    opened = _descriptors(tmp_path)
+    assert len(opened) == 2
+    assert not any(os.get_inheritable(fd) for fd in opened)
+    turnstile.close()
+    turnstile.close()
+    assert not _descriptors(tmp_path)
+
+
+def _descriptors(directory: Path) -> list[int]:
+    links = {int(fd): f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
+    return [fd for fd, link in links.items() if os.path.lexists(link) and os.readlink(link).startswith(str(directory))]
+
+
+def test_an_uncontended_turn_is_cheap(tmp_path: Path) -> None:
+    turnstile = Turnstile(tmp_path / "a.db", 1.0)
+    best = min(_seconds_per_turn(turnstile, 1000) for _ in range(10))
+    turnstile.close()
+    assert best < 50e-6, f"{best * 1e6:.1f} µs"
+
+
+def _seconds_per_turn(turnstile: Turnstile, turns: int) -> float:
+    started = time.perf_counter()
+    for _ in range(turns):
+        with turnstile:
+            pass
+    return (time.perf_counter() - started) / turns
