@@ -80,7 +80,7 @@ def _write(path: Path, pipe: Connection) -> None:
 
 def test_a_copy_beside_a_busy_writer_is_of_one_moment(tmp_path: Path, source: apsw.Connection) -> None:
     ours, theirs = SPAWN.Pipe()
-    writer = SPAWN.Process(target=_write, args=(tmp_path / "a.db", theirs))
+    writer = SPAWN.Process(target=_write, args=(tmp_path / "a.db", theirs), daemon=True)
     writer.start()
     assert ours.poll(60)
     assert ours.recv() == "writing"

@@ -357,7 +357,7 @@ def _create_many(directory: Path, rounds: int, barrier: Barrier) -> None:
 def test_processes_may_create_one_file_at_once(tmp_path: Path) -> None:
     processes, rounds = 4, 25
     barrier = SPAWN.Barrier(processes)
-    children = [SPAWN.Process(target=_create_many, args=(tmp_path, rounds, barrier)) for _ in range(processes)]
+    children = [SPAWN.Process(target=_create_many, args=(tmp_path, rounds, barrier), daemon=True) for _ in range(processes)]
     for child in children:
         child.start()
     for child in children:

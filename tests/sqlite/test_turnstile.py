@@ -56,7 +56,7 @@ def _want(path: Path, told: Connection) -> None:
 @contextmanager
 def child(target: Callable[[Path, Connection], None], path: Path) -> Iterator[tuple[BaseProcess, Connection]]:
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=target, args=(path, theirs))
+    process = SPAWN.Process(target=target, args=(path, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -76,7 +76,9 @@ def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
     processes, turns = 3, 200
     log = tmp_path / "log"
     barrier = SPAWN.Barrier(processes)
-    children = [SPAWN.Process(target=_take_turns, args=(tmp_path / "a.db", turns, barrier, log)) for _ in range(processes)]
+    children = [
+        SPAWN.Process(target=_take_turns, args=(tmp_path / "a.db", turns, barrier, log), daemon=True) for _ in range(processes)
+    ]
     for process in children:
         process.start()
     for process in children:

@@ -33,7 +33,7 @@ def told(pipe: Connection) -> object:
 def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
     times = 15
     ours, theirs = SPAWN.Pipe()
-    listener = SPAWN.Process(target=_listen, args=(tmp_path / "a.db", times, theirs))
+    listener = SPAWN.Process(target=_listen, args=(tmp_path / "a.db", times, theirs), daemon=True)
     listener.start()
     wake = Wake(tmp_path / "a.db")
     latencies = []

@@ -24,7 +24,7 @@ from towpath.core.facts import (
     namespace,
     node,
 )
-from towpath.core.job import FINISHED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
+from towpath.core.job import FINISHED, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, purge_time
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
 
@@ -44,6 +44,8 @@ __all__ = [
     "node",
     "walks",
 ]
+
+_NONE = Reason.NONE
 
 
 def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
@@ -110,7 +112,7 @@ def _job(
         state, reason, purge_at = ending
     else:
         state = awaken(ready_at, waits, now)
-        reason = Reason.DELAY if state is State.SCHEDULED else Reason.NONE
+        reason = Reason.DELAY if state is SCHEDULED else _NONE
         purge_at = None
     key, part = spec.key, spec.part
     if key is not None and key.policy is KeyPolicy.SERIAL:

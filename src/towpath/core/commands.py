@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec.structs import force_setattr
 
 from towpath.core import checks
 from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Outcome, Reason, Spec, State
+from towpath.core.job import Outcome, Reason, Spec, State, Word
 from towpath.core.limits import Rate
 from towpath.errors import InvalidInput
 
@@ -27,14 +26,14 @@ KEEP = 1_000_000
 """Done and canceled jobs a queue keeps at most."""
 
 
-class GroupState(StrEnum):
+class GroupState(Word):
     OPEN = "open"
     SEALED = "sealed"
     ABORTING = "aborting"
     CLOSED = "closed"
 
 
-class OnFailure(StrEnum):
+class OnFailure(Word):
     CONTINUE = "continue"
     ABORT = "abort"
 

@@ -54,7 +54,7 @@ class Facts(msgspec.Struct, kw_only=True):
     open_groups: tuple[str, ...] = ()
     group_state: GroupState | None = None
     holders: tuple[str, ...] = ()
-    """The running jobs that fill the cap (of the part if it is full, else of the queue), the first few."""
+    """The running jobs that fill the cap (of the queue if it is full, else of the part), the first few."""
     ahead: int = 0
 
 

@@ -38,7 +38,25 @@ from collections.abc import Mapping
 import msgspec
 
 from towpath.core import checks
-from towpath.core.job import Done, Fail, Job, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
+from towpath.core.job import (
+    BLOCKED,
+    CANCELED,
+    DONE,
+    FAILED,
+    READY,
+    SCHEDULED,
+    Done,
+    Fail,
+    Job,
+    Outcome,
+    Reason,
+    Refuse,
+    Release,
+    Retry,
+    Snooze,
+    State,
+    Stop,
+)
 
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
@@ -65,6 +83,7 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
 )
 
 REFUSAL_DELAY = checks.SECOND
+_NONE = Reason.NONE
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -82,15 +101,15 @@ def settle(job: Job, outcome: Outcome, now: int) -> Change:
     """The end of an attempt. A job that was asked to stop never goes back to wait."""
     attempts, failures, losses = job.attempts, job.failures, job.losses
     if type(outcome) is Done:
-        return Change(State.DONE, Reason.NONE, attempts, failures, losses)
+        return Change(DONE, _NONE, attempts, failures, losses)
     if type(outcome) is Fail:
-        return Change(State.FAILED, Reason.FATAL, attempts, failures + 1, losses)
+        return Change(FAILED, Reason.FATAL, attempts, failures + 1, losses)
     if type(outcome) is Stop:
-        return Change(State.CANCELED, job.cancel_requested or Reason.HANDLER, attempts, failures, losses)
+        return Change(CANCELED, job.cancel_requested or Reason.HANDLER, attempts, failures, losses)
     if type(outcome) is Retry:
         failures += 1
         if job.cancel_requested is None and failures >= job.max_attempts:
-            return Change(State.FAILED, Reason.EXHAUSTED, attempts, failures, losses)
+            return Change(FAILED, Reason.EXHAUSTED, attempts, failures, losses)
         return _wait(job, Reason.RETRY, outcome.delay, now, attempts, failures)
     if type(outcome) is Snooze:
         return _wait(job, Reason.SNOOZED, outcome.delay, now, attempts, failures)
@@ -102,27 +121,27 @@ def settle(job: Job, outcome: Outcome, now: int) -> Change:
 
 def _wait(job: Job, reason: Reason, delay: int, now: int, attempts: int, failures: int) -> Change:
     if job.cancel_requested is not None:
-        return Change(State.CANCELED, job.cancel_requested, attempts, failures, job.losses)
+        return Change(CANCELED, job.cancel_requested, attempts, failures, job.losses)
     if delay:
-        return Change(State.SCHEDULED, reason, attempts, failures, job.losses, now + delay)
-    return Change(State.READY, reason, attempts, failures, job.losses)
+        return Change(SCHEDULED, reason, attempts, failures, job.losses, now + delay)
+    return Change(READY, reason, attempts, failures, job.losses)
 
 
 def lose(job: Job) -> Change:
     """The lease ran out. Not a failure of the work, so it has a budget of its own."""
     losses = job.losses + 1
     if job.cancel_requested is not None:
-        return Change(State.CANCELED, job.cancel_requested, job.attempts, job.failures, losses)
+        return Change(CANCELED, job.cancel_requested, job.attempts, job.failures, losses)
     if losses >= job.max_losses or job.max_attempts == 1:
-        return Change(State.FAILED, Reason.LOST, job.attempts, job.failures, losses)
-    return Change(State.READY, Reason.LOST, job.attempts, job.failures, losses)
+        return Change(FAILED, Reason.LOST, job.attempts, job.failures, losses)
+    return Change(READY, Reason.LOST, job.attempts, job.failures, losses)
 
 
 def awaken(ready_at: int, waits: int, now: int) -> State:
     """The waiting state of a job that has `waits` open dependencies and may not run before `ready_at`."""
     if waits:
-        return State.BLOCKED
-    return State.SCHEDULED if ready_at > now else State.READY
+        return BLOCKED
+    return SCHEDULED if ready_at > now else READY
 
 
 RETENTION = 7 * checks.DAY
@@ -131,7 +150,7 @@ RETENTION = 7 * checks.DAY
 
 def purge_time(state: State, finished_at: int, job_retention: int | None, queue_retention: int | None) -> int | None:
     """When a finished job may be deleted. A dead letter stays until somebody decides."""
-    if state is State.FAILED:
+    if state is FAILED:
         return None
     if job_retention is not None:
         return finished_at + job_retention

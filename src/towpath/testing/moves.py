@@ -10,6 +10,7 @@ from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import (
     Abort,
     Append,
+    Appended,
     Cancel,
     Claim,
     Claimed,
@@ -52,9 +53,8 @@ QUEUES = ("a/x", "a/y", "b/x", "plain")
 PATTERNS = (*QUEUES, "*", "a/*", "*x", "nowhere")
 PARTS = ("p", "r", "s")
 KEYS = ("k", "l", "m")
-GROUPS = ("g0", "g1", "g2", "g3", "g4", "g5")
 NOTES = ("n", "o")
-TOKENS = ("t0", "t1", "t2")
+TOKENS = ("0", "1", "2")
 OWNERS = ("w1", "w2")
 SPANS = (1, SECOND // 2, SECOND, 5 * SECOND, 40 * SECOND)
 LEASES = (SECOND, 10 * SECOND, 60 * SECOND)
@@ -62,14 +62,129 @@ STEPS = (0, 0, 1, SECOND // 10, SECOND // 2, SECOND, SECOND, 4 * SECOND, 20 * SE
 LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
 
 
-class Moves:
-    """Draws commands from `chance`, and remembers from the answers what it takes to make sensible ones."""
+class Draws:
+    """Values drawn from `chance`. `held` and `known` are the claims and ids heard of; `made` and `opened` count the ids and
+    groups thought of, so that old ones fall out of use."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.held: list[tuple[str, int]] = []
+        self.known: list[str] = []
         self.versions = [0]
         self.made = 0
+        self.opened = 0
+
+    def _maybe(self, odds: float) -> bool:
+        return self.chance.random() < odds
+
+    def _some(self, values: Sequence[Any], most: int) -> tuple[Any, ...]:
+        return tuple(self.chance.choices(values, k=self.chance.randint(1, most)))
+
+    def _id(self) -> str:
+        """Mostly a recent one, seldom an old one, sometimes one that does not exist."""
+        if self.known and self._maybe(0.93):
+            return self.chance.choice(self.known)
+        return f"j{self.chance.randint(0, self.made + 2)}"
+
+    def _group(self) -> str:
+        return f"g{max(0, self.opened - self.chance.choice((-1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3)))}"
+
+    def _token(self, kind: str) -> str:
+        return f"{kind}-{self.chance.choice(TOKENS)}" if self._maybe(0.2) else ""
+
+    def _pair(self) -> tuple[str, int]:
+        """Somebody's claim; now and then a stale or invented one."""
+        if self.held and self._maybe(0.9):
+            return self.held.pop(self.chance.randrange(len(self.held))) if self._maybe(0.8) else self.chance.choice(self.held)
+        return self._id(), self.chance.randint(0, 4)
+
+    def specs(self, most: int) -> tuple[Spec, ...]:
+        """Some specs that may depend on each other, in both directions."""
+        ids = [self._id() if self._maybe(0.2) else self._new_id() for _ in range(self.chance.randint(1, most))]
+        return tuple(self.spec(id, ids) for id in ids)
+
+    def _new_id(self) -> str:
+        self.made += 1
+        return f"j{self.made}"
+
+    def spec(self, id: str, peers: Sequence[str] = ()) -> Spec:
+        chance = self.chance
+        fields: dict[str, Any] = {"id": id, "queue": chance.choice(QUEUES)}
+        if self._maybe(0.3):
+            fields["priority"] = chance.choice((-1, 0, 5, "high", "low"))
+        if self._maybe(0.3):
+            fields["part"] = chance.choice(PARTS)
+        if self._maybe(0.15):
+            fields["delay"] = chance.choice(SPANS)
+        if self._maybe(0.1):
+            fields["ttl"] = chance.choice(SPANS)
+        if self._maybe(0.2):
+            fields["max_attempts"] = chance.choice((1, 2))
+        if self._maybe(0.2):
+            fields["max_losses"] = chance.choice((1, 2))
+        if self._maybe(0.1):
+            fields["retention"] = chance.choice((0, SECOND, HOUR))
+        if self._maybe(0.35):
+            fields["after"] = tuple(self._after(peers) for _ in range(chance.randint(1, 3)))
+        if self._maybe(0.25):
+            fields["group"] = self._group()
+        if self._maybe(0.3):
+            fields["key"] = self._key(serial="part" not in fields)
+        if self._maybe(0.2):
+            fields["payload"] = chance.choice((b"1", b"\0" * 9))
+            fields["headers"] = {"h": chance.choice("12")}
+            fields["kind"] = chance.choice(("mail", "copy"))
+            fields["correlation_id"] = chance.choice(("c", "d"))
+        return Spec(**fields)
+
+    def _after(self, peers: Sequence[str]) -> After:
+        anyway = self._maybe(0.4)
+        if self._maybe(0.2):
+            return After(self._group(), anyway, group=True)
+        return After(self.chance.choice(peers) if peers and self._maybe(0.25) else self._id(), anyway)
+
+    def _key(self, serial: bool) -> Key:
+        policy = self.chance.choice((KeyPolicy.UNIQUE, KeyPolicy.REPLACE, KeyPolicy.REPLACE, *([KeyPolicy.SERIAL] * serial)))
+        window = self.chance.choice((0, 0, SECOND, HOUR)) if policy is KeyPolicy.UNIQUE else 0
+        return Key(self.chance.choice(KEYS), policy, window)
+
+    def outcome(self) -> Outcome:
+        delay, error = self.chance.choice((0, 0, *SPANS)), self.chance.choice((None, "boom"))
+        outcomes: tuple[Outcome, ...] = (
+            Done(self.chance.choice((None, b"result"))),
+            Done(),
+            Done(),
+            Retry(delay, error),
+            Retry(delay, error),
+            Snooze(delay),
+            Release(delay),
+            Refuse(delay, error),
+            Fail(error),
+            Fail(error),
+            Stop(error),
+        )
+        return self.chance.choice(outcomes)
+
+    def selector(self) -> Selector:
+        fields: dict[str, Any] = {}
+        if self._maybe(0.5):
+            fields["ids"] = tuple({self._id() for _ in range(self.chance.randint(1, 4))})
+        choices = {"queue": PATTERNS, "part": PARTS, "key": KEYS, "kind": ("mail", "copy", "")}
+        for field, values in choices.items():
+            if self._maybe(0.15):
+                fields[field] = self.chance.choice(values)
+        if self._maybe(0.15):
+            fields["group"] = self._group()
+        if self._maybe(0.15):
+            fields["states"] = self._some(tuple(State), 3)
+        return Selector(**fields) if fields else Selector(queue=self.chance.choice(QUEUES))
+
+
+class Moves(Draws):
+    """Draws commands, and remembers from the answers what it takes to make sensible ones."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(chance)
         self._kinds: list[tuple[int, Callable[[], Command]]] = [
             (26, self.append),
             (22, self.claim),
@@ -101,78 +216,16 @@ class Moves:
         for answer in answers:
             if isinstance(answer, Claimed):
                 self.held.extend((claim.id, claim.fence) for claim in answer.claims)
+            elif isinstance(answer, Appended):
+                self.known.extend(placed.id for placed in answer.jobs)
             version = getattr(answer, "version", None)
             if version is not None:
                 self.versions = [*self.versions[-5:], version]
         del self.held[:-40]
-
-    def _maybe(self, odds: float) -> bool:
-        return self.chance.random() < odds
-
-    def _some(self, values: Sequence[Any], most: int) -> tuple[Any, ...]:
-        return tuple(self.chance.choices(values, k=self.chance.randint(1, most)))
-
-    def _id(self) -> str:
-        """Mostly a recent one, seldom an old one, sometimes one that does not exist yet."""
-        if self._maybe(0.1):
-            return f"j{self.chance.randint(0, self.made + 3)}"
-        return f"j{max(0, self.made - self.chance.randint(-1, 12))}"
-
-    def _token(self) -> str:
-        return self.chance.choice(TOKENS) if self._maybe(0.2) else ""
-
-    def _pair(self) -> tuple[str, int]:
-        """Somebody's claim; now and then a stale or invented one."""
-        if self.held and self._maybe(0.9):
-            return self.held.pop(self.chance.randrange(len(self.held))) if self._maybe(0.8) else self.chance.choice(self.held)
-        return self._id(), self.chance.randint(0, 4)
-
-    # Commands
-
-    def spec(self) -> Spec:
-        chance = self.chance
-        fields: dict[str, Any] = {"id": self._id(), "queue": chance.choice(QUEUES)}
-        if self._maybe(0.6):
-            fields["id"] = f"j{self.made}"
-            self.made += 1
-        if self._maybe(0.3):
-            fields["priority"] = chance.choice((-1, 0, 5, "high", "low"))
-        if self._maybe(0.3):
-            fields["part"] = chance.choice(PARTS)
-        if self._maybe(0.15):
-            fields["delay"] = chance.choice(SPANS)
-        if self._maybe(0.1):
-            fields["ttl"] = chance.choice(SPANS)
-        if self._maybe(0.2):
-            fields["max_attempts"] = chance.choice((1, 2))
-        if self._maybe(0.2):
-            fields["max_losses"] = chance.choice((1, 2))
-        if self._maybe(0.1):
-            fields["retention"] = chance.choice((0, SECOND, HOUR))
-        if self._maybe(0.35):
-            fields["after"] = tuple(self._after() for _ in range(chance.randint(1, 3)))
-        if self._maybe(0.25):
-            fields["group"] = chance.choice(GROUPS)
-        if self._maybe(0.3):
-            fields["key"] = self._key(serial="part" not in fields)
-        if self._maybe(0.2):
-            fields["payload"] = chance.choice((b"1", b"\0" * 9))
-            fields["headers"] = {"h": chance.choice("12")}
-            fields["kind"] = chance.choice(("mail", "copy"))
-            fields["correlation_id"] = chance.choice(("c", "d"))
-        return Spec(**fields)
-
-    def _after(self) -> After:
-        anyway = self._maybe(0.4)
-        return After(self.chance.choice(GROUPS), anyway, group=True) if self._maybe(0.2) else After(self._id(), anyway)
-
-    def _key(self, serial: bool) -> Key:
-        policy = self.chance.choice((KeyPolicy.UNIQUE, KeyPolicy.REPLACE, KeyPolicy.REPLACE, *([KeyPolicy.SERIAL] * serial)))
-        window = self.chance.choice((0, 0, SECOND, HOUR)) if policy is KeyPolicy.UNIQUE else 0
-        return Key(self.chance.choice(KEYS), policy, window)
+        del self.known[:-16]
 
     def append(self) -> Append:
-        return Append(tuple(self.spec() for _ in range(self.chance.choice((1, 1, 2, 3, 6)))))
+        return Append(self.specs(self.chance.choice((1, 2, 6))))
 
     def claim(self) -> Claim:
         wants = tuple(
@@ -180,30 +233,13 @@ class Moves:
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
         owner, lease = self.chance.choice(OWNERS), self.chance.choice(LEASES)
-        return Claim(owner=owner, wants=wants, lease=lease, token=self._token())
+        return Claim(owner=owner, wants=wants, lease=lease, token=self._token("claim"))
 
     def settle(self) -> Settle:
         id, fence = self._pair()
-        spawn = tuple(self.spec() for _ in range(self.chance.randint(1, 2))) if self._maybe(0.15) else ()
+        spawn = self.specs(2) if self._maybe(0.15) else ()
         notes = tuple(self.note(token=False) for _ in range(self.chance.randint(1, 2))) if self._maybe(0.1) else ()
         return Settle(id, fence, self.outcome(), spawn, notes)
-
-    def outcome(self) -> Outcome:
-        delay, error = self.chance.choice((0, 0, *SPANS)), self.chance.choice((None, "boom"))
-        outcomes: tuple[Outcome, ...] = (
-            Done(self.chance.choice((None, b"result"))),
-            Done(),
-            Done(),
-            Retry(delay, error),
-            Retry(delay, error),
-            Snooze(delay),
-            Release(delay),
-            Refuse(delay, error),
-            Fail(error),
-            Fail(error),
-            Stop(error),
-        )
-        return self.chance.choice(outcomes)
 
     def renew(self) -> Renew:
         pairs = dict(self.chance.sample(self.held, min(len(self.held), self.chance.randint(0, 4))))
@@ -216,30 +252,18 @@ class Moves:
         values = [self.chance.choice((None, 1, 7)) for _ in range(2)]
         return Progress(id, fence, values[0], values[1], self.chance.choice((None, b"cursor")))
 
-    def selector(self) -> Selector:
-        fields: dict[str, Any] = {}
-        if self._maybe(0.5):
-            fields["ids"] = tuple({self._id() for _ in range(self.chance.randint(1, 4))})
-        choices = {"queue": PATTERNS, "part": PARTS, "group": GROUPS, "key": KEYS, "kind": ("mail", "copy", "")}
-        for field, values in choices.items():
-            if self._maybe(0.15):
-                fields[field] = self.chance.choice(values)
-        if self._maybe(0.15):
-            fields["states"] = self._some(tuple(State), 3)
-        return Selector(**fields) if fields else Selector(queue=self.chance.choice(QUEUES))
-
-    def _bulk(self) -> dict[str, Any]:
+    def _bulk(self, kind: str) -> dict[str, Any]:
         limit = self.chance.choice((1, 2, 5, 100, 10_000))
-        return {"where": self.selector(), "limit": limit, "token": self._token()}
+        return {"where": self.selector(), "limit": limit, "token": self._token(kind)}
 
     def cancel(self) -> Cancel:
-        return Cancel(**self._bulk())
+        return Cancel(**self._bulk("cancel"))
 
     def revive(self) -> Revive:
-        return Revive(**self._bulk())
+        return Revive(**self._bulk("revive"))
 
     def purge(self) -> Purge:
-        return Purge(**self._bulk())
+        return Purge(**self._bulk("purge"))
 
     def open(self) -> Open:
         endings = [ending for ending in ("done", "failed", "canceled") if self._maybe(0.3)]
@@ -250,13 +274,14 @@ class Moves:
             )
             for ending in endings
         }
-        return Open(self.chance.choice(GROUPS), self.chance.choice(tuple(OnFailure)), then)
+        self.opened += self._maybe(0.6)
+        return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
 
     def seal(self) -> Seal:
-        return Seal(self.chance.choice(GROUPS))
+        return Seal(self._group())
 
     def abort(self) -> Abort:
-        return Abort(self.chance.choice(GROUPS))
+        return Abort(self._group())
 
     def _gate(self, now_and_then: float = 0.3) -> dict[str, Any]:
         chance = self.chance
@@ -289,7 +314,9 @@ class Moves:
         value = None if self._maybe(0.25) else self.chance.choice((b"", b"1", b"2"))
         expect = self.chance.choice((None, None, 0, *self.versions))
         ttl = self.chance.choice((None, None, *SPANS))
-        return Note(key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=self._token() if token else "")
+        return Note(
+            key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=self._token("note") if token else ""
+        )
 
     def upkeep(self) -> Upkeep:
         return Upkeep(self.chance.choice((1, 2, 3, 10, 1000, 1000, 1000)))

@@ -12,9 +12,17 @@ from towpath.core.job import COLUMNS, State
 from towpath.core.views import Query
 from towpath.errors import CommandFailed, TowpathError
 from towpath.ledger import Answer, Ledger
-from towpath.testing.moves import GROUPS, NOTES, PARTS, QUEUES
+from towpath.testing.moves import NOTES, PARTS, QUEUES
 
 Factory = Callable[[], Ledger]
+
+QUERIES = (
+    Query(limit=5),
+    Query(queue="a/*", states=(State.READY, State.RUNNING), oldest_first=True, bodies=False),
+    Query(part=PARTS[0], limit=3),
+    Query(header=("h", "1")),
+    Query(kind="mail", correlation_id="c"),
+)
 
 
 class Mismatch(AssertionError):
@@ -42,8 +50,9 @@ class Pair:
                 raise Mismatch("\n".join([f"{name} does not add up:", *problems]))
         left, right = self.left.dump(), self.right.dump()
         _same("the dumps", left, right)
-        for what, look in _looks(now, [job.id for job in left["jobs"]]):
-            _same(what, look(self.left), look(self.right))
+        ids = [job.id for job in left["jobs"][-12:]]
+        groups = [view.id for view, _ in left["groups"]]
+        _same("the reads", *[_views(ledger, now, ids, groups) for ledger in (self.left, self.right)])
 
     def close(self) -> None:
         self.left.close()
@@ -59,27 +68,14 @@ def _apply(ledger: Ledger, commands: Sequence[Command], now: int) -> list[Answer
         raise Mismatch(f"{type(ledger).__name__} raised {error!r}") from error
 
 
-def _looks(now: int, ids: Sequence[str]) -> Iterator[tuple[str, Callable[[Ledger], object]]]:
-    yield "queues()", lambda ledger: ledger.queues()
-    for queue in QUEUES:
-        yield f"parts({queue})", lambda ledger, queue=queue: ledger.parts(queue)
-    for group in GROUPS:
-        yield f"group({group})", lambda ledger, group=group: ledger.group(group)
-    for key in NOTES:
-        yield f"note({key})", lambda ledger, key=key: ledger.note(key, now)
-    for id in ids[-12:]:
-        yield f"explain({id})", lambda ledger, id=id: ledger.explain(id, now)
-        yield f"get({id})", lambda ledger, id=id: ledger.get(id)
-    for query in _queries():
-        yield str(query), lambda ledger, query=query: ledger.find(query)
-
-
-def _queries() -> Iterator[Query]:
-    yield Query(limit=5)
-    yield Query(queue="a/*", states=(State.READY, State.RUNNING), oldest_first=True, bodies=False)
-    yield Query(part=PARTS[0], limit=3)
-    yield Query(header=("h", "1"))
-    yield Query(kind="mail", correlation_id="c")
+def _views(ledger: Ledger, now: int, ids: Sequence[str], groups: Sequence[str]) -> dict[str, object]:
+    views: dict[str, object] = {"queues": ledger.queues()}
+    views |= {f"parts of {queue}": ledger.parts(queue) for queue in QUEUES}
+    views |= {f"group {group}": ledger.group(group) for group in (*groups, "nothing")}
+    views |= {f"note {key}": ledger.note(key, now) for key in NOTES}
+    views |= {f"explain {id}": ledger.explain(id, now) for id in ids}
+    views |= {f"get {id}": ledger.get(id) for id in (*ids, "nowhere")}
+    return views | {f"find {n}": ledger.find(query) for n, query in enumerate(QUERIES)}
 
 
 def _same(what: str, left: Any, right: Any) -> None:

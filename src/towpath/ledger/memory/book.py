@@ -10,13 +10,11 @@ from typing import TypeVar
 
 from towpath.core.admission import KeyName, KeyTaken, namespace
 from towpath.core.commands import TOMBSTONE, Result
-from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, State
+from towpath.core.job import FINISHED, READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
 from towpath.core.jumps import Jumps
 from towpath.core.views import NoteView
 from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
 from towpath.ledger.memory.timeline import Timeline
-
-READY, RUNNING, SCHEDULED = State.READY, State.RUNNING, State.SCHEDULED
 
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
@@ -92,7 +90,7 @@ class Book:
         self.dirty = True
         self.jobs[job.seq] = job
         self.seqs[job.id] = job.seq
-        self._enter(job)
+        self._enter(self.queues.get(job.queue) or self.queue(job.queue), job)
         if job.group is not None:
             group = self.groups[job.group]
             group.members[job.seq] = None
@@ -102,19 +100,21 @@ class Book:
     def put(self, old: Job, new: Job) -> None:
         self.dirty = True
         self.jobs[new.seq] = new
-        if old.state is not new.state:
-            self._leave(old)
-            self._enter(new)
-            if new.group is not None:
-                group = self.groups[new.group]
-                group.tally(old, -1)
-                group.tally(new, 1)
+        if old.state is new.state:
+            return
+        queue = self.queues[new.queue]
+        self._leave(queue, old)
+        self._enter(queue, new)
+        if new.group is not None:
+            group = self.groups[new.group]
+            group.tally(old, -1)
+            group.tally(new, 1)
 
     def delete(self, job: Job, now: int) -> None:
         """Delete a finished job. The counters of its group are history and stay."""
         self.dirty = True
         del self.jobs[job.seq], self.seqs[job.id]
-        self._leave(job)
+        self._leave(self.queues[job.queue], job)
         if job.group is not None:
             del self.groups[job.group].members[job.seq]
         for src in self.edges_in.pop(job.seq, ()):
@@ -176,11 +176,15 @@ class Book:
         if earlier and (queue := self.queues.get(part.queue)) is not None:
             queue.rotation.recall(part)
 
-    def _enter(self, job: Job) -> None:
-        queue = self.queues.get(job.queue) or self.queue(job.queue)
+    def _enter(self, queue: Queue, job: Job) -> None:
         state = job.state
         queue.counts[state] += 1
-        if state is READY:
+        if state is RUNNING:
+            assert job.lease_until is not None
+            self.leases.push(job.lease_until, job.seq)
+            if job.part is not None:
+                queue.parts[job.part].running += 1
+        elif state is READY:
             self.active[queue.name] = queue
             if job.part is None:
                 queue.loose.add(job)
@@ -188,11 +192,6 @@ class Book:
                 part = self.part(job.queue, job.part)
                 part.line.add(job)
                 queue.rotation.offer(part)
-        elif state is RUNNING:
-            assert job.lease_until is not None
-            self.leases.push(job.lease_until, job.seq)
-            if job.part is not None:
-                self.part(job.queue, job.part).running += 1
         elif state is SCHEDULED:
             self.active[queue.name] = queue
             queue.scheduled.push(job.ready_at, job.seq)
@@ -201,15 +200,15 @@ class Book:
         if job.expires_at is not None and state in WAITING:
             self.expiries.push(job.expires_at, job.seq)
 
-    def _leave(self, job: Job) -> None:
-        queue = self.queues[job.queue]
-        queue.counts[job.state] -= 1
+    def _leave(self, queue: Queue, job: Job) -> None:
+        state = job.state
+        queue.counts[state] -= 1
         if job.part is None:
-            if job.state is READY:
+            if state is READY:
                 queue.loose.ready -= 1
-        elif job.state is READY or job.state is RUNNING:
+        elif state is READY or state is RUNNING:
             part = queue.parts[job.part]
-            if job.state is READY:
+            if state is READY:
                 part.line.ready -= 1
             else:
                 part.running -= 1

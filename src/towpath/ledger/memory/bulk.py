@@ -22,7 +22,7 @@ UNFINISHED = frozenset(State) - FINISHED
 def cancel(book: Book, command: Cancel, now: int) -> Canceled:
     jobs, more = _selected(book, command, UNFINISHED)
     waiting = [job.seq for job in jobs if job.state in WAITING]
-    asked = [job for job in jobs if job.state is State.RUNNING and job.cancel_requested is None]
+    asked = [job for job in jobs if job.state is State.RUNNING]
     for job in asked:
         book.put(job, replace(job, cancel_requested=Reason.REQUESTED))
     finishing = Finishing(book, now)
@@ -42,21 +42,23 @@ def revive(book: Book, command: Revive, now: int) -> Revived:
     jobs, more = _selected(book, command, frozenset(State) if command.where.ids else DEAD)
     jobs.sort(key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq))
     count = 0
-    refused: list[tuple[str, str]] = []
+    refused: dict[int, tuple[str, str]] = {}
     for job in jobs:
         if book.jobs[job.seq] is not job:
             # It came back with one that it needs.
             continue
         if (why := _why_not(book, job)) is not None:
-            refused.append((job.id, why))
+            refused[job.seq] = job.id, why
         else:
             count += _revive_with_dependents(book, job, now)
-    return Revived(count, tuple(refused), more)
+    return Revived(count, tuple([refused[seq] for seq in sorted(refused)]), more)
 
 
 def _selected(book: Book, command: Cancel | Revive | Purge, states: Container[State]) -> tuple[list[Job], bool]:
     where = command.where
     found = (job for job in _candidates(book, where) if job.state in states and _matches(where, job))
+    if isinstance(command, Cancel):
+        found = (job for job in found if job.state is not State.RUNNING or job.cancel_requested is None)
     jobs = list(islice(found, command.limit + 1))
     return jobs[: command.limit], len(jobs) > command.limit
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from towpath.core import checks
 from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
+from towpath.core.job import READY, RUNNING, SCHEDULED, Job, Reason
 from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Job, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.errors import LostClaim
@@ -19,7 +19,7 @@ from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Part, Queue
 from towpath.ledger.memory.timeline import Line
 
-READY, RUNNING, NONE = State.READY, State.RUNNING, Reason.NONE
+NONE = Reason.NONE
 
 
 def claim(book: Book, command: Claim, now: int) -> Claimed:
@@ -55,7 +55,7 @@ def _queues(book: Book, pattern: str) -> list[Queue]:
 
 
 def _busy(queue: Queue) -> bool:
-    return queue.counts[READY] + queue.counts[State.SCHEDULED] > 0
+    return queue.counts[READY] + queue.counts[SCHEDULED] > 0
 
 
 class _Offer:
@@ -66,7 +66,8 @@ class _Offer:
         self._rotating: list[Part] = []
         self._picks: Iterator[Pick | None] = iter(())
         self._pick: Pick | None = None
-        self._last: dict[str | None, tuple[Pick | None, int]] = {}
+        self._last: dict[str | None, tuple[Pick, int]] = {}
+        self._total = 0
         self._clock = queue.clock
         self._expired: list[Job] = []
         self.head: Job | None = None
@@ -99,10 +100,11 @@ class _Offer:
             started_at=now,
         )
         self._book.put(job, taken)
-        count = self._last[job.part][1] if job.part in self._last else 0
-        self._last[job.part] = (pick, count + 1)
+        self._total += 1
         if pick is not None:
             self._clock = pick.clock
+            count = self._last[job.part][1] if job.part in self._last else 0
+            self._last[job.part] = (pick, count + 1)
         self._advance()
         return taken
 
@@ -114,26 +116,24 @@ class _Offer:
         for job in self._expired:
             self._line(job.part).put_back(job)
         queue.clock = self._clock
-        total = 0
         for name, (pick, count) in self._last.items():
-            total += count
-            if name is not None:
+            if name is None:
+                queue.served = pick.served
+            else:
                 part = queue.parts[name]
+                part.served = pick.served
                 self._book.set_next(part, spend(part.next_at, part.rate, now, count))
-            if pick is not None:
-                (queue if name is None else queue.parts[name]).served = pick.served
-        queue.next_at = spend(queue.next_at, queue.rate, now, total)
+        queue.next_at = spend(queue.next_at, queue.rate, now, self._total)
         for part in self._rotating:
             queue.rotation.offer(part)
 
     def _advance(self) -> None:
         for pick in self._picks:
-            job = self._line(None if pick is None else pick.part).pop(self._now, self._expired)
-            if job is not None:
-                self.head, self._pick = job, pick
+            line = self._queue.loose if pick is None else self._line(pick.part)
+            self.head = line.pop(self._now, self._expired)
+            if self.head is not None or pick is None:
+                self._pick = pick
                 return
-            if pick is None:
-                break
         self.head = None
 
     def _line(self, part: str | None) -> Line:
@@ -175,7 +175,7 @@ def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
         yield offer
         if offer.head is None:
             heappop(heads)
-        else:
+        elif len(heads) > 1:
             heapreplace(heads, (offer.head.priority, offer.head.seq, offer))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -12,25 +11,46 @@ from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, WAITING, Job, Reason, State
-from towpath.core.lifecycle import awaken, purge_time
+from towpath.core.lifecycle import Change, awaken, purge_time
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Group
 
 
-def end(book: Book, job: Job, state: State, reason: Reason, now: int, changes: Mapping[str, Any] = {}) -> None:
-    """A job ends, with some changes more. What waits for it is the business of a `Finishing`."""
-    purge_at = purge_time(state, now, job.retention, book.queues[job.queue].retention)
+def end(book: Book, job: Job, state: State, reason: Reason, now: int) -> None:
+    """A job ends. What waits for it is the business of a `Finishing`."""
     ended = replace(
         job,
         state=state,
         reason=reason,
         finished_at=now,
-        purge_at=purge_at,
+        purge_at=purge_time(state, now, job.retention, book.queues[job.queue].retention),
         waits=0,
         owner=None,
         lease_until=None,
-        **changes,
+    )
+    book.put(job, ended)
+    if job.key is not None:
+        book.release(job, now)
+
+
+def end_settled(book: Book, job: Job, change: Change, now: int, result: bytes | None, error: str | None) -> None:
+    """The same for a job that its holder settled; in one step, as this is how most jobs end."""
+    state = change.state
+    ended = replace(
+        job,
+        state=state,
+        reason=change.reason,
+        attempts=change.attempts,
+        failures=change.failures,
+        settled_fence=job.fence,
+        settled_as=state,
+        finished_at=now,
+        purge_at=purge_time(state, now, job.retention, book.queues[job.queue].retention),
+        owner=None,
+        lease_until=None,
+        result=result,
+        error=error,
     )
     book.put(job, ended)
     if job.key is not None:

@@ -87,10 +87,11 @@ def why(book: Book, id: str, now: int) -> Explanation:
 
 def _holders(book: Book, queue: Queue, part: Part | None) -> tuple[str, ...]:
     """The running jobs that fill the cap, the first few."""
-    full = part is not None and part.cap is not None and part.running >= part.cap
-    if not full and (queue.cap is None or queue.counts[State.RUNNING] < queue.cap):
+    queue_full = queue.cap is not None and queue.counts[State.RUNNING] >= queue.cap
+    part_full = part is not None and part.cap is not None and part.running >= part.cap
+    if not (queue_full or part_full):
         return ()
-    name = part.name if full and part is not None else None
+    name = None if queue_full or part is None else part.name
     running = (book.jobs[seq] for seq in sorted({seq for _, seq in book.leases}))
     holders = (job.id for job in running if job.queue == queue.name and name in (None, job.part))
     return tuple(islice(holders, SHOWN))

@@ -2,51 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from towpath.core.job import Job, State
+from towpath.core.job import READY, Job
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K", int, str, tuple[str, str])
 
 SLACK = 1024
-READY = State.READY
 
 
 class Timeline(Generic[K]):
-    """What comes due when, as (time, key). `alive` tells whether an entry still holds. The same entry may be pushed twice."""
+    """What comes due when, as (time, key). `alive` tells whether an entry still holds. The same entry may be pushed twice.
 
-    __slots__ = ("_alive", "_bound", "_heap")
+    A heap of times, and the keys of each time: most of what a batch pushes is due at one moment. Only the keys of the
+    first time are kept as a heap."""
+
+    __slots__ = ("_alive", "_bound", "_front", "_keys", "_size", "_times")
 
     def __init__(self, alive: Callable[[int, K], bool]) -> None:
-        self._alive = alive
-        self._heap: list[tuple[int, K]] = []
+        self._alive: Callable[[int, K], bool] = alive
+        self._times: list[int] = []
+        self._keys: dict[int, list[K]] = {}
+        self._front: int | None = None
+        self._size = 0
         self._bound = SLACK
 
     def push(self, at: int, key: K) -> None:
-        heappush(self._heap, (at, key))
-        if len(self._heap) > self._bound:
-            self._heap = list(set(self))
-            heapify(self._heap)
-            self._bound = 2 * len(self._heap) + SLACK
+        keys = self._keys.get(at)
+        if keys is None:
+            self._keys[at] = [key]
+            heappush(self._times, at)
+        elif at == self._front:
+            heappush(keys, key)
+        else:
+            keys.append(key)
+        self._size += 1
+        if self._size > self._bound:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        entries = set(self)
+        self._times, self._keys, self._front, self._size = [], {}, None, 0
+        self._bound = 2 * len(entries) + SLACK
+        for at, key in entries:
+            self.push(at, key)
+
+    def peek(self) -> tuple[int, K] | None:
+        """The first entry that holds."""
+        while self._times:
+            at = self._times[0]
+            keys = self._keys[at]
+            if at != self._front:
+                heapify(keys)
+                self._front = at
+            while keys and not self._alive(at, keys[0]):
+                heappop(keys)
+                self._size -= 1
+            if keys:
+                return at, keys[0]
+            self._drop_front()
+        return None
+
+    def _drop_front(self) -> None:
+        del self._keys[heappop(self._times)]
+        self._front = None
 
     def first(self) -> int | None:
         """The earliest time at which something is due."""
-        heap = self._heap
-        while heap and not self._alive(*heap[0]):
-            heappop(heap)
-        return heap[0][0] if heap else None
+        entry = self.peek()
+        return None if entry is None else entry[0]
 
     def pop(self, now: int | None = None) -> tuple[int, K] | None:
         """Take out the first entry, if it is due at `now` (None: whenever)."""
-        at = self.first()
-        if at is None or (now is not None and at > now):
+        entry = self.peek()
+        if entry is None or (now is not None and entry[0] > now):
             return None
-        heap = self._heap
-        entry = heappop(heap)
-        while heap and heap[0] == entry:
-            heappop(heap)
+        at, key = entry
+        keys = self._keys[at]
+        while keys and keys[0] == key:
+            heappop(keys)
+            self._size -= 1
+        if not keys:
+            self._drop_front()
         return entry
 
     def take(self, now: int, limit: int) -> list[K]:
@@ -56,9 +95,13 @@ class Timeline(Generic[K]):
             found.append(entry[1])
         return found
 
+    def __len__(self) -> int:
+        """Entries, also those that no longer hold."""
+        return self._size
+
     def __iter__(self) -> Iterator[tuple[int, K]]:
         """All entries that hold, in no order; an entry may come twice."""
-        return (entry for entry in self._heap if self._alive(*entry))
+        return ((at, key) for at, keys in self._keys.items() for key in keys if self._alive(at, key))
 
 
 class Line:
@@ -73,7 +116,7 @@ class Line:
 
     def add(self, job: Job) -> None:
         self.ready += 1
-        self.put_back(job)
+        heappush(self._heap, (job.priority, job.seq))
         if len(self._heap) > 2 * self.ready + SLACK:
             self._heap = list(set(self))
             heapify(self._heap)
@@ -95,6 +138,10 @@ class Line:
                 return job
             expired.append(job)
         return None
+
+    def __len__(self) -> int:
+        """Entries, also those that no longer hold."""
+        return len(self._heap)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(priority, seq) of the ready jobs, in no order; one may come twice."""

@@ -154,12 +154,14 @@ def _part_times(book: Book, now: int) -> Iterator[int]:
 
 def _next_reap(book: Book, now: int) -> int | None:
     """A lease is past once its last microsecond is over, and not before the grace after a jump is."""
-    first = book.leases.first()
-    if first is None or first >= now:
-        return None if first is None else first + 1
-    due = []
-    for at, seq in book.leases:
-        lease_len = book.jobs[seq].lease_len
-        assert lease_len is not None
-        due.append(max(at + 1, book.jumps.until(lease_len)))
-    return min(due)
+    first = book.leases.peek()
+    if first is None or (soonest := _reap_time(book, *first, now)) == first[0] + 1:
+        # No other lease can end sooner than the first one.
+        return None if first is None else soonest
+    return min(_reap_time(book, at, seq, now) for at, seq in book.leases)
+
+
+def _reap_time(book: Book, at: int, seq: int, now: int) -> int:
+    lease_len = book.jobs[seq].lease_len
+    assert lease_len is not None
+    return max(at + 1, book.jumps.until(lease_len)) if book.jumps.spares(lease_len, now) else at + 1

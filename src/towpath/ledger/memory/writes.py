@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from towpath.core.admission import Admission, Origin
 from towpath.core.commands import Abort, Append, Appended, GroupSet, GroupState, Open, Seal, Settle, Settled
-from towpath.core.job import FINISHED, Done, Job, Reason, Refuse, Release, State
+from towpath.core.job import FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, State
+from towpath.core.lifecycle import Change
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, UnknownGroup, Unsupported
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.endings import Finishing, end, lower
+from towpath.ledger.memory.endings import Finishing, end_settled, lower
 from towpath.ledger.memory.notes import plan_notes, write_notes
 from towpath.ledger.memory.rows import Group
 
@@ -38,7 +37,7 @@ def settle(book: Book, command: Settle, now: int) -> Settled:
     if command.within is not None:
         raise Unsupported(what="a function inside a settle needs a database, and this ledger lives in memory")
     job = book.find(command.id)
-    if job is None or job.state is not State.RUNNING or job.fence != command.fence:
+    if job is None or job.state is not RUNNING or job.fence != command.fence:
         return _settled_before(book, command, job)
     if command.spawn or command.notes:
         origin = Origin(job.id, job.group, job.correlation_id)
@@ -64,27 +63,39 @@ def _settled_before(book: Book, command: Settle, job: Job | None) -> Settled:
 def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
     outcome = command.outcome
     change = settle_change(job, outcome, now)
-    state = change.state
-    changes: dict[str, Any] = {"settled_fence": job.fence, "settled_as": state}
+    result, error = job.result, job.error
     if type(outcome) is Done:
-        changes["result"] = outcome.result
+        result = outcome.result
     else:
-        changes.update(attempts=change.attempts, failures=change.failures, losses=change.losses)
-        if (error := getattr(outcome, "error", None)) is not None:
-            changes["error"] = error
+        said = getattr(outcome, "error", None)
+        error = error if said is None else said
         if type(outcome) is Release or type(outcome) is Refuse:
             _give_back(book, job, now)
-    if state in FINISHED:
-        end(book, job, state, change.reason, now, changes)
+    if change.state in FINISHED:
+        end_settled(book, job, change, now, result, error)
         if job.group is not None or job.seq in book.edges_out:
             finishing = Finishing(book, now)
-            finishing.follow([job.seq], state, set())
+            finishing.follow([job.seq], change.state, set())
             finishing.run()
     else:
-        ready_at = job.ready_at if change.ready_at is None else change.ready_at
-        waiting = replace(job, state=state, reason=change.reason, ready_at=ready_at, owner=None, lease_until=None, **changes)
-        book.put(job, waiting)
-    return state
+        book.put(job, _waiting_again(job, change, error))
+    return change.state
+
+
+def _waiting_again(job: Job, change: Change, error: str | None) -> Job:
+    return replace(
+        job,
+        state=change.state,
+        reason=change.reason,
+        attempts=change.attempts,
+        failures=change.failures,
+        ready_at=job.ready_at if change.ready_at is None else change.ready_at,
+        settled_fence=job.fence,
+        settled_as=change.state,
+        owner=None,
+        lease_until=None,
+        error=error,
+    )
 
 
 def _give_back(book: Book, job: Job, now: int) -> None:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import CommandFailed, Forked, LedgerClosed, NestedCall, StoreFailed
+from towpath.errors import CommandFailed, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import guests, migrations, reads, state
 from towpath.ledger.sqlite.backup import backup
@@ -35,11 +35,13 @@ from towpath.ledger.sqlite.play import check_commands, play
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
-__all__ = ["SqliteLedger", "SqliteOptions"]
+__all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions"]
 
 T = TypeVar("T")
 
 CHECKPOINT_PAGES = 2000
+FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
+"""Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of them."""
 LOOK_AGAIN = 0.25
 """Seconds after which a waiter looks again even if no wake-up came."""
 
@@ -58,18 +60,21 @@ class SqliteLedger:
         self._wal_pages = 0
         self._inside: int | None = None
         self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
-        self._db = connect(self.path, self._options)
-        try:
+        with ExitStack() as stack:
+            self._db = connect(self.path, self._options)
+            stack.callback(self._db.close)
             with self._translated():
                 migrations.migrate(self._db, self.path)
             self._db.set_wal_hook(self._on_wal)
             self._reader = connect_reader(self.path, self._options)
+            stack.callback(self._reader.close)
             self._watcher = connect_reader(self.path, self._options)
+            stack.callback(self._watcher.close)
             self._turnstile = Turnstile(self.path, self._options.busy_timeout)
+            stack.callback(self._turnstile.close)
             self._wake = Wake(self.path)
-        except BaseException:
-            self._db.close()
-            raise
+            stack.callback(self._wake.close)
+            self._opened = stack.pop_all()
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
@@ -91,23 +96,35 @@ class SqliteLedger:
         return answers
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
+        spoiled: dict[str, Refused] = {}
+        while True:
+            try:
+                return self._play_safely(commands, now, spoiled)
+            except guests.TransactionEnded as ended:
+                # Its neighbours did nothing wrong: play them again, without the function that did.
+                spoiled[ended.answer.details["id"]] = ended.answer
+
+    def _play_safely(self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]) -> tuple[list[Answer], bool]:
         try:
-            return self._attempt(commands, now, _together)
+            return self._attempt(commands, now, spoiled, _together)
         except apsw.Error as error:
             if not isinstance(translate(error, self.path, self._options), StoreFailed):
                 raise
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError):
             # A defect, or data that was tampered with. It must not take its neighbours along.
             pass
-        return self._attempt(commands, now, _one_by_one)
+        return self._attempt(commands, now, spoiled, _one_by_one)
 
-    def _attempt(self, commands: Sequence[Command], now: int, run: Runner) -> tuple[list[Answer], bool]:
+    def _attempt(
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
+    ) -> tuple[list[Answer], bool]:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
             self._fault("begun")
             batch = Batch(db, now, self._jumps)
-            migrations.check_schema(self.path, 0, batch.min_schema)
+            batch.spoiled = spoiled
+            migrations.check_schema(self.path, batch.schema, batch.min_schema)
             self._jumps.note(batch.now)
             answers = run(batch, commands)
             self._fault("played")
@@ -137,7 +154,7 @@ class SqliteLedger:
         if connection is self._db:
             raise NestedCall(path=str(self.path))
         with self._translated():
-            return guests.append_on(connection, Append(tuple(specs)).specs, self._now(now))
+            return guests.append_on(connection, self.path, Append(tuple(specs)).specs, self._now(now))
 
     def get(self, id: str) -> Job | None:
         return self._read(lambda db: reads.get(db, id))
@@ -197,12 +214,10 @@ class SqliteLedger:
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:
             return
+        self._guard()
         with self._write_lock, self._read_lock, self._watch_lock:
             self._closed = True
-            for connection in (self._watcher, self._reader, self._db):
-                connection.close()
-            self._turnstile.close()
-            self._wake.close()
+            self._opened.close()
 
     def _read(self, question: Callable[[apsw.Connection], T]) -> T:
         """One question on one snapshot."""
@@ -257,6 +272,8 @@ def _one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
         try:
             answers += play(batch, [command])
             batch.flush()
+        except guests.TransactionEnded:
+            raise
         except Exception as error:
             if isinstance(error, apsw.Error) and not isinstance(
                 error, apsw.ConstraintError | apsw.SQLError | apsw.MismatchError

@@ -85,11 +85,14 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
 
 
 def _known(batch: Batch, ids: Iterable[str]) -> dict[str, Known]:
-    """Jobs and tombstones by id, with the jobs that aliases point to. An alias whose winner is forgotten says nothing."""
+    """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias still knows
+    where it was; it must have ended long ago."""
     found = _fetch_known(batch, ids)
-    if targets := {known.alias for known in found.values() if known.alias is not None} - found.keys():
-        found |= _fetch_known(batch, targets)
-    return {id: known for id, known in found.items() if known.alias is None or known.alias in found}
+    aliases = [known for known in found.values() if known.alias is not None and known.alias not in found]
+    if aliases:
+        found |= {str(known.alias): Known(str(known.alias), known.seq, State.DONE, gone=True) for known in aliases}
+        found |= _fetch_known(batch, [known.alias for known in aliases])
+    return found
 
 
 def _fetch_known(batch: Batch, ids: Iterable[str | None]) -> dict[str, Known]:

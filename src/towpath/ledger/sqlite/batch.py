@@ -17,6 +17,7 @@ from towpath.core.commands import GroupState, OnFailure
 from towpath.core.job import FINISHED, SERIAL, Job, Reason, State
 from towpath.core.jumps import Jumps
 from towpath.core.limits import Rate
+from towpath.errors import Refused
 from towpath.ledger.sqlite.db import array, insert, named, one, rows
 
 
@@ -102,9 +103,11 @@ class Batch:
     def __init__(self, db: apsw.Connection, now: int, jumps: Jumps) -> None:
         self.db = db
         self.jumps = jumps
-        self.min_schema, self.next_seq, self.next_version, last = one(db, named("read_meta"))
+        self.schema, self.min_schema, self.next_seq, self.next_version, last = one(db, named("read_meta"))
         self.now = max(now, last)
         self.wrote = False
+        self.spoiled: dict[str, Refused] = {}
+        """Settles, by job, whose function ended the transaction when the batch was played before."""
         self.queues: dict[str, QueueRow] = {}
         self.parts: dict[tuple[str, str], PartRow] = {}
         self.groups: dict[str, GroupRow | None] = {}

@@ -22,6 +22,8 @@ DEAD = (State.FAILED, State.CANCELED)
 def _matching(batch: Batch, command: Cancel | Revive | Purge, states: Iterable[State]) -> tuple[list[Job], bool]:
     where = of_selector(command.where)
     where.states(tuple(states))
+    if isinstance(command, Cancel):
+        where.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
     sql = f"SELECT json_group_array({AS_JSON}) FROM (SELECT * FROM towpath_job j WHERE {where.sql} ORDER BY j.seq LIMIT ?) j"
     found = rows(batch.db, sql, (*where.args, command.limit + 1), Job)
     return found[: command.limit], len(found) > command.limit
@@ -29,7 +31,7 @@ def _matching(batch: Batch, command: Cancel | Revive | Purge, states: Iterable[S
 
 def cancel(batch: Batch, command: Cancel) -> Canceled:
     found, more = _matching(batch, command, UNFINISHED)
-    asked = [job.seq for job in found if job.state is State.RUNNING and job.cancel_requested is None]
+    asked = [job.seq for job in found if job.state is State.RUNNING]
     waiting = [job.seq for job in found if job.state in WAITING]
     if asked:
         batch.wrote = True

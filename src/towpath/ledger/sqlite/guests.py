@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from towpath.core.jumps import Jumps
 from towpath.errors import LedgerBusy, UserFunctionFailed, WrongConnection
 from towpath.ledger.sqlite import appends
 from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.migrations import check_schema
 
 _CONTROL = {
@@ -31,26 +31,53 @@ def _authorize(operation: int, one: str | None, two: str | None, database: str |
     """Deny what would end our transaction, and every write to our tables (also by a trigger of theirs)."""
     if operation in _CONTROL:
         return apsw.SQLITE_DENY
-    ours = any(name is not None and name.lower().startswith("towpath_") for name in (one, two))
+    tables = (one,) if operation == apsw.SQLITE_UPDATE else (one, two)  # the second name of an update is a column
+    ours = any(name is not None and name.lower().startswith("towpath_") for name in tables)
     return apsw.SQLITE_DENY if ours and operation not in _READING else apsw.SQLITE_OK
+
+
+class TransactionEnded(Exception):
+    """The function rolled the whole batch back, with a conflict clause (`OR ROLLBACK`), which no authorizer sees."""
+
+    def __init__(self, answer: UserFunctionFailed) -> None:
+        super().__init__(str(answer))
+        self.answer = answer
 
 
 def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object]) -> None:
     """Run the user's function of a settle. Setting an authorizer also expires cached statements, so it sees them all."""
     db.authorizer = _authorize
+    db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
     try:
         function(db)
     except Exception as error:
-        raise UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}") from error
+        if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError) and not db.in_transaction:
+            raise  # a full disk, for one, is not the function's fault
+        failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+        raise (failed if db.in_transaction else TransactionEnded(failed)) from error
     finally:
-        db.authorizer = None
+        db.authorizer = db.row_trace = db.exec_trace = None
+        db.set_commit_hook(None)
+    if not db.in_transaction:
+        raise TransactionEnded(UserFunctionFailed(id=id, error="it rolled the ledger's transaction back"))
 
 
-def append_on(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
+def _refuse_commit() -> bool:
+    return True
+
+
+def append_on(connection: apsw.Connection, path: Path, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
     """Append as part of the transaction that is open on the user's connection, or in one of its own if there is none."""
-    check_connection(connection)
+    check_connection(connection, path)
     traces = connection.row_trace, connection.exec_trace
     connection.row_trace = connection.exec_trace = None
+    try:
+        return _append_in_transaction(connection, specs, now)
+    finally:
+        connection.row_trace, connection.exec_trace = traces
+
+
+def _append_in_transaction(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
     begun = connection.in_transaction
     connection.execute("SAVEPOINT towpath_append" if begun else "BEGIN IMMEDIATE")
     try:
@@ -63,26 +90,27 @@ def append_on(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> t
             seconds = "its busy timeout (begin your transaction with BEGIN IMMEDIATE)"
             raise LedgerBusy(path=connection.filename, seconds=seconds) from error
         raise
-    finally:
-        connection.row_trace, connection.exec_trace = traces
     return answers
 
 
 def _append(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
     # Take the write lock before the first read: what is read must still hold when it is written.
     connection.execute("UPDATE towpath_meta SET last = last")
-    schema, min_schema = one(connection, "SELECT schema, min_schema FROM towpath_meta")
-    check_schema(Path(connection.filename), schema, min_schema)
     batch = Batch(connection, now, Jumps())
+    check_schema(Path(connection.filename), batch.schema, batch.min_schema)
     answers = appends.place(batch, specs).answers
     batch.finish()
     return answers
 
 
-def check_connection(connection: object) -> None:
+def check_connection(connection: object, path: Path) -> None:
+    """By the file's name alone: a look inside would begin the transaction's snapshot before it has the write lock."""
     if isinstance(connection, apsw.Connection):
-        if one(connection, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
-            raise WrongConnection(why=f"{connection.filename} has no ledger in it: open it once with open_ledger")
+        name = connection.filename
+        if not (os.path.exists(name) and os.path.samefile(name, path)):
+            raise WrongConnection(
+                why=f"this connection is to {name or 'a database in memory'}, not to the ledger's file {path}"
+            )
         return
     if type(connection).__module__.partition(".")[0] in ("sqlite3", "_sqlite3"):
         why = (

@@ -111,7 +111,7 @@ def _recall(batch: Batch, command: Any) -> Answer | None:
     row = one(batch.db, named("read_reply"), (command.token,))
     if row is None:
         return None
-    if not isinstance(command, Claim):
+    if not row[0].startswith("["):
         return msgspec.json.decode(row[0], type=Canceled | Revived | Purged | Noted)
     pairs = msgspec.json.decode(row[0], type=list[tuple[str, int]])
     found = jobs.by_id(batch.db, [id for id, _ in pairs])

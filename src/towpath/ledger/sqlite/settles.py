@@ -61,8 +61,9 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
         if (command.id, command.fence) in settled:
             answers.append(Settled(command.id, settled[command.id, command.fence]))
             continue
-        if job is None or job.state is not State.RUNNING or job.fence != command.fence or _settled_above(settled, job):
-            answers.append(_not_held(batch, job, command))
+        if job is None or job.state is not State.RUNNING or job.fence != command.fence:
+            over = job is not None and (job.id, job.fence) in settled
+            answers.append(LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command))
             continue
         change = settle(job, command.outcome, batch.now)
         if _needs_care(command) or change.state is State.FAILED or change.state is State.CANCELED:
@@ -75,10 +76,6 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
         if job.group is not None and change.state is State.DONE and _is_last(batch, job):
             return gathered, job.group
     return gathered, None
-
-
-def _settled_above(settled: dict[tuple[str, int], State], job: Job) -> bool:
-    return (job.id, job.fence) in settled
 
 
 def _needs_care(command: Settle) -> bool:
@@ -158,6 +155,8 @@ def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
             return _settle_with_care(batch, job, command)
         except Refused as refusal:
             return refusal
+    if (spoiled := batch.spoiled.get(command.id)) is not None:
+        return spoiled
     mark = batch.mark()
     batch.db.execute("SAVEPOINT towpath_within")
     try:

@@ -35,8 +35,10 @@ class Where:
             self.equal(queue=pattern)
 
     def states(self, states: tuple[State, ...]) -> None:
-        if states:
-            # Spelled out, so that the partial indexes can serve.
+        # Spelled out, so that the partial indexes can serve.
+        if len(states) == 1:
+            self.add(f"j.state = '{states[0]}'")
+        elif states:
             self.add("j.state IN (" + ", ".join(f"'{state}'" for state in states) + ")")
 
     @property

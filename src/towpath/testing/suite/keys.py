@@ -228,6 +228,15 @@ class ReplaceSuite(Suite):
         desk.add("y", after=[whole_group("g")])
         desk.refusal(DependencyCycle, Append((spec("new", key=replace("k"), after=["y"]),)))
 
+    def test_a_closed_group_waits_for_nobody(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.add("old", key=replace("k"), group="g")
+        desk.seal("g")
+        desk.cancel("old")
+        desk.revive("old")
+        desk.add("new", key=replace("k"), after=[whole_group("g", run_anyway=True)])
+        assert desk.at("old", "new") == "canceled/superseded ready"
+
     def test_the_newer_may_wait_for_a_running_one_it_replaces(self, desk: Desk) -> None:
         claim = desk.started("old", key=replace("k"))
         desk.add("new", key=replace("k"), after=["old"])

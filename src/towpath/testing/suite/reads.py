@@ -260,6 +260,13 @@ class ExplainSuite(Suite):
         desk.claim(n=2)
         self.explain(desk, "c", Gate.QUEUE_CAP, "queue q runs 2 of at most 2: a, b", by=("a", "b"), count=2)
 
+    def test_explain_queue_cap_comes_before_the_part(self, desk: Desk) -> None:
+        desk.set_queue(cap=1)
+        desk.set_part("p", cap=0)
+        desk.append(spec("a", part="r"), spec("b", part="p"))
+        desk.take()
+        self.explain(desk, "b", Gate.QUEUE_CAP, "queue q runs 1 of at most 1: a", by=("a",), count=1)
+
     def test_explain_part_paused(self, desk: Desk) -> None:
         desk.add("a", part="p")
         desk.set_part("p", paused=True, why="unpaid")

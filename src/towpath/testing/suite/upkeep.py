@@ -259,6 +259,13 @@ class DueSuite(Suite):
         desk.started("a")
         assert desk.upkeep().next_due == START + LEASE + 1
 
+    def test_a_lease_that_a_jump_spared(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.jump(10 * LEASE)
+        assert desk.upkeep().next_due == desk.now + LEASE
+        desk.advance(LEASE)
+        assert desk.upkeep() == Upkept(reaped=1)
+
     def test_an_expiry_a_delay_and_a_purge(self, desk: Desk) -> None:
         desk.done(desk.started("a", retention=3 * SECOND))
         assert desk.upkeep().next_due == START + 3 * SECOND

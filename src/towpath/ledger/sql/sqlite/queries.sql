@@ -1,7 +1,7 @@
 -- Named statements of the SQLite ledger. Those that list rows answer a single JSON array (see sqlite/db.py).
 
 -- name: read_meta
-SELECT min_schema, next_seq, next_version, last FROM towpath_meta;
+SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;

@@ -1,0 +1,357 @@
+"""The reply to COMMIT was lost. The caller repeats the batch: the same answers, and the state as if applied once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import apsw
+import pytest
+from msgspec.structs import replace
+
+from towpath.core.checks import SECOND
+from towpath.core.commands import (
+    Abort,
+    Append,
+    Appended,
+    Cancel,
+    Canceled,
+    Claim,
+    Command,
+    Note,
+    Noted,
+    Open,
+    Placed,
+    Progress,
+    Purge,
+    Purged,
+    Renew,
+    Renewed,
+    Revive,
+    Revived,
+    Seal,
+    Selector,
+    SetPart,
+    SetQueue,
+    Settle,
+    Settled,
+    Upkeep,
+    Upkept,
+    Want,
+)
+from towpath.core.job import Done, Fail, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
+from towpath.core.limits import Rate
+from towpath.core.views import Query
+from towpath.errors import Damaged
+from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.testing import ManualClock
+from towpath.testing.suite.desk import LEASE, Desk, spec, unique
+from towpath.testing.suite.desk import replace as newest
+
+Case = Callable[[Desk], list[Command]]
+"""Prepares a ledger, and answers the batch whose reply will be lost."""
+
+OUTCOMES: tuple[Outcome, ...] = (
+    Done(b"result"),
+    Retry(SECOND, "again"),
+    Snooze(SECOND),
+    Release(),
+    Refuse(SECOND, "not here"),
+    Fail("never"),
+    Stop("asked"),
+)
+
+
+class ReplyLost(Exception):
+    pass
+
+
+class Line:
+    """The fault that cuts the line once, after COMMIT."""
+
+    def __init__(self) -> None:
+        self.cut = False
+
+    def __call__(self, point: str) -> None:
+        if self.cut and point == "committed":
+            self.cut = False
+            raise ReplyLost
+
+
+def appends(desk: Desk) -> list[Command]:
+    desk.add("old", key=unique("u"))
+    desk.add("older", key=newest("r"))
+    desk.add("needed")
+    return [
+        Append((spec("a"), spec("b", after=("a", "needed")))),
+        Append((spec("refused", key=unique("u")), spec("c", after=("refused",)))),
+        Append((spec("newer", key=newest("r"), part="p"), spec("late", delay=SECOND, headers={"h": "v"}, payload=b"{}"))),
+    ]
+
+
+def refused_append(desk: Desk) -> list[Command]:
+    desk.set_queue("small", capacity=1)
+    return [Append((spec("a", after=("nobody",)),)), Append((spec("b", "small"), spec("c", "small"))), Append((spec("d"),))]
+
+
+def claim(desk: Desk) -> list[Command]:
+    desk.append(*(spec(f"{n}", payload=b"p", part="ab"[n % 2]) for n in range(4)), spec("solo", "other", max_attempts=1))
+    desk.set_queue("other", rate=Rate(1))
+    return [Claim(owner="me", wants=(Want("q", 3), Want("*", 2)), lease=LEASE, token="t")]
+
+
+def renew(desk: Desk) -> list[Command]:
+    one, two = desk.started("a"), desk.started("b")
+    desk.cancel("b")
+    desk.jump(SECOND)
+    return [Renew(((one.id, one.fence), (two.id, two.fence), ("gone", 1)), 2 * LEASE)]
+
+
+def progress(desk: Desk) -> list[Command]:
+    held = desk.started("a")
+    return [Progress(held.id, held.fence, 3, 7, b"cursor"), Progress(held.id, held.fence, 4), Progress("a", 9)]
+
+
+def settle_with(outcome: Outcome) -> Case:
+    def settle(desk: Desk) -> list[Command]:
+        desk.set_queue(rate=Rate(10, burst=5))
+        desk.open("g", then={"done": (spec("then"),), "failed": (spec("undo"),)})
+        held = desk.started("a", part="p")
+        desk.append(spec("b", after=("a",)), spec("member", "members", group="g"))
+        desk.seal("g")
+        member = desk.take("members")
+        return [Settle(held.id, held.fence, outcome), Settle(member.id, member.fence, outcome), Settle("a", 7, outcome)]
+
+    return settle
+
+
+def settle_with_children(desk: Desk) -> list[Command]:
+    held, other = desk.started("a"), desk.started("b")
+    desk.write("n", b"before")
+    notes = (Note(key="n", value=b"after"), Note(key="lock", value=b"1", expect=0, ttl=SECOND))
+    conflict = (Note(key="lock", value=b"2", expect=0),)
+    return [
+        Settle("a", held.fence, Done(b"r"), spawn=(spec("child"), spec("next", after=("child",))), notes=notes),
+        Settle("b", other.fence, Done(), spawn=(spec("unborn"),), notes=conflict),
+    ]
+
+
+def cancel(desk: Desk) -> list[Command]:
+    desk.started("running")
+    desk.append(spec("a"), spec("b", after=("a",)), spec("c", delay=SECOND))
+    return [Cancel(where=Selector(queue="q"), limit=3, token="t")]
+
+
+def revive(desk: Desk) -> list[Command]:
+    desk.append(spec("a"), spec("b", after=("a",)), spec("older", key=newest("k")), spec("newer", key=newest("k")))
+    desk.cancel("a")
+    return [Revive(where=Selector(ids=("a", "b", "older")), token="t")]
+
+
+def purge(desk: Desk) -> list[Command]:
+    desk.append(spec("a"), spec("b"))
+    desk.cancel("a", "b")
+    return [Purge(where=Selector(queue="q"), limit=1, token="t")]
+
+
+def open_groups(desk: Desk) -> list[Command]:
+    return [Open("g", then={"done": (spec("then"),)}), Append((spec("a", group="g"),)), Open("g")]
+
+
+def seal(desk: Desk) -> list[Command]:
+    desk.open("g")
+    desk.open("empty", then={"done": (spec("then"),)})
+    desk.add("a", group="g")
+    return [Seal("g"), Seal("empty"), Seal("unknown")]
+
+
+def abort(desk: Desk) -> list[Command]:
+    desk.open("g", then={"canceled": (spec("undo"),)})
+    desk.append(spec("a", group="g"), spec("b", group="g"))
+    desk.seal("g")
+    desk.take()
+    return [Abort("g"), Abort("unknown")]
+
+
+def set_queue(desk: Desk) -> list[Command]:
+    desk.add("a")
+    rate = Rate(5, burst=2)
+    return [SetQueue(queue="q", paused=True, why="w", capacity=9, cap=1, rate=rate, not_before=7, retention=0, keep=1)]
+
+
+def set_part(desk: Desk) -> list[Command]:
+    desk.add("a", part="p")
+    return [SetPart(queue="q", part="p", paused=True, why="w", cap=2, rate=Rate(5), not_before=desk.now + 9, weight=3)]
+
+
+def note(desk: Desk) -> list[Command]:
+    desk.write("a", b"1")
+    desk.write("gone", b"1")
+    return [
+        Note(key="a", value=b"2", token="t1"),
+        Note(key="b", value=b"new", expect=0, ttl=SECOND, token="t2"),
+        Note(key="gone", value=None, token="t3"),
+        Note(key="a", value=b"3", expect=999, token="t4"),
+    ]
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (appends, refused_append, claim, renew, progress, settle_with_children, cancel, revive, purge)
+} | {case.__name__: case for case in (open_groups, seal, abort, set_queue, set_part, note)}
+CASES |= {f"settle_{type(outcome).__name__.lower()}": settle_with(outcome) for outcome in OUTCOMES}
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, line: Line) -> Iterator[Desk]:
+    with closing(SqliteLedger(tmp_path / "cut.db", SqliteOptions(fault=line), ManualClock())) as ledger:
+        yield Desk(ledger)
+        assert ledger.integrity() == []
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Iterator[Desk]:
+    """The same without a fault."""
+    with closing(SqliteLedger(tmp_path / "calm.db", SqliteOptions(), ManualClock())) as ledger:
+        yield Desk(ledger)
+
+
+def lose_reply(desk: Desk, line: Line, commands: list[Command]) -> None:
+    line.cut = True
+    with pytest.raises(ReplyLost):
+        desk.ask(*commands)
+    assert not line.cut
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_repeated_after_a_lost_reply(desk: Desk, calm: Desk, line: Line, case: Case) -> None:
+    commands = case(desk)
+    assert case(calm) == commands
+    first = calm.ask(*commands)
+    lose_reply(desk, line, commands)
+    assert desk.ledger.dump() == calm.ledger.dump()
+    assert desk.ask(*commands) == first
+    assert desk.ledger.dump() == calm.ledger.dump()
+    assert desk.ask(*commands) == first
+
+
+def test_every_command_is_among_the_cases() -> None:
+    used = {type(command) for case in CASES.values() for command in case(Desk(MemoryLedger(ManualClock())))}
+    assert set(get_args(Command)) - used == {Upkeep}
+
+
+def test_what_the_first_answers_say(desk: Desk, line: Line) -> None:
+    """So that the comparison above does not compare nothing with nothing."""
+    held = desk.started("a")
+    commands: list[Command] = [
+        Settle("a", held.fence, Done(), spawn=(spec("b"), spec("c"))),
+        Cancel(where=Selector(ids=("b",)), token="1"),
+        Revive(where=Selector(ids=("b",)), token="2"),
+        Purge(where=Selector(ids=("a",)), token="3"),
+        Note(key="k", value=b"v", token="4"),
+        Append((spec("a"),)),
+        Renew((("a", 1),), 5),
+    ]
+    lose_reply(desk, line, commands)
+    assert desk.ask(*commands) == [
+        Settled("a", State.DONE),
+        Canceled(1, 0),
+        Revived(1),
+        Purged(1),
+        Noted("k", 1, 1),
+        Appended((Placed("a", 1),)),
+        Renewed(desk.now + 5, lost=("a",)),
+    ]
+
+
+def test_upkeep_repeated_has_nothing_left_to_do(desk: Desk, calm: Desk, line: Line) -> None:
+    """It has no token: that the work is done is the answer, and when the next is due is the same."""
+    for each in (desk, calm):
+        each.append(spec("a"), spec("b", ttl=SECOND), spec("c", delay=SECOND), spec("d", retention=0))
+        each.take(lease=SECOND // 4)
+        each.cancel("d")
+        each.advance(SECOND, step=SECOND // 4)
+    (first,) = calm.ask(Upkeep())
+    assert isinstance(first, Upkept)
+    assert (first.reaped, first.expired, first.woken, first.purged) == (1, 1, 1, 1)
+    lose_reply(desk, line, [Upkeep()])
+    assert desk.ask(Upkeep()) == [replace(first, reaped=0, expired=0, woken=0, purged=0, swept=0)]
+    assert desk.ledger.dump() == calm.ledger.dump()
+
+
+def test_a_claim_without_a_token_is_found_and_given_back(desk: Desk, line: Line) -> None:
+    desk.append(*(spec(f"{n}") for n in range(4)))
+    (known,) = desk.claim(owner="me:7f3a")
+    lose_reply(desk, line, [Claim(owner="me:7f3a", wants=(Want("q", 2),), lease=LEASE)])
+    desk.claim(owner="somebody:else")
+    mine = desk.ledger.find(Query(states=(State.RUNNING,), owner="me:7f3a", oldest_first=True)).jobs
+    unknown = [job for job in mine if job.id != known.id]
+    assert [job.id for job in unknown] == ["1", "2"]
+    for job in unknown:
+        assert desk.ask(Settle(job.id, job.fence, Release())) == [Settled(job.id, State.READY)]
+        back = desk.job(job.id)
+        assert (back.state, back.reason, back.attempts, back.failures, back.losses) == (State.READY, Reason.RELEASED, 0, 0, 0)
+    assert [claim.id for claim in desk.claim(n=9)] == ["1", "2"]
+
+
+class LossySync(apsw.VFSFile):
+    """Syncs, and then says that it could not: the connection's own way to lose a reply."""
+
+    def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], line: Line) -> None:
+        super().__init__("", name, flags)  # type: ignore[arg-type]
+        self._line = line
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        super().xSync(flags)
+        if self._line.cut:
+            self._line.cut = False
+            raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
+
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
+        """It is expected."""
+
+
+class LossyVfs(apsw.VFS):
+    def __init__(self, line: Line) -> None:
+        super().__init__("lossy", "")
+        self._line = line
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        return LossySync(name, flags, self._line)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Desk, line: Line, case: Case) -> None:
+    """COMMIT itself raises, with the commit already in the log. For this process it did not happen; for whoever finds
+    the files after a power cut it did. Both repeat the batch."""
+    vfs = LossyVfs(line)
+    with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(vfs="lossy"), ManualClock())) as ledger:
+        desk = Desk(ledger)
+        commands = case(desk)
+        case(calm)
+        before = calm.ledger.dump()
+        first = calm.ask(*commands)
+        line.cut = True
+        with pytest.raises(Damaged):
+            desk.ask(*commands)
+        assert ledger.dump() == before
+        for suffix in ("", "-wal"):  # by another process: to close a database's file is to drop this process's locks on it
+            subprocess.run(["cp", tmp_path / f"a.db{suffix}", tmp_path / f"after.db{suffix}"], check=True)
+        assert desk.ask(*commands) == first
+        assert ledger.dump() == calm.ledger.dump()
+        assert ledger.integrity() == []
+    vfs.unregister()
+    with closing(SqliteLedger(tmp_path / "after.db", SqliteOptions(), ManualClock())) as survivor:
+        assert survivor.dump() == calm.ledger.dump()
+        assert Desk(survivor, desk.now).ask(*commands) == first
+        assert survivor.dump() == calm.ledger.dump()
+        assert survivor.integrity() == []

@@ -1,0 +1,329 @@
+"""What goes wrong below the ledger: the right error, nothing half written, and work goes on where it can."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+
+from towpath.core.commands import Append, Appended, Claim, Note, Noted, Settle, Settled, Upkeep, Want
+from towpath.core.job import Done, Retry, State
+from towpath.core.views import Query
+from towpath.errors import (
+    CommandFailed,
+    Damaged,
+    DiskFull,
+    LedgerBusy,
+    LedgerClosed,
+)
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.testing import ManualClock
+from towpath.testing.suite.desk import LEASE, Desk, spec
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.db"
+
+
+@pytest.fixture
+def ledger(path: Path, clock: ManualClock) -> Iterator[SqliteLedger]:
+    with closing(SqliteLedger(path, SqliteOptions(busy_timeout=0.2), clock)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def desk(ledger: SqliteLedger) -> Desk:
+    return Desk(ledger)
+
+
+def execute(path: Path, sql: str) -> None:
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(sql)
+
+
+# The disk is full
+
+
+def test_a_full_disk_in_the_middle_of_life(path: Path, clock: ManualClock) -> None:
+    large = Append(tuple(spec(f"{n}", payload=bytes(50_000)) for n in range(20)))
+    with closing(SqliteLedger(path, SqliteOptions(max_pages=150), clock)) as ledger:
+        desk = Desk(ledger)
+        desk.add("a", payload=bytes(50_000))
+        for _ in range(2):
+            with desk.unchanged(), pytest.raises(DiskFull):
+                desk.ask(Note(key="k", value=b"v"), large, Append((spec("b"),)))
+        assert ledger.integrity() == []
+        desk.add("small")
+        desk.done(desk.take())
+    with closing(SqliteLedger(path, SqliteOptions(max_pages=1500), clock)) as ledger:
+        desk = Desk(ledger)
+        assert desk.at("a", "small") == "done ready"
+        assert isinstance(desk.ask(large)[0], Appended)
+        assert ledger.integrity() == []
+
+
+def test_a_full_disk_is_cured_by_deleting(path: Path, clock: ManualClock) -> None:
+    with closing(SqliteLedger(path, SqliteOptions(max_pages=150), clock)) as ledger:
+        desk = Desk(ledger)
+        desk.append(*(spec(f"{n}", payload=bytes(50_000)) for n in range(4)))
+        more = Append(tuple(spec(f"more-{n}", payload=bytes(50_000)) for n in range(4)))
+        with desk.unchanged(), pytest.raises(DiskFull):
+            desk.ask(more)
+        desk.cancel("0", "1", "2", "3")
+        desk.purge("0", "1", "2", "3")
+        assert isinstance(desk.ask(more)[0], Appended)
+        assert ledger.integrity() == []
+
+
+class FullVfs(apsw.VFS):
+    """A disk on which the log still finds room but the database does not."""
+
+    def __init__(self) -> None:
+        super().__init__("full", "")
+        self.full = False
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        return FullFile(name, flags, self)
+
+
+class FullFile(apsw.VFSFile):
+    def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], vfs: FullVfs) -> None:
+        super().__init__("", name, flags)  # type: ignore[arg-type]
+        self._is_database = bool(flags[1] & apsw.SQLITE_OPEN_MAIN_DB)
+        self._vfs = vfs
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        if self._is_database and self._vfs.full:
+            raise apsw.exception_for(apsw.SQLITE_FULL)
+        super().xWrite(data, offset)
+
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
+        """It is expected."""
+
+
+def test_a_checkpoint_that_fails_does_not_deny_the_commit(path: Path, clock: ManualClock) -> None:
+    vfs = FullVfs()
+    points: list[str] = []
+    with closing(SqliteLedger(path, SqliteOptions(vfs="full", fault=points.append), clock)) as ledger:
+        desk = Desk(ledger)
+        vfs.full = True
+        desk.add("a", payload=bytes(10_000_000))
+        desk.add("b")
+        vfs.full = False
+        desk.add("c")
+        assert desk.at("a", "b", "c") == "ready ready ready"
+        assert points[-1] == "checkpointed"
+        assert ledger.integrity() == []
+    vfs.unregister()
+
+
+def test_a_checkpoint_of_somebody_else_does_not_deny_the_commit(path: Path, clock: ManualClock) -> None:
+    """Two may not checkpoint at once: the second is told that it is busy, after its COMMIT."""
+    inside, leave = threading.Event(), threading.Event()
+    vfs = SlowVfs(inside, leave)
+    first = SqliteLedger(path, SqliteOptions(vfs="slow"), clock)
+    second = SqliteLedger(path, SqliteOptions(), clock)
+    vfs.slow = True
+    thread = threading.Thread(target=first.apply, args=([Append((spec("a", payload=bytes(10_000_000)),))],))
+    thread.start()
+    assert inside.wait(60)
+    answers = second.apply([Append((spec("b", payload=bytes(10_000_000)),))])
+    leave.set()
+    thread.join(60)
+    assert isinstance(answers[0], Appended)
+    assert Desk(second).at("a", "b") == "ready ready"
+    assert second.integrity() == []
+    first.close()
+    second.close()
+    vfs.unregister()
+
+
+class SlowVfs(apsw.VFS):
+    """Stops the first write to the database until it is told to go on."""
+
+    def __init__(self, inside: threading.Event, leave: threading.Event) -> None:
+        super().__init__("slow", "")
+        self.slow, self.inside, self.leave = False, inside, leave
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        return SlowFile(name, flags, self)
+
+
+class SlowFile(apsw.VFSFile):
+    def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], vfs: SlowVfs) -> None:
+        super().__init__("", name, flags)  # type: ignore[arg-type]
+        self._is_database = bool(flags[1] & apsw.SQLITE_OPEN_MAIN_DB)
+        self._vfs = vfs
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        if self._is_database and self._vfs.slow:
+            self._vfs.inside.set()
+            assert self._vfs.leave.wait(60)
+        super().xWrite(data, offset)
+
+
+# Somebody else holds the lock
+
+
+def test_a_stranger_holds_the_lock_too_long(desk: Desk, ledger: SqliteLedger, path: Path) -> None:
+    desk.add("a")
+    stranger = apsw.Connection(str(path))
+    stranger.execute("BEGIN IMMEDIATE; UPDATE towpath_meta SET last = last")
+    for _ in range(2):
+        with desk.unchanged(), pytest.raises(LedgerBusy, match=r"locked by somebody else for more than 0\.2 s"):
+            desk.add("b")
+    assert desk.found() == ["a"]
+    stranger.execute("ROLLBACK")
+    desk.add("b")
+    stranger.close()
+    assert ledger.integrity() == []
+
+
+# Closed and forked
+
+
+def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
+    ledger.close()
+    ledger.close()
+    with closing(apsw.Connection(str(ledger.path))) as mine:
+        calls: dict[str, Callable[[], object]] = {
+            "append_on": lambda: ledger.append_on(mine, [spec("a")]),
+            "apply": lambda: ledger.apply([Upkeep()]),
+            "backup": lambda: ledger.backup(tmp_path / "copy.db"),
+            "check": ledger.check,
+            "dump": ledger.dump,
+            "explain": lambda: ledger.explain("a"),
+            "find": lambda: ledger.find(Query()),
+            "get": lambda: ledger.get("a"),
+            "group": lambda: ledger.group("g"),
+            "integrity": ledger.integrity,
+            "note": lambda: ledger.note("k"),
+            "parts": lambda: ledger.parts("q"),
+            "queues": ledger.queues,
+            "version": ledger.version,
+            "wait": lambda: ledger.wait(0, 5.0),
+        }
+        public = {name for name in vars(SqliteLedger) if not name.startswith("_")}
+        assert public - {"capabilities", "close"} == calls.keys()
+        for name, call in calls.items():
+            with pytest.raises(LedgerClosed):
+                call()
+                pytest.fail(name)
+    assert not (tmp_path / "copy.db").exists()
+
+
+def test_a_waiter_is_told_of_the_close(ledger: SqliteLedger) -> None:
+    waiting, told = threading.Event(), list[type[BaseException]]()
+    seen = ledger.version()
+
+    def wait() -> None:
+        waiting.set()
+        try:
+            ledger.wait(seen, 60.0)
+        except LedgerClosed as error:
+            told.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(60)
+    ledger.close()
+    thread.join(5)
+    assert told == [LedgerClosed]
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from towpath.commands import Append, Upkeep
+from towpath.core.job import Spec
+from towpath.core.views import Query
+from towpath.errors import Forked
+from towpath.ledger.sqlite import SqliteLedger
+
+ledger = SqliteLedger(sys.argv[1])
+ledger.apply([Append((Spec(id="a", queue="q"),))])
+calls = {
+    "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"), "find": lambda: ledger.find(Query()),
+    "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity,
+    "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0), "backup": lambda: ledger.backup(sys.argv[1] + ".copy"),
+    "note": lambda: ledger.note("k"), "explain": lambda: ledger.explain("a"), "parts": lambda: ledger.parts("q"),
+    "group": lambda: ledger.group("g"), "append_on": lambda: ledger.append_on(None, []),
+}
+child = os.fork()
+if child == 0:
+    wrong = []
+    for name, call in calls.items():
+        try:
+            call()
+            wrong.append(name)
+        except Forked as error:
+            assert str(os.getppid()) in str(error)
+    ledger.close()
+    own = SqliteLedger(sys.argv[1])
+    own.apply([Append((Spec(id="b", queue="q"),))])
+    own.close()
+    print("child", wrong, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+ledger.apply([Append((Spec(id="c", queue="q"),))])
+print("parent", len(ledger.find(Query()).jobs), ledger.integrity())
+ledger.close()
+"""
+
+
+def test_a_forked_child_is_told_to_open_its_own(path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKS, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.splitlines() == ["child []", "parent 3 []"], ran.stderr
+
+
+# A defect in one command
+
+
+def test_a_defect_in_one_command_spares_its_neighbours(desk: Desk, path: Path) -> None:
+    hurt, well = desk.started("hurt", "hurt"), desk.started("well", "well")
+    desk.add("wanted", "well")
+    execute(path, "UPDATE towpath_queue SET running = 0 WHERE name = 'hurt'")
+    answers = desk.ask(
+        Append((spec("before"),)),
+        Settle("hurt", hurt.fence, Done(), spawn=(spec("child"),), notes=(Note(key="n", value=b"v"),)),
+        Settle("well", well.fence, Done(b"r")),
+        Note(key="k", value=b"v"),
+        Claim(owner="me", wants=(Want("well"),), lease=LEASE),
+    )
+    before, failed, settled, noted, claimed = answers
+    assert isinstance(before, Appended)
+    assert isinstance(failed, CommandFailed)
+    assert failed.details["command"] == "Settle"
+    assert "CHECK constraint failed" in failed.details["error"]
+    assert (settled, noted) == (Settled("well", State.DONE), Noted("k", 1, 1))
+    assert "wanted" in str(claimed)
+    assert desk.at("before", "hurt", "well", "wanted") == "ready running done running"
+    assert desk.ledger.get("child") is None
+    assert desk.ledger.note("n") is None
+    execute(path, "UPDATE towpath_queue SET running = 1 WHERE name = 'hurt'")
+    assert desk.ledger.check() == []
+    assert desk.ask(Settle("hurt", hurt.fence, Retry())) == [Settled("hurt", State.READY)]
+    assert desk.ledger.check() == []
+
+
+@pytest.mark.parametrize("column", ["state = 'running', owner = 'x', lease_until = 1, reason", "kind"])
+def test_a_row_that_makes_no_sense_spares_the_others(desk: Desk, path: Path, column: str) -> None:
+    """Tampered with behind the constraints' back."""
+    held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
+    value = "'nonsense'" if column != "kind" else "x'ff'"
+    execute(
+        path, f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'"
+    )
+    failed, settled = desk.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
+    assert isinstance(failed, CommandFailed)
+    assert settled == Settled("well", State.DONE)
+    with pytest.raises(Damaged):
+        desk.job("hurt")
+    assert desk.at("well") == "done"

@@ -1,0 +1,252 @@
+"""Numbered steps forward: old files are brought up to date, newer ones are respected."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import apsw
+import apsw.ext
+import pytest
+
+import towpath.ledger.sqlite
+from towpath.core.commands import Append, Purge, Selector, Settle, Upkeep
+from towpath.core.job import COLUMNS, Done, Job, Reason, State
+from towpath.core.lifecycle import REASONS
+from towpath.errors import NewerSchema, NotALedger
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.db import _queries, named
+from towpath.ledger.sqlite.migrations import steps
+from towpath.testing import START, ManualClock
+from towpath.testing.suite.desk import Desk, spec
+
+SPAWN = multiprocessing.get_context("spawn")
+VERSION_1 = Path(__file__).with_name("version1.sql")
+NEWEST = len(steps())
+ROWS = "SELECT * FROM {} ORDER BY 1, 2"
+KNOWN_TO_1 = ("job", "body", "edge", "gate", "group", "key", "queue", "part", "note", "tombstone")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.db"
+
+
+@pytest.fixture
+def ledger(path: Path, clock: ManualClock) -> Iterator[SqliteLedger]:
+    with closing(SqliteLedger(path, SqliteOptions(), clock)) as ledger:
+        yield ledger
+
+
+def execute(path: Path, sql: str) -> list[Any]:
+    with closing(apsw.Connection(str(path))) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def make_version_1(path: Path) -> None:
+    execute(path, steps()[0] + VERSION_1.read_text("utf-8"))
+
+
+def schema(path: Path) -> dict[str, str]:
+    return dict(execute(path, "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
+
+
+def content(path: Path) -> dict[str, list[Any]]:
+    return {table: execute(path, ROWS.format(f"towpath_{table}")) for table in KNOWN_TO_1}
+
+
+def test_the_schema_is_the_sum_of_its_steps(ledger: SqliteLedger, tmp_path: Path) -> None:
+    execute(tmp_path / "sum.db", "".join(steps()))
+    assert schema(ledger.path) == schema(tmp_path / "sum.db")
+    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(NEWEST, 1)]
+
+
+def test_every_table_of_version_1_has_rows(path: Path) -> None:
+    make_version_1(path)
+    assert all(content(path).values())
+    assert {name for name in schema(path) if name.startswith("towpath_")} < {
+        name for step in steps() for name in step.replace("(", " ").split() if name.startswith("towpath_")
+    }
+
+
+def test_version_1_is_upgraded_with_its_data(path: Path, clock: ManualClock, tmp_path: Path) -> None:
+    make_version_1(path)
+    before = content(path)
+    with closing(SqliteLedger(path, SqliteOptions(), clock)) as ledger:
+        execute(tmp_path / "sum.db", "".join(steps()))
+        assert schema(path) == schema(tmp_path / "sum.db")
+        assert content(path) == before
+        assert execute(path, "SELECT schema FROM towpath_meta") == [(NEWEST,)]
+        assert ledger.integrity() == []
+
+
+def test_an_upgraded_ledger_works(path: Path) -> None:
+    make_version_1(path)
+    with closing(SqliteLedger(path, SqliteOptions(), ManualClock(START + 2_000_000))) as ledger:
+        desk = Desk(ledger, START + 2_000_000)
+        held = desk.job("held")
+        assert (held.payload, held.cursor, held.progress_done, held.fence) == (b"work", b"cursor", 3, 1)
+        assert (desk.job("done").result, desk.job("failed").error) == (b"result", "broken")
+        desk.ask(Settle("held", held.fence, Done(), spawn=(spec("child"),)))
+        assert desk.at("blocked", "also") == "ready blocked"
+        for member in desk.claim("members", n=2, token="t"):
+            desk.done(member)
+        assert desk.at("gated", "gated-anyway") == "ready ready"
+        assert (desk.group("sealed").outcome, desk.counts("callbacks").ready) == (State.DONE, 1)
+        assert desk.append(spec("refused"), spec("gone")) == desk.append(spec("refused"), spec("gone"))
+        assert desk.ask(Purge(where=Selector(queue="q"), token="p"), Upkeep())
+        assert desk.append(spec("new"))[0].seq > 26
+        assert ledger.integrity() == []
+
+
+def _open(path: Path, barrier: Barrier, pipe: Connection) -> None:
+    for number in range(4):
+        barrier.wait(60)
+        with closing(SqliteLedger(path.with_name(f"{number}.db"))) as ledger:
+            ledger.apply([Append((spec(f"by-{multiprocessing.current_process().name}"),))])
+    pipe.send("fine")
+
+
+def test_processes_that_open_an_old_file_at_once_migrate_it_once(tmp_path: Path) -> None:
+    for number in range(4):
+        if number % 2:  # the even ones are new: these are made at once
+            make_version_1(tmp_path / f"{number}.db")
+    barrier, pipes = SPAWN.Barrier(4), [SPAWN.Pipe() for _ in range(4)]
+    children = [SPAWN.Process(target=_open, args=(tmp_path / "x.db", barrier, theirs)) for _, theirs in pipes]
+    for child in children:
+        child.start()
+    assert [ours.recv() if ours.poll(60) else "silence" for ours, _ in pipes] == ["fine"] * 4
+    for child in children:
+        child.join(60)
+    for number in range(4):
+        with closing(SqliteLedger(tmp_path / f"{number}.db")) as ledger:
+            assert ledger.integrity() == []
+            assert len([id for id in Desk(ledger).found() if id.startswith("by-")]) == 4
+            assert execute(ledger.path, "SELECT schema FROM towpath_meta") == [(NEWEST,)]
+
+
+def test_a_newer_schema_that_is_compatible_works(ledger: SqliteLedger, clock: ManualClock) -> None:
+    execute(
+        ledger.path,
+        f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST}; ALTER TABLE towpath_note ADD COLUMN more TEXT",
+    )
+    Desk(ledger).add("a")
+    with closing(SqliteLedger(ledger.path, SqliteOptions(), clock)) as another:
+        Desk(another).add("b")
+        assert another.integrity() == []
+    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(99, NEWEST)]
+
+
+def test_a_newer_schema_that_is_not_is_refused_when_opened(ledger: SqliteLedger, clock: ManualClock) -> None:
+    Desk(ledger).add("a")
+    execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
+    before = content(ledger.path)
+    with pytest.raises(NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"):
+        SqliteLedger(ledger.path, SqliteOptions(), clock)
+    assert content(ledger.path) == before
+
+
+def test_also_when_it_becomes_so_in_the_middle_of_life(ledger: SqliteLedger) -> None:
+    desk = Desk(ledger)
+    desk.add("a")
+    execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
+    before = content(ledger.path)
+    for _ in range(2):
+        with pytest.raises(NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"):
+            desk.add("b")
+    assert content(ledger.path) == before
+    execute(ledger.path, f"UPDATE towpath_meta SET schema = {NEWEST}, min_schema = 1")
+    desk.add("b")
+
+
+def test_half_a_ledger_is_none(path: Path) -> None:
+    execute(path, "CREATE TABLE towpath_job (a)")
+    with pytest.raises(NotALedger, match="no towpath_meta"):
+        SqliteLedger(path)
+    assert schema(path) == {"towpath_job": "CREATE TABLE towpath_job (a)"}
+
+
+def test_a_step_that_fails_leaves_the_old_file(path: Path) -> None:
+    make_version_1(path)
+    execute(path, "CREATE TABLE towpath_reply (in_the_way)")
+    before = content(path)
+    for _ in range(2):
+        with pytest.raises(towpath.errors.LedgerError, match="already exists"):
+            SqliteLedger(path)
+    assert content(path) == before
+    execute(path, "DROP TABLE towpath_reply")
+    SqliteLedger(path).close()
+
+
+def test_the_columns_of_a_job_are_the_records(ledger: SqliteLedger) -> None:
+    columns = execute(ledger.path, "SELECT name FROM pragma_table_info('towpath_job') ORDER BY cid")
+    assert tuple(name for (name,) in columns) == COLUMNS
+    assert Job.__struct_fields__[: len(COLUMNS)] == COLUMNS
+
+
+def test_the_schema_admits_exactly_the_reasons_of_the_core(ledger: SqliteLedger) -> None:
+    Desk(ledger).add("a")
+    admitted = set()
+    with closing(apsw.Connection(str(ledger.path))) as connection:
+        for state in [*State, "unknown"]:
+            for reason in [*Reason, "unknown"]:
+                connection.execute("BEGIN")
+                try:
+                    connection.execute(
+                        """UPDATE towpath_job SET state = :state, reason = :reason, waits = :state = 'blocked',
+                           finished_at = iif(:state IN ('done', 'failed', 'canceled'), 1, NULL),
+                           owner = iif(:state = 'running', 'me', NULL), lease_until = iif(:state = 'running', 1, NULL)""",
+                        {"state": str(state), "reason": str(reason)},
+                    )
+                    admitted.add((state, reason))
+                except apsw.ConstraintError:
+                    pass
+                connection.execute("ROLLBACK")
+    assert admitted == {(state, reason) for state, reasons in REASONS.items() for reason in reasons}
+
+
+SOURCES = {
+    path: ast.parse(path.read_text("utf-8")) for path in sorted(Path(str(towpath.ledger.sqlite.__file__)).parent.glob("*.py"))
+}
+
+
+def asked_names() -> set[str]:
+    """What `named(...)` is called with: a text, or a loop variable over a tuple of texts."""
+    asked: set[str] = set()
+    for tree in SOURCES.values():
+        tuples = {
+            node.targets[0].id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        loops = {
+            node.target.id: node.iter
+            for node in ast.walk(tree)
+            if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "named":
+                value = node.args[0]
+                while isinstance(value, ast.Name):
+                    value = loops.pop(value.id, None) or tuples[value.id]
+                literal = ast.literal_eval(value)
+                asked |= {literal} if isinstance(literal, str) else set(literal)
+    return asked
+
+
+def test_every_statement_is_used_and_every_name_exists() -> None:
+    assert asked_names() == set(_queries())
+
+
+@pytest.mark.parametrize("name", sorted(_queries()))
+def test_every_statement_is_sound(ledger: SqliteLedger, name: str) -> None:
+    with closing(apsw.Connection(str(ledger.path))) as connection:
+        info = apsw.ext.query_info(connection, named(name))
+        assert info.query_remaining is None
+        assert not info.is_explain

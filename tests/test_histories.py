@@ -1,0 +1,60 @@
+"""Memory and SQLite give the same answers to the same history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from towpath.core.commands import Append
+from towpath.ledger import Ledger
+from towpath.testing.histories import factory, play, replay
+from towpath.testing.ledger_suite import Desk
+from towpath.testing.machine import machine
+from towpath.testing.pair import Mismatch, Pair, differences
+from towpath.testing.suite.desk import spec
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_seeded_histories(seed: int, tmp_path: Path) -> None:
+    play(seed, 60, factory("memory", tmp_path), factory("sqlite", tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_the_same_ledger_twice(seed: int, tmp_path: Path) -> None:
+    memory = factory("memory", tmp_path)
+    turns = play(seed, 100, memory, memory)
+    assert len(turns) == 100
+    assert replay(turns, memory, memory) is None
+
+
+def test_a_state_machine(tmp_path: Path) -> None:
+    made = machine(factory("memory", tmp_path), factory("sqlite", tmp_path))
+    run_state_machine_as_test(made, settings=settings(max_examples=25, stateful_step_count=25, deadline=None))
+
+
+def test_a_difference_is_found_and_shortened(tmp_path: Path) -> None:
+    """A ledger that already has a job is not the same as an empty one."""
+    memory = factory("memory", tmp_path)
+
+    def tampered() -> Ledger:
+        ledger = memory()
+        Desk(ledger).add("j1")
+        return ledger
+
+    with pytest.raises(Mismatch) as caught:
+        play(7, 50, memory, tampered)
+    assert "seed 7, step " in str(caught.value)
+    assert "The history, shortened:" in str(caught.value)
+    assert str(caught.value).count("µs") == 1
+
+
+def test_differences_are_readable(tmp_path: Path) -> None:
+    pair = Pair(factory("memory", tmp_path)(), factory("memory", tmp_path)())
+    pair.apply([Append((spec("a"),))], 5)
+    Desk(pair.right, 5).take()
+    found = differences(pair.left.dump()["jobs"], pair.right.dump()["jobs"], "jobs")
+    assert any("<a>.owner: left None, right 'worker'" in line for line in found)
+    pair.close()
