@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from towpath.core.commands import Append
+from towpath.core.commands import Append, Command
+from towpath.core.job import FINISHED, Reason, State
+from towpath.core.lifecycle import REASONS
 from towpath.ledger import Ledger
+from towpath.ledger.memory import MemoryLedger
+from towpath.testing import START
 from towpath.testing.histories import factory, play, replay
 from towpath.testing.ledger_suite import Desk
 from towpath.testing.machine import machine
+from towpath.testing.moves import Moves
 from towpath.testing.pair import Mismatch, Pair, differences
 from towpath.testing.suite.desk import spec
 
@@ -28,6 +35,31 @@ def test_the_same_ledger_twice(seed: int, tmp_path: Path) -> None:
     turns = play(seed, 100, memory, memory)
     assert len(turns) == 100
     assert replay(turns, memory, memory) is None
+
+
+def test_histories_go_everywhere() -> None:
+    """Every command with every answer it can have, every state with every reason, every end of a group."""
+    answers: set[tuple[str, str]] = set()
+    states: set[tuple[State, Reason]] = set()
+    ends: set[State | None] = set()
+    for seed in range(12):
+        moves, ledger, now = Moves(random.Random(seed)), MemoryLedger(), START
+        for _ in range(150):
+            now += moves.step()
+            batch = moves.batch()
+            found = ledger.apply(batch, now)
+            moves.heard(found)
+            answers |= {(type(command).__name__, type(answer).__name__) for command, answer in zip(batch, found, strict=True)}
+            dump = ledger.dump()
+            states |= {(job.state, job.reason) for job in dump["jobs"]}
+            ends |= {view.outcome for view, _ in dump["groups"]}
+    assert states == {(state, reason) for state, reasons in REASONS.items() for reason in reasons}
+    assert ends == {None, *FINISHED}
+    refusals = "UnknownDependency DependencyCycle UnknownGroup GroupClosed"
+    for command in ("Append", "Settle"):
+        assert {(command, refusal) for refusal in refusals.split()} <= answers
+    assert {("Append", "QueueFull"), ("Settle", "LostClaim"), ("Settle", "NoteConflict"), ("Progress", "LostClaim")} <= answers
+    assert {command for command, _ in answers} == {kind.__name__ for kind in get_args(Command)}
 
 
 def test_a_state_machine(tmp_path: Path) -> None:

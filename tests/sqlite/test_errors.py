@@ -72,8 +72,8 @@ def test_a_full_disk_in_the_middle_of_life(path: Path, clock: ManualClock) -> No
 def test_a_full_disk_is_cured_by_deleting(path: Path, clock: ManualClock) -> None:
     with closing(SqliteLedger(path, SqliteOptions(max_pages=150), clock)) as ledger:
         desk = Desk(ledger)
-        desk.append(*(spec(f"{n}", payload=bytes(50_000)) for n in range(4)))
-        more = Append(tuple(spec(f"more-{n}", payload=bytes(50_000)) for n in range(4)))
+        desk.append(*(spec(f"{n}", payload=bytes(80_000)) for n in range(4)))
+        more = Append(tuple(spec(f"more-{n}", payload=bytes(80_000)) for n in range(4)))
         with desk.unchanged(), pytest.raises(DiskFull):
             desk.ask(more)
         desk.cancel("0", "1", "2", "3")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import (
@@ -43,8 +43,10 @@ _ids, _queues, _groups = st.sampled_from(IDS), st.sampled_from(QUEUES), st.sampl
 _spans = st.sampled_from((0, 1, SECOND, 30 * SECOND))
 
 
-def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional=fields)
+def _optional(most: int = 2, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A few of the fields: with all of them at once, nothing would ever run."""
+    single = st.one_of([st.fixed_dictionaries({name: values}) for name, values in fields.items()])
+    return st.lists(single, max_size=most).map(lambda chosen: {name: value for each in chosen for name, value in each.items()})
 
 
 _afters = st.builds(After, _ids, st.booleans()) | st.builds(After, _groups, st.booleans(), st.just(True))
@@ -56,7 +58,7 @@ _specs = st.builds(
     _optional(
         priority=st.integers(-1, 1),
         delay=_spans,
-        ttl=st.sampled_from((1, SECOND)),
+        ttl=st.sampled_from((SECOND, HOUR)),
         max_attempts=st.sampled_from((1, 2)),
         max_losses=st.sampled_from((1, 2)),
         retention=st.sampled_from((0, HOUR)),
@@ -125,6 +127,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.pair.close()
 
+    @initialize()
+    def begin(self) -> None:
+        self.play(*[Open(group) for group in GROUPS], Append(tuple(Spec(id=id, queue=QUEUES[0]) for id in IDS[:3])))
+
     @rule(specs=_several)
     def append(self, specs: tuple[Spec, ...]) -> None:
         self.play(Append(specs))
@@ -137,6 +143,10 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def claim(self, wants: list[Want], owner: str, lease: int, token: str) -> None:
         self.play(Claim(owner=owner, wants=tuple(wants), lease=lease, token=token and f"claim-{token}"))
+
+    @rule(n=st.integers(1, 3), once=st.none() | st.integers(0, 1))
+    def claim_any(self, n: int, once: int | None) -> None:
+        self.play(Claim(owner=OWNERS[0], wants=(Want("*", n, once),), lease=LEASES[-1]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), outcome=_outcomes, spawn=st.just(()) | _several, notes=st.lists(_notes, max_size=2))

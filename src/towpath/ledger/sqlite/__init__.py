@@ -11,11 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+import msgspec
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
@@ -24,7 +25,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import CommandFailed, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
+from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import guests, migrations, reads, state
 from towpath.ledger.sqlite.backup import backup
@@ -110,10 +111,13 @@ class SqliteLedger:
         except apsw.Error as error:
             if not isinstance(translate(error, self.path, self._options), StoreFailed):
                 raise
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError):
+        except _DEFECTS:
             # A defect, or data that was tampered with. It must not take its neighbours along.
             pass
-        return self._attempt(commands, now, spoiled, _one_by_one)
+        try:
+            return self._attempt(commands, now, spoiled, _one_by_one)
+        except _DEFECTS as error:
+            raise Damaged(path=str(self.path), why=f"{type(error).__name__}: {error}") from error
 
     def _attempt(
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
@@ -142,9 +146,11 @@ class SqliteLedger:
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Between batches and outside the turn: others may write meanwhile."""
+        """Between batches and outside the turn: others may write meanwhile. It may fail (somebody else is at it, or the disk
+        is full), but the batch is committed all the same, so the next one tries again."""
         if self._wal_pages >= CHECKPOINT_PAGES:
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            with suppress(apsw.Error):
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._fault("checkpointed")
 
     def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
@@ -227,8 +233,11 @@ class SqliteLedger:
             self._reader.execute("BEGIN")
             try:
                 return question(self._reader)
+            except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
+                raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
             finally:
-                self._reader.execute("COMMIT")
+                if self._reader.in_transaction:
+                    self._reader.execute("COMMIT")
 
     def _time(self, db: apsw.Connection, now: int | None) -> int:
         last: int = one(db, "SELECT last FROM towpath_meta")[0]
@@ -256,6 +265,7 @@ class SqliteLedger:
             raise translate(error, self.path, self._options) from error
 
 
+_DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 Runner = Callable[[Batch, Sequence[Command]], list[Answer]]
 
 
@@ -270,8 +280,9 @@ def _one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
         mark = batch.mark()
         batch.db.execute("SAVEPOINT towpath_command")
         try:
-            answers += play(batch, [command])
+            played = play(batch, [command])
             batch.flush()
+            answers += played
         except guests.TransactionEnded:
             raise
         except Exception as error:

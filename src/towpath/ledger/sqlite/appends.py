@@ -133,6 +133,8 @@ def _group_facts(batch: Batch, ids: set[str]) -> dict[str, GroupFact]:
 
 
 def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
+    if nodes:
+        batch.flush()
     result: dict[str, frozenset[str]] = {}
     for name in nodes:
         start = (1, name[1:], None) if name.startswith("\0") else (0, None, name)

@@ -91,7 +91,7 @@ def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
         return
     wanted = {job.seq: job for job in jobs}
     at, found = 0, dict[tuple[int, int], list[bytes]]()
-    for slot, length in msgspec.json.decode(index):
+    for slot, length in msgspec.json.decode(index, type=list[tuple[int, int]]):
         seq, rest = divmod(slot, SLOTS)
         piece = blob[at : at + length]
         at += length

@@ -29,7 +29,7 @@ from towpath.core.commands import (
 from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry
 from towpath.core.limits import Rate
 from towpath.core.views import Query, page_token
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, UnknownJob
 from towpath.testing.suite.desk import LEASE, Desk, Suite, spec
 
 NAN = float("nan")
@@ -184,6 +184,23 @@ class BadInputSuite(Suite):
         with desk.unchanged(), pytest.raises(InvalidInput) as caught:
             desk.ledger.apply([Append((spec("a"),))], now)
         assert caught.value.details["field"] == "now"
+
+    @pytest.mark.parametrize("now", [NAN, -1, "now"])
+    def test_reads_at_invalid_times_are_refused(self, desk: Desk, now: Any) -> None:
+        desk.add("a")
+        desk.write("k")
+        for look in (desk.ledger.explain, desk.ledger.note):
+            with pytest.raises(InvalidInput) as caught:
+                look("k" if look == desk.ledger.note else "a", now)
+            assert caught.value.details["field"] == "now"
+
+    @pytest.mark.parametrize("text", [SURROGATE, "\0", "", "x" * 100_000])
+    def test_what_nobody_could_store_is_not_there(self, desk: Desk, text: str) -> None:
+        ledger = desk.ledger
+        assert (ledger.get(text), ledger.group(text), ledger.note(text, desk.now)) == (None, None, None)
+        assert ledger.parts(text) == {}
+        with pytest.raises(UnknownJob):
+            ledger.explain(text, desk.now)
 
     def test_the_value_is_shown_but_never_in_full(self, desk: Desk) -> None:
         with pytest.raises(InvalidInput) as caught:

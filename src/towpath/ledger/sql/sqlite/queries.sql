@@ -71,7 +71,8 @@ WITH RECURSIVE down (seq, grp) AS (
     SELECT g.dst, NULL FROM down d CROSS JOIN towpath_gate g ON g.src = d.grp
         CROSS JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
     UNION
-    SELECT NULL, j."group" FROM down d CROSS JOIN towpath_job j ON j.seq = d.seq AND j."group" IS NOT NULL
+    SELECT NULL, g.id FROM down d CROSS JOIN towpath_job j ON j.seq = d.seq
+        CROSS JOIN towpath_group g ON g.id = j."group" AND g.state <> 'closed'
 )
 SELECT json_group_array(json_array((SELECT id FROM towpath_job WHERE seq = d.seq), d.grp)) FROM down d
 WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;

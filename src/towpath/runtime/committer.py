@@ -1,0 +1,267 @@
+"""Group commit. While one batch is being synced the next one gathers; nobody waits for company.
+
+Whoever holds the commit lock leads a batch: it takes everything that waits, applies it in one transaction and answers. That
+is the committer's own thread, or a blocking caller that finds nobody leading. Order in a batch: settle, renew, progress;
+append and the rest; the standing demand last, so that what was just appended or set free is claimed in the same commit.
+
+A command of the engine's own (`patient`) is kept while the ledger is busy or gone, and tried again; the others get the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from towpath.core.commands import Append, Claim, Claimed, Command, Progress, Renew, Result, Settle
+from towpath.errors import LedgerClosed, LedgerError, TowpathError
+from towpath.ledger import Answer, Ledger
+from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
+
+log = logging.getLogger("towpath.committer")
+
+MAX_BATCH = 1000
+"""Commands (an append counts its specs) per batch. An append that is larger goes alone."""
+MAX_BACKLOG = 10_000
+"""Appends from outside, by their specs, that may wait for a commit."""
+PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds to wait after a ledger that was busy or gone, the last one again and again."""
+
+
+class Demand(Protocol):
+    """Somebody who would take jobs now. Both are called by the leader of a batch, under the commit lock."""
+
+    def wanted(self) -> Claim | None: ...
+
+    def taken(self, reply: Claimed | TowpathError) -> None: ...
+
+
+class Committer:
+    """Start it with `with` or `start()`. Safe from any number of threads and event loops."""
+
+    def __init__(self, ledger: Ledger, max_backlog: int = MAX_BACKLOG) -> None:
+        self._ledger = ledger
+        self._max_backlog = max_backlog
+        self._commit = threading.Lock()
+        self._state = threading.Condition(threading.Lock())
+        self._first: deque[Ticket] = deque()
+        self._rest: deque[Ticket] = deque()
+        self._backlog = 0
+        self._waiting_for_room: deque[TaskTicket] = deque()
+        self._demands: list[Demand] = []
+        self._kicked = False
+        self._closing = False
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
+        with self._state:
+            self._closing = True
+            self._state.notify_all()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # Callers
+
+    def call(self, command: Command, outside: bool = True) -> Result:
+        """Block until the command is durable; its result, or its error raised."""
+        ticket = ThreadTicket(command)
+        if self._lead_alone(ticket):
+            return outcome(ticket.reply)
+        with self._state:
+            while outside and isinstance(command, Append) and not self._has_room(ticket):
+                self._state.wait()
+            self._add(ticket)
+            self._state.notify_all()
+        ticket.wait()
+        return outcome(ticket.reply)
+
+    async def acall(self, command: Command, outside: bool = True) -> Result:
+        ticket = TaskTicket(command)
+        while not self._try_add(ticket, outside):
+            # The same future serves for room and for the answer: it is made anew when it was spent on room.
+            await ticket.future
+            ticket.future = ticket.loop.create_future()
+        await ticket.future
+        return outcome(ticket.reply)
+
+    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]]) -> None:
+        """Hand over commands of the engine's own; never waits. Each function gets its reply in the committing thread."""
+        with self._state:
+            for command, call in commands:
+                self._add(CallTicket(command, call))
+            self._state.notify_all()
+
+    def add_demand(self, demand: Demand) -> None:
+        with self._state:
+            self._demands.append(demand)
+        self.kick()
+
+    def drop_demand(self, demand: Demand) -> None:
+        with self._state:
+            self._demands.remove(demand)
+
+    def kick(self) -> None:
+        """There may be something for the standing demand: look now."""
+        with self._state:
+            self._kicked = True
+            self._state.notify_all()
+
+    # The queue of tickets; under the state lock
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        return self._closing or self._backlog == 0 or self._backlog + ticket.weight <= self._max_backlog
+
+    def _add(self, ticket: Ticket) -> None:
+        if self._closing:
+            raise LedgerClosed(path="the engine")
+        if isinstance(ticket.command, Settle | Renew | Progress):
+            self._first.append(ticket)
+            return
+        self._rest.append(ticket)
+        if isinstance(ticket.command, Append):
+            self._backlog += ticket.weight
+
+    def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
+        with self._state:
+            if outside and isinstance(ticket.command, Append) and not self._has_room(ticket):
+                self._waiting_for_room.append(ticket)
+                return False
+            self._add(ticket)
+            self._state.notify_all()
+            return True
+
+    def _take(self) -> list[Ticket]:
+        """The next batch, in its order. Makes room for those who wait for it."""
+        taken: list[Ticket] = []
+        weight = 0
+        for queue in (self._first, self._rest):
+            while queue and (not taken or weight + queue[0].weight <= MAX_BATCH):
+                ticket = queue.popleft()
+                taken.append(ticket)
+                weight += ticket.weight
+                if isinstance(ticket.command, Append):
+                    self._backlog -= ticket.weight
+        self._kicked = False
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        while self._waiting_for_room:
+            waiting = self._waiting_for_room.popleft()
+            by_loop.setdefault(waiting.loop, []).append(waiting.future)
+        for loop, futures in by_loop.items():
+            wake_all(loop, futures)
+        self._state.notify_all()
+        return taken
+
+    def _put_back(self, tickets: Sequence[Ticket]) -> None:
+        with self._state:
+            for ticket in reversed(tickets):
+                if isinstance(ticket.command, Settle | Renew | Progress):
+                    self._first.appendleft(ticket)
+                else:
+                    self._rest.appendleft(ticket)
+                    self._backlog += ticket.weight if isinstance(ticket.command, Append) else 0
+            self._kicked = True
+            self._state.notify_all()
+
+    # Leading a batch
+
+    def _lead_alone(self, ticket: ThreadTicket) -> bool:
+        """A blocking caller leads if nobody does: no hand-over to another thread. Never on an event loop's thread."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            return False
+        if not self._commit.acquire(blocking=False):
+            return False
+        try:
+            with self._state:
+                if self._closing or self._failures or self._first or self._rest:
+                    return False
+                self._add(ticket)
+                batch = self._take()
+            self._lead(batch)
+        finally:
+            self._commit.release()
+            with self._state:
+                if self._first or self._rest or self._kicked:
+                    self._state.notify_all()
+        return True
+
+    def _lead(self, batch: Sequence[Ticket]) -> None:
+        """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds
+        being applied twice."""
+        try:
+            with self._asked() as (demands, claims):
+                commands = [ticket.command for ticket in batch]
+                if not commands and not claims:
+                    return
+                answers = self._ledger.apply([*commands, *claims])
+                self._failures = 0
+                self._serve(demands, answers[len(commands) :])
+        except TowpathError as error:
+            self._fail(batch, error)
+            return
+        except BaseException:
+            self._put_back(batch)
+            raise
+        deliver(batch, answers[: len(commands)])
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[tuple[list[Demand], list[Claim]]]:
+        """What the standing demand wants with this batch; if the batch fails, the demand hears of it."""
+        with self._state:
+            asked = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
+        try:
+            yield [demand for demand, _ in asked], [claim for _, claim in asked]
+        except BaseException as error:
+            reason = error if isinstance(error, TowpathError) else LedgerError()
+            for demand, _ in asked:
+                demand.taken(reason)
+            raise
+
+    @staticmethod
+    def _serve(demands: Sequence[Demand], answers: Sequence[Answer]) -> None:
+        for demand, answer in zip(demands, answers, strict=True):
+            assert isinstance(answer, Claimed | TowpathError)
+            demand.taken(answer)
+
+    def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:
+        if error.retryable:
+            self._failures += 1
+        patient = [ticket for ticket in batch if ticket.patient and error.retryable]
+        others = [ticket for ticket in batch if not (ticket.patient and error.retryable)]
+        log.warning("a batch of %d commands failed: %s", len(batch), error)
+        self._put_back(patient)
+        deliver(others, [error] * len(others))
+
+    def _run(self) -> None:
+        while True:
+            with self._state:
+                while not (self._first or self._rest or self._kicked or self._closing):
+                    self._state.wait()
+                if self._failures and not self._closing:
+                    self._state.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
+                if self._closing and not (self._first or self._rest):
+                    return
+            with self._commit:
+                with self._state:
+                    batch = self._take()
+                self._lead(batch)
+                if self._closing and self._failures >= len(PAUSES):
+                    self._give_up()
+                    return
+
+    def _give_up(self) -> None:
+        """The ledger stays away and we are told to stop: say so to all who wait."""
+        with self._state:
+            left = [*self._first, *self._rest]
+            self._first.clear()
+            self._rest.clear()
+        deliver(left, [LedgerClosed(path="the engine")] * len(left))
