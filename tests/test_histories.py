@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from towpath.core.commands import Append, Command
-from towpath.core.job import FINISHED, Reason, State
+from towpath.core.commands import Append, Cancel, Command, Note, Open, Progress, Purge, Renew, Revive, SetPart, Upkeep
+from towpath.core.job import FINISHED, After, Reason, State
 from towpath.core.lifecycle import REASONS
-from towpath.ledger import Ledger
+from towpath.ledger import Answer, Ledger
 from towpath.ledger.memory import MemoryLedger
 from towpath.testing import START
 from towpath.testing.histories import factory, play, replay
@@ -26,7 +29,7 @@ from towpath.testing.suite.desk import spec
 
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_seeded_histories(seed: int, tmp_path: Path) -> None:
-    play(seed, 60, factory("memory", tmp_path), factory("sqlite", tmp_path))
+    play(seed, 120, factory("memory", tmp_path), factory("sqlite", tmp_path))
 
 
 @pytest.mark.parametrize("seed", range(100, 120))
@@ -64,7 +67,46 @@ def test_histories_go_everywhere() -> None:
 
 def test_a_state_machine(tmp_path: Path) -> None:
     made = machine(factory("memory", tmp_path), factory("sqlite", tmp_path))
-    run_state_machine_as_test(made, settings=settings(max_examples=25, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(made, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+
+
+def _whole_append(command: Command) -> Command:
+    if not isinstance(command, Append):
+        return command
+    return Append(tuple(replace(each, after=tuple(After(x.id, group=x.group) for x in each.after)) for each in command.specs))
+
+
+FAULTS: dict[str, Callable[[Command], Command]] = {
+    "leases are a microsecond longer": lambda each: replace(each, lease=each.lease + 1) if isinstance(each, Renew) else each,
+    "progress loses the cursor": lambda each: replace(each, cursor=None) if isinstance(each, Progress) else each,
+    "nobody runs anyway": _whole_append,
+    "weights are ignored": lambda each: replace(each, weight=UNSET) if isinstance(each, SetPart) else each,
+    "tokens are ignored": lambda each: replace(each, token="") if isinstance(each, Cancel | Revive | Purge) else each,
+    "upkeep has no limit": lambda each: Upkeep(10_000) if isinstance(each, Upkeep) else each,
+    "notes never expire": lambda each: replace(each, ttl=None) if isinstance(each, Note) else each,
+    "groups have no then": lambda each: replace(each, then={}) if isinstance(each, Open) else each,
+}
+
+
+class Faulty(MemoryLedger):
+    """A ledger that understands one thing wrong."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._fault = FAULTS[fault]
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        return super().apply([self._fault(command) for command in commands], now)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_small_fault_is_noticed(fault: str) -> None:
+    def hunt() -> None:
+        for seed in range(20):
+            play(seed, 60, MemoryLedger, lambda: Faulty(fault))
+
+    with pytest.raises(Mismatch, match="The history, shortened"):
+        hunt()
 
 
 def test_a_difference_is_found_and_shortened(tmp_path: Path) -> None:

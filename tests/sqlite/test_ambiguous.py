@@ -200,9 +200,22 @@ def note(desk: Desk) -> list[Command]:
 
 
 CASES: dict[str, Case] = {
-    case.__name__: case
-    for case in (appends, refused_append, claim, renew, progress, settle_with_children, cancel, revive, purge)
-} | {case.__name__: case for case in (open_groups, seal, abort, set_queue, set_part, note)}
+    "append": appends,
+    "refused_append": refused_append,
+    "claim": claim,
+    "renew": renew,
+    "progress": progress,
+    "settle_with_children": settle_with_children,
+    "cancel": cancel,
+    "revive": revive,
+    "purge": purge,
+    "open": open_groups,
+    "seal": seal,
+    "abort": abort,
+    "set_queue": set_queue,
+    "set_part": set_part,
+    "note": note,
+}
 CASES |= {f"settle_{type(outcome).__name__.lower()}": settle_with(outcome) for outcome in OUTCOMES}
 
 
@@ -307,7 +320,7 @@ class LossySync(apsw.VFSFile):
     """Syncs, and then says that it could not: the connection's own way to lose a reply."""
 
     def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], line: Line) -> None:
-        super().__init__("", name, flags)  # type: ignore[arg-type]
+        super().__init__("", name, flags)
         self._line = line
 
     def xSync(self, flags: int) -> None:  # noqa: N802
@@ -316,8 +329,9 @@ class LossySync(apsw.VFSFile):
             self._line.cut = False
             raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
 
-    def excepthook(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
+    def excepthook(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """It is expected."""
+        return True
 
 
 class LossyVfs(apsw.VFS):

@@ -178,7 +178,7 @@ def test_the_standard_modules_connection_is_refused(ledger: SqliteLedger) -> Non
     with closing(sqlite3.connect(":memory:")) as connection:
         with pytest.raises(WrongConnection, match=r"second SQLite library.*Open the file with apsw\.Connection"):
             ledger.append_on(connection, [spec("a")])  # type: ignore[arg-type]
-    with pytest.raises(WrongConnection, match="expected an apsw.Connection, not str"):
+    with pytest.raises(WrongConnection, match=r"expected an apsw\.Connection, not str"):
         ledger.append_on("a.db", [spec("a")])  # type: ignore[arg-type]
 
 
@@ -247,7 +247,12 @@ def test_other_processes_notice_after_the_commit(ledger: SqliteLedger, mine: aps
 def test_threads_of_this_process_notice_too(ledger: SqliteLedger, mine: apsw.Connection) -> None:
     ledger.apply([Upkeep()])
     seen, woke = ledger.version(), list[float]()
-    waiter = threading.Thread(target=lambda: (ledger.wait(seen, 30.0), woke.append(time.monotonic())))
+
+    def wait() -> None:
+        ledger.wait(seen, 30.0)
+        woke.append(time.monotonic())
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     ledger.append_on(mine, [spec("a")])
     committed = time.monotonic()

@@ -49,7 +49,10 @@ def calls(ledger: SqliteLedger) -> list[Callable[[], object]]:
     held = [(f"job-{n}", 1) for n in range(60)]
     batches = (
         [Append((spec("more", after=("job-5", "after-7"), key=unique("3")),))],
-        [Claim(owner="me", wants=(Want("*", 200),), lease=LEASE), Claim(owner="me", wants=(Want("q"),), lease=LEASE, token="t")],
+        [
+            Claim(owner="me", wants=(Want("*", 200),), lease=LEASE),
+            Claim(owner="me", wants=(Want("q"),), lease=LEASE, token="t"),
+        ],
         [Renew(tuple(held), LEASE), *(Settle(id, fence, Done(), spawn=(spec(f"{id}-child"),)) for id, fence in held)],
         [Cancel(where=Selector(queue="other")), Revive(where=Selector(queue="*")), Purge(where=Selector(queue="*"))],
         [Note(key="k", value=b"v"), Upkeep()],

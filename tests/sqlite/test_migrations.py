@@ -234,7 +234,7 @@ def asked_names() -> set[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "named":
                 value = node.args[0]
                 while isinstance(value, ast.Name):
-                    value = loops.pop(value.id, None) or tuples[value.id]
+                    value = loops.pop(value.id) if value.id in loops else tuples[value.id]
                 literal = ast.literal_eval(value)
                 asked |= {literal} if isinstance(literal, str) else set(literal)
     return asked

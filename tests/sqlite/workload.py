@@ -189,7 +189,7 @@ class Counter:
 
 class CountedFile(apsw.VFSFile):
     def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], counter: Counter) -> None:
-        super().__init__("", name, flags)  # type: ignore[arg-type]
+        super().__init__("", name, flags)
         self._name = name.filename() if isinstance(name, apsw.URIFilename) else str(name)
         self._counter = counter
 

@@ -25,6 +25,7 @@ MAX_ERROR = 64 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9._\-/:@]{1,255}")
 _PATTERN = re.compile(r"[A-Za-z0-9._\-/:@*]{1,255}")
+MAX_PATTERNS = 1000
 
 
 @lru_cache(maxsize=8192)
@@ -42,13 +43,23 @@ def pattern(field: str, value: object) -> None:
         raise InvalidInput(field=field, value=value, expected="1 to 255 letters, digits or ._-/:@, with * for any run of them")
 
 
+def patterns(field: str, value: object) -> None:
+    """One or several patterns with commas between them."""
+    if not isinstance(value, str) or value.count(",") >= MAX_PATTERNS:
+        raise InvalidInput(field=field, value=value, expected=f"at most {MAX_PATTERNS} queue patterns with commas between them")
+    for each in value.split(","):
+        pattern(field, each)
+
+
 @lru_cache(maxsize=512)
 def _compiled(value: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(piece) for piece in value.split("*")))
 
 
 def matches(value: str, queue: str) -> bool:
-    """Does the queue pattern `value` cover `queue`?"""
+    """Does the queue pattern `value` (or one of several with commas between them) cover `queue`?"""
+    if "," in value:
+        return any(matches(each, queue) for each in value.split(","))
     return value == queue or ("*" in value and _compiled(value).fullmatch(queue) is not None)
 
 

@@ -64,7 +64,7 @@ class Append(_Value, frozen=True, gc=False, tag="append"):
 
 
 class Want(_Value, frozen=True, gc=False):
-    """At most `n` jobs of a queue or queue pattern. Of these at most `once` may be jobs with a single attempt, which are
+    """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may be jobs with a single attempt, which are
     lost for good if the claimer dies: ask only for as many as can start at once (None: all n)."""
 
     queue: str
@@ -72,7 +72,7 @@ class Want(_Value, frozen=True, gc=False):
     once: int | None = None
 
     def __post_init__(self) -> None:
-        checks.pattern("queue", self.queue)
+        checks.patterns("queue", self.queue)
         checks.whole("n", self.n, 1, MAX_BULK)
         checks.optional_whole("once", self.once, 0, MAX_BULK)
 

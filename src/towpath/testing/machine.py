@@ -34,7 +34,7 @@ from towpath.core.commands import (
 from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Refuse, Release, Retry, Snooze, Spec, State, Stop
 from towpath.core.limits import Rate
 from towpath.testing.clock import START
-from towpath.testing.moves import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES
+from towpath.testing.moves import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
 from towpath.testing.pair import Factory, Pair
 
 GROUPS = ("g", "h", "i")
@@ -43,10 +43,10 @@ _ids, _queues, _groups = st.sampled_from(IDS), st.sampled_from(QUEUES), st.sampl
 _spans = st.sampled_from((0, 1, SECOND, 30 * SECOND))
 
 
-def _optional(most: int = 2, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """A few of the fields: with all of them at once, nothing would ever run."""
     single = st.one_of([st.fixed_dictionaries({name: values}) for name, values in fields.items()])
-    return st.lists(single, max_size=most).map(lambda chosen: {name: value for each in chosen for name, value in each.items()})
+    return st.lists(single, max_size=2).map(lambda chosen: {name: value for each in chosen for name, value in each.items()})
 
 
 _afters = st.builds(After, _ids, st.booleans()) | st.builds(After, _groups, st.booleans(), st.just(True))
@@ -86,7 +86,7 @@ _notes = st.builds(
         optional={"expect": st.integers(0, 4), "ttl": st.just(SECOND)},
     ),
 )
-_wants = st.builds(Want, st.sampled_from(PATTERNS), st.integers(1, 5), st.none() | st.integers(0, 2))
+_wants = st.builds(Want, st.sampled_from(WANTED), st.integers(1, 5), st.none() | st.integers(0, 2))
 _tokens = st.sampled_from(("", "", "t"))
 _selectors = st.builds(
     lambda ids, fields: Selector(ids=tuple(ids), **fields),
@@ -101,8 +101,8 @@ _gates: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    """One rule per command; every rule is a batch of one, or of the command twice."""
+class _Played(RuleBasedStateMachine):
+    """Two ledgers, a time, and the batch that was played last."""
 
     left: Factory
     right: Factory
@@ -129,11 +129,27 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.play(*[Open(group) for group in GROUPS], Append(tuple(Spec(id=id, queue=QUEUES[0]) for id in IDS[:3])))
+        self.play(Open(GROUPS[0]), Append(tuple(Spec(id=id, queue=QUEUES[0]) for id in IDS[:3])))
+
+    @rule(step=st.sampled_from((1, SECOND // 2, SECOND, 4 * SECOND, 20 * SECOND, HOUR, 8 * DAY, -SECOND)))
+    def pass_time(self, step: int) -> None:
+        self.now += step
+
+    @rule()
+    def repeat(self) -> None:
+        self.play(*self.last)
+
+
+class LedgerMachine(_Played):
+    """One rule per command, in batches of one."""
 
     @rule(specs=_several)
     def append(self, specs: tuple[Spec, ...]) -> None:
         self.play(Append(specs))
+
+    @rule(ids=st.lists(_ids, min_size=1, max_size=3, unique=True), afters=st.lists(_afters, min_size=1, max_size=2))
+    def append_linked(self, ids: list[str], afters: list[After]) -> None:
+        self.play(Append(tuple(Spec(id=id, queue=QUEUES[n], after=tuple(afters)) for n, id in enumerate(ids))))
 
     @rule(
         wants=st.lists(_wants, min_size=1, max_size=2),
@@ -197,14 +213,6 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(limit=st.sampled_from((1, 3, 1000)))
     def upkeep(self, limit: int) -> None:
         self.play(Upkeep(limit))
-
-    @rule(step=st.sampled_from((1, SECOND // 2, SECOND, 4 * SECOND, 20 * SECOND, HOUR, 8 * DAY, -SECOND)))
-    def pass_time(self, step: int) -> None:
-        self.now += step
-
-    @rule()
-    def repeat(self) -> None:
-        self.play(*self.last)
 
 
 def machine(left: Factory, right: Factory) -> type[LedgerMachine]:

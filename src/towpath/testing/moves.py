@@ -51,6 +51,7 @@ from towpath.ledger import Answer
 
 QUEUES = ("a/x", "a/y", "b/x", "plain")
 PATTERNS = (*QUEUES, "*", "a/*", "*x", "nowhere")
+WANTED = (*PATTERNS, "plain,a/y,plain", "b/*,plain")
 PARTS = ("p", "r", "s")
 KEYS = ("k", "l", "m")
 NOTES = ("n", "o")
@@ -229,7 +230,7 @@ class Moves(Draws):
 
     def claim(self) -> Claim:
         wants = tuple(
-            Want(self.chance.choice(PATTERNS), self.chance.choice((1, 2, 5, 20)), self.chance.choice((None, None, 0, 1)))
+            Want(self.chance.choice(WANTED), self.chance.choice((1, 2, 5, 20)), self.chance.choice((None, None, 0, 1)))
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
         owner, lease = self.chance.choice(OWNERS), self.chance.choice(LEASES)

@@ -115,7 +115,6 @@ class MemoryLedger:
         self._changed = threading.Condition(threading.Lock())
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
-        checks.optional_whole("now", now)
         try:
             work = [(_HANDLERS[type(command)], command) for command in commands]
         except KeyError as error:
@@ -207,6 +206,7 @@ class MemoryLedger:
 
     def _time(self, now: int | None) -> int:
         """The ledger's time for a call at `now`."""
+        checks.optional_whole("now", now)
         self._check_open()
         return max(self._clock.now() if now is None else now, self._book.last)
 

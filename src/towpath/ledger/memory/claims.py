@@ -47,8 +47,7 @@ def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
 
 def _queues(book: Book, pattern: str) -> list[Queue]:
     if "*" not in pattern:
-        queue = book.queues.get(pattern)
-        return [] if queue is None else [queue]
+        return [queue for name in sorted(set(pattern.split(","))) if (queue := book.queues.get(name)) is not None]
     for name in [name for name, queue in book.active.items() if not _busy(queue)]:
         del book.active[name]
     return [book.active[name] for name in sorted(book.active) if checks.matches(pattern, name)]

@@ -67,7 +67,7 @@ def claim(batch: Batch, command: Claim) -> Claimed:
 
 def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
     if "*" not in want.queue:
-        names = [want.queue]
+        names = list(set(want.queue.split(",")))
     else:
         batch.flush()
         names = [name for name in rows(batch.db, named("live_queues"), (), str) if matches(want.queue, name)]

@@ -185,6 +185,12 @@ class BadInputSuite(Suite):
             desk.ledger.apply([Append((spec("a"),))], now)
         assert caught.value.details["field"] == "now"
 
+    @pytest.mark.parametrize("command", ["append", None, spec("a"), Done()])
+    def test_what_is_no_command_is_refused_with_its_neighbours(self, desk: Desk, command: Any) -> None:
+        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
+            desk.ask(Append((spec("a"),)), command)
+        assert caught.value.details["field"] == "command"
+
     @pytest.mark.parametrize("now", [NAN, -1, "now"])
     def test_reads_at_invalid_times_are_refused(self, desk: Desk, now: Any) -> None:
         desk.add("a")

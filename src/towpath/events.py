@@ -1,0 +1,386 @@
+"""What happens, as values, and the bus that logs, metrics, dashboards and tests listen to.
+
+Nothing durable is here: an event tells what the ledger already knows, or what only this process saw. It costs nothing when
+nobody listens, because a publisher asks first and builds the event only then:
+
+    if bus.wants(JobStarted):
+        bus.publish(JobStarted(id=..., kind=..., queue=..., attempt=..., waited=...))
+
+Listeners are called in the thread that publishes (the committer's, the worker's loop, a handler's), so they must be quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar, overload
+
+log = logging.getLogger("towpath.events")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`sentence` is how it reads in a log, `level` how loud. Subscribe to this class to get every kind in `KINDS`."""
+
+    sentence: ClassVar[str] = ""
+    level: ClassVar[int] = logging.DEBUG
+
+    def __str__(self) -> str:
+        return self.sentence.format_map({field.name: getattr(self, field.name) for field in fields(self)})
+
+
+E = TypeVar("E", bound=Event)
+E2 = TypeVar("E2", bound=Event)
+Listener = Callable[[E], object]
+
+
+# Jobs
+
+
+@dataclass(frozen=True, slots=True)
+class JobsAppended(Event):
+    """Durable now: new jobs of one queue."""
+
+    sentence = "appended to {queue}: {ids}"
+
+    queue: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsClaimed(Event):
+    """Taken on lease by this process; not started yet."""
+
+    sentence = "{owner} claimed {ids}"
+
+    owner: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(Event):
+    """The handler is being called. `waited`: seconds since the job could have run."""
+
+    sentence = "{kind} {id} of {queue} starts attempt {attempt} after waiting {waited:.3f} s"
+
+    id: str
+    kind: str
+    queue: str
+    attempt: int
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettled(Event):
+    """An attempt ended and its outcome is durable. `outcome` is what the handler did (done, retry, snooze, release, refuse,
+    fail, stop), `state` is where the job went by it; a retry that was the last one allowed is in the state `failed`."""
+
+    sentence = "{kind} {id} of {queue}: {outcome} in {duration:.3f} s at attempt {attempt}, now {state}"
+
+    kind: str
+    queue: str
+    state: str
+    outcome: str
+    duration: float
+    attempt: int
+    id: str
+    error: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why a failed job failed, in the ledger's words: its last retry was spent, or it never wanted one."""
+        return {"retry": "exhausted", "fail": "fatal"}.get(self.outcome, self.outcome) if self.state == "failed" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Event):
+    """Somebody else has, or had, the job that this process was still working on. What it does now will not be taken."""
+
+    sentence = "{owner} lost the lease of {kind} {id} of {queue} at attempt {attempt}"
+    level = logging.WARNING
+
+    id: str
+    kind: str = ""
+    queue: str = ""
+    attempt: int = 0
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerBlocked(Event):
+    """An async handler has kept the event loop to itself. `where`: the file, line and function it was found in."""
+
+    sentence = "{kind} {id} has blocked the event loop for {seconds:.1f} s at {where}"
+    level = logging.WARNING
+
+    id: str
+    kind: str
+    seconds: float
+    where: str = "an unknown place"
+
+
+# The committer
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted(Event):
+    """One transaction. `jobs`: how many were appended, settled and claimed by it."""
+
+    sentence = "{commands} commands for {jobs} jobs committed in {seconds:.4f} s"
+
+    commands: int
+    jobs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed(Event):
+    """The ledger as a whole refused a batch. If it is `retryable`, the engine's own commands are tried again."""
+
+    sentence = "a batch of {commands} commands failed: {error}"
+    level = logging.WARNING
+
+    commands: int
+    error: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFullSeen(Event):
+    """An append from outside was refused because its queue is full."""
+
+    sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked"
+    level = logging.WARNING
+
+    queue: str
+    depth: int
+    capacity: int
+    asked: int = 1
+
+
+# Workers and upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(Event):
+    sentence = "worker {owner} takes {queues} with concurrency {concurrency}"
+    level = logging.INFO
+
+    owner: str
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining(Event):
+    """It takes nothing new; what runs has `grace` seconds to end."""
+
+    sentence = "worker {owner} drains: {running} running, {grace:g} s of grace"
+    level = logging.INFO
+
+    owner: str
+    running: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped(Event):
+    """`released`: claims given back unstarted or cut short."""
+
+    sentence = "worker {owner} stopped after {settled} jobs, {released} given back"
+    level = logging.INFO
+
+    owner: str
+    settled: int = 0
+    released: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CaretakerElected(Event):
+    """This process does the upkeep of the fleet from now on."""
+
+    sentence = "{owner} is the caretaker"
+    level = logging.INFO
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepDone(Event):
+    """Upkeep that found something to do."""
+
+    sentence = "upkeep: {reaped} reaped, {expired} expired, {woken} woken, {purged} purged, {swept} swept"
+
+    reaped: int = 0
+    expired: int = 0
+    woken: int = 0
+    purged: int = 0
+    swept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFired(Event):
+    """`due` is microseconds; `late`: seconds between then and now. `id` is the job it appended."""
+
+    sentence = "schedule {name} fired {late:.3f} s late: job {id}"
+    level = logging.INFO
+
+    name: str
+    id: str
+    due: int
+    late: float = 0.0
+
+
+KINDS: tuple[type[Event], ...] = (
+    *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
+    *(BatchCommitted, BatchFailed, QueueFullSeen),
+    *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired),
+)
+
+
+class Bus:
+    """Who listens to what. Any thread may subscribe, publish and leave."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # One dict for life, changed by single steps, so that `wants` and `publish` need no lock.
+        self._by_kind: dict[type[Event], tuple[Listener[Any], ...]] = {}
+        self._known_bad: set[int] = set()
+        self.wants: Callable[[type[Event]], bool] = self._by_kind.__contains__
+        """Does anybody listen to this kind? Ask before you build an event. (The dict's own method: a call costs 30 ns.)"""
+
+    @overload
+    def subscribe(self, kind: type[E], listener: Listener[E]) -> Callable[[], None]: ...
+
+    @overload
+    def subscribe(self, kind: tuple[type[E], type[E2]], listener: Listener[E | E2]) -> Callable[[], None]: ...
+
+    @overload
+    def subscribe(self, kind: tuple[type[Event], ...], listener: Listener[Any]) -> Callable[[], None]: ...
+
+    def subscribe(self, kind: type[Any] | tuple[type[Any], ...], listener: Listener[Any]) -> Callable[[], None]:
+        """Call `listener` with every event of this kind, or of these; `Event` means all. The answer ends it."""
+        given = kind if isinstance(kind, tuple) else (kind,)
+        kinds = tuple(dict.fromkeys(each for one in given for each in (KINDS if one is Event else (one,))))
+        with self._lock:
+            for each in kinds:
+                self._by_kind[each] = (*self._by_kind.get(each, ()), listener)
+        left = threading.Event()
+
+        def unsubscribe() -> None:
+            with self._lock:
+                if left.is_set():
+                    return
+                left.set()
+                self._known_bad.discard(id(listener))
+                for each in kinds:
+                    self._drop(each, listener)
+
+        return unsubscribe
+
+    def _drop(self, kind: type[Event], listener: Listener[Any]) -> None:
+        listeners = list(self._by_kind[kind])
+        listeners.remove(listener)
+        if listeners:
+            self._by_kind[kind] = tuple(listeners)
+        else:
+            del self._by_kind[kind]
+
+    def publish(self, event: Event) -> None:
+        """Tell all who listen, one after the other. One that raises disturbs neither the others nor the publisher."""
+        for listener in self._by_kind.get(type(event), ()):
+            try:
+                listener(event)
+            except Exception:
+                self._complain(listener, event)
+
+    def _complain(self, listener: Listener[Any], event: Event) -> None:
+        with self._lock:
+            if id(listener) in self._known_bad:
+                return
+            self._known_bad.add(id(listener))
+        name = getattr(listener, "__qualname__", repr(listener))
+        log.exception("the listener %s failed on %s; its next failures are not logged", name, type(event).__name__)
+
+    @contextlib.contextmanager
+    def collect(self, *kinds: type[E]) -> Iterator[Collected[E]]:
+        """Gather what is published inside the block (of any kind if none is named), and wait for it: for tests."""
+        collected: Collected[E] = Collected()
+        unsubscribe = self.subscribe(kinds or (Event,), collected.add)
+        try:
+            yield collected
+        finally:
+            unsubscribe()
+
+
+class Collected(Generic[E]):
+    """Events in the order they came. `expect` and `aexpect` sleep until there are enough; nothing polls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[E] = []
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+
+    @property
+    def events(self) -> list[E]:
+        """A copy of what came so far."""
+        with self._lock:
+            return list(self._events)
+
+    def add(self, event: E) -> None:
+        with self._lock:
+            self._events.append(event)
+            content = [wake for enough, wake in self._waiting if enough()]
+            self._waiting = [pair for pair in self._waiting if pair[1] not in content]
+        for wake in content:
+            wake()
+
+    def expect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
+        """The first `count` events (for which `where` holds), as soon as they have come. Raises TimeoutError."""
+        come = threading.Event()
+        self._wake_when(count, where, come.set)
+        come.wait(timeout)
+        return self._first(count, timeout, where)
+
+    async def aexpect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
+        """`expect` for a coroutine."""
+        loop, come = asyncio.get_running_loop(), asyncio.Event()
+        self._wake_when(count, where, lambda: loop.call_soon_threadsafe(come.set))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(come.wait(), timeout)
+        return self._first(count, timeout, where)
+
+    def _wake_when(self, count: int, where: Callable[[E], bool] | None, wake: Callable[[], object]) -> None:
+        """Call `wake` once there are `count` events, which may be now."""
+        with self._lock:
+            if len(self._matching(where)) < count:
+                self._waiting.append((lambda: len(self._matching(where)) >= count, lambda: wake() and None))
+                return
+        wake()
+
+    def _matching(self, where: Callable[[E], bool] | None) -> Sequence[E]:
+        return self._events if where is None else [event for event in self._events if where(event)]
+
+    def _first(self, count: int, timeout: float, where: Callable[[E], bool] | None) -> list[E]:
+        with self._lock:
+            found = list(self._matching(where)[:count])
+            seen = len(self._events)
+        if len(found) < count:
+            raise TimeoutError(f"{len(found)} of {count} expected events in {timeout:g} s, {seen} seen in all")
+        return found
+
+
+def log_events(bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO) -> Callable[[], None]:
+    """Write events to `logger` (default `towpath`) by their sentence, with the event itself as `record.event`. Kinds below
+    `level` are not even listened to, so that nobody builds them. The answer ends it."""
+    target = logger or logging.getLogger("towpath")
+
+    def write(event: Event) -> None:
+        if target.isEnabledFor(event.level):
+            target.log(event.level, "%s", event, extra={"event": event})
+
+    return bus.subscribe(tuple(kind for kind in KINDS if kind.level >= level), write)

@@ -1,0 +1,121 @@
+"""Matches claims with those who wait for them: worker slots, long-polls and subscribers are all the same kind of waiter.
+
+The demand of all waiters goes to the ledger with every batch. Nothing is kept here: a claim is handed on at once, or given
+back if whoever asked for it has left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from towpath.core.checks import matches
+from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
+from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.job import Claim, Release
+from towpath.errors import TowpathError
+from towpath.runtime.committer import Committer
+from towpath.runtime.tickets import Reply
+
+
+class Waiter:
+    """`want` is how many claims it takes now; `once` how many of them may be jobs with a single attempt (None: all).
+    `deliver` is called in the committing thread; it must be quick and must not raise."""
+
+    def __init__(self, queues: Sequence[str], deliver: Callable[[list[Claim]], None], lease: int) -> None:
+        self.queues = ",".join(queues)
+        self.deliver = deliver
+        self.lease = lease
+        self.want = 0
+        self.once: int | None = None
+
+
+class Dispatcher:
+    def __init__(self, committer: Committer, owner: str) -> None:
+        self._committer = committer
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._desks: dict[int, _Desk] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        with self._lock:
+            desk = self._desks.get(waiter.lease)
+            if new := desk is None:
+                desk = self._desks[waiter.lease] = _Desk(self._committer, self._owner, waiter.lease, self._lock)
+            assert desk is not None
+            desk.waiters.append(waiter)
+        if new:
+            self._committer.add_demand(desk)
+        elif waiter.want:
+            self._committer.kick()
+
+    def more(self, waiter: Waiter, n: int, kick: bool = True) -> None:
+        """The waiter takes n more. Without `kick` they come with the next batch, whoever causes it."""
+        with self._lock:
+            waiter.want += n
+        if kick:
+            self._committer.kick()
+
+    def remove(self, waiter: Waiter) -> None:
+        with self._lock:
+            desk = self._desks.get(waiter.lease)
+            if desk is None or waiter not in desk.waiters:
+                return
+            desk.waiters.remove(waiter)
+            empty = not desk.waiters
+            if empty:
+                del self._desks[waiter.lease]
+        if empty:
+            self._committer.drop_demand(desk)
+
+
+class _Desk:
+    """All waiters with one length of lease: they share a claim."""
+
+    def __init__(self, committer: Committer, owner: str, lease: int, lock: threading.Lock) -> None:
+        self._committer = committer
+        self._owner = owner
+        self._lease = lease
+        self._lock = lock
+        self.waiters: list[Waiter] = []
+
+    def wanted(self) -> ClaimCommand | None:
+        sums: dict[str, tuple[int, int]] = {}
+        with self._lock:
+            for waiter in self.waiters:
+                if waiter.want > 0:
+                    n, once = sums.get(waiter.queues, (0, 0))
+                    sums[waiter.queues] = n + waiter.want, once + (waiter.want if waiter.once is None else waiter.once)
+        if not sums:
+            return None
+        wants = tuple([Want(queue, min(n, MAX_BULK), min(once, MAX_BULK)) for queue, (n, once) in sums.items()])
+        return ClaimCommand(owner=self._owner, wants=wants[:1000], lease=self._lease)
+
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        if not isinstance(reply, Claimed) or not reply.claims:
+            return
+        deliveries: dict[Waiter, list[Claim]] = {}
+        orphans: list[Claim] = []
+        with self._lock:
+            for claim in reply.claims:
+                waiter = self._taker(claim)
+                if waiter is None:
+                    orphans.append(claim)
+                else:
+                    waiter.want -= 1
+                    deliveries.setdefault(waiter, []).append(claim)
+        for waiter, claims in deliveries.items():
+            waiter.deliver(claims)
+        if orphans:
+            self._committer.post([(Settle(claim.id, claim.fence, Release()), _ignore) for claim in orphans])
+
+    def _taker(self, claim: Claim) -> Waiter | None:
+        """Whoever has waited longest for a job of this queue."""
+        for waiter in self.waiters:
+            if waiter.want > 0 and matches(waiter.queues, claim.job.queue):
+                return waiter
+        return None
+
+
+def _ignore(reply: Reply) -> None:
+    """A claim that nobody took was given back; if even that fails, its lease runs out."""
