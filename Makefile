@@ -8,10 +8,10 @@ STEPS  ?= 300
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench fuzz clean
+.PHONY: help run test check format bench bench-engine fuzz clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 run: $(VENV)/.package ## the demonstration: real work on an embedded SQLite ledger in a temporary directory
 	$(BIN)/python examples/demo.py
@@ -31,6 +31,9 @@ format: $(VENV)/.dev ## put the sources into house form
 bench: $(VENV)/.package ## how fast the ledger is here, beside the raw limit of the disk
 	$(BIN)/python bench/ledger.py --quick
 
+bench-engine: $(VENV)/.bench ## how fast the engine is here, beside huey, litequeue, persist-queue and the raw limit
+	$(BIN)/python bench/engine.py --quick
+
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)
 
@@ -49,4 +52,9 @@ $(VENV)/.package: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/.package
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q --group dev
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/.package
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --group bench
 	@touch $@

@@ -1,34 +1,141 @@
-"""Ids for new jobs. The App, the front door of the library, will grow here."""
+"""The front door. An `App` knows the tasks and where the ledger is; it opens the ledger when it is first needed."""
 
 from __future__ import annotations
 
-import os
-import threading
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from towpath.clock import SystemClock
-from towpath.core.ids import IdSource
+from towpath.clock import Clock
+from towpath.codec import decode
+from towpath.compose import Batch, Chain, Group, Then
+from towpath.control import Span
+from towpath.core import checks
+from towpath.core.commands import Result
+from towpath.core.schedule import Schedule
+from towpath.errors import InvalidInput
+from towpath.handles import GroupHandle, JobHandle
+from towpath.options import TaskOptions
+from towpath.runtime.engine import Engine
+from towpath.runtime.newids import new_id
+from towpath.settings import resolve
+from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
+from towpath.timetable import CronOptions, Scheduled, make_schedule
+
+if TYPE_CHECKING:
+    from towpath.messages import Queue
+    from towpath.testing.app import Bench
+
+__all__ = ["App", "new_id"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class _SharedSource:
-    """One id source for all threads of a process."""
+class App(Engine):
+    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the settings say.
 
-    def __init__(self) -> None:
-        self._source = IdSource(os.urandom)
-        self._clock = SystemClock()
-        self._lock = threading.Lock()
+    Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a forked child opens a
+    ledger of its own. `name` is how it appears as the owner of what it runs."""
 
-    def new(self) -> str:
-        with self._lock:
-            return self._source.new(self._clock.now())
+    def __init__(self, url: str | None = None, *, name: str | None = None, clock: Clock | None = None) -> None:
+        self.settings = resolve(url, {"name": name})
+        super().__init__(self.settings.url, self.settings.name, clock)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        """The tasks by their names, which are the kinds of their jobs."""
+        self.declared: dict[str, Schedule] = {}
+        """The schedules that the code declares. A worker writes them down when it starts."""
 
+    def __repr__(self) -> str:
+        return f"<App {self.url}>"
 
-# By process id: a forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held.
-_sources: dict[int, _SharedSource] = {}
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
 
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
-def new_id() -> str:
-    """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
-    pid = os.getpid()
-    # `setdefault` is atomic, so that two first callers share one source.
-    source = _sources.get(pid) or _sources.setdefault(pid, _SharedSource())
-    return source.new()
+    @overload
+    def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> Decorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        """Make a function a task: `@app.task`, or `@app.task(queue="mail", max_attempts=5)`; see `TaskOptions`."""
+        if function is None:
+            return lambda function: self.add_task(make_task(self, function, options))
+        return self.add_task(make_task(self, function, options))
+
+    def add_task(self, task: Task[P, R]) -> Task[P, R]:
+        """Let jobs of its kind be run by this app's workers. `task` does it."""
+        if task.kind in self.tasks:
+            raise InvalidInput(field="name", value=task.kind, expected="a name that no other task of this app has")
+        self.tasks[task.kind] = task
+        return task
+
+    def queue(self, name: str) -> Queue:
+        """Messages by hand: put, get, ack, nack."""
+        from towpath.messages import Queue
+
+        return Queue(self, name)
+
+    def cron(self, expression: str, **options: Unpack[CronOptions]) -> Scheduled:
+        """Run a task (or a function, which becomes one) at these times: `@app.cron("*/5 * * * *", tz="Europe/Vienna")`."""
+        return lambda function: self._declare(function, lambda task: make_schedule(task, options, cron=expression))
+
+    def every(self, interval: Span, **options: Unpack[CronOptions]) -> Scheduled:
+        """Run a task (or a function, which becomes one) every so many seconds."""
+        every = checks.micros(interval, "every")
+        return lambda function: self._declare(function, lambda task: make_schedule(task, options, every=every))
+
+    def _declare(self, function: Callable[..., Any], make: Callable[[Task[..., Any]], Schedule]) -> Any:
+        task = function if isinstance(function, Task) else self.task(function)
+        schedule = make(task)
+        if schedule.name in self.declared:
+            raise InvalidInput(field="name", value=schedule.name, expected="a name that no other schedule of this app has")
+        self.declared[schedule.name] = schedule
+        return task
+
+    def job(self, id: str) -> JobHandle[Any]:
+        """A handle on a job that is already there. Its result is plain JSON."""
+        return JobHandle(self, id, lambda data: None if data is None else decode(data))
+
+    def batch(self) -> Batch:
+        """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit."""
+        return Batch(self)
+
+    def chain(self, *calls: Call[Any]) -> JobHandle[Any]:
+        """Run calls one after the other, each when the one before it is done; the handle of the last."""
+        chain = Chain(self, calls)
+        return chain.handle(self.call(chain.command))
+
+    async def achain(self, *calls: Call[Any]) -> JobHandle[Any]:
+        chain = Chain(self, calls)
+        return chain.handle(await self.acall(chain.command))
+
+    def group(
+        self,
+        calls: Iterable[Call[R]],
+        then: Then | None = None,
+        on_failure: Literal["continue", "abort"] = "continue",
+        id: str | None = None,
+    ) -> GroupHandle[R]:
+        """Run calls side by side, and `then` when all have ended. `abort` cancels the rest when one fails."""
+        group = Group(self, id, on_failure)
+        answers: list[Result] = [each for step in group.commands(calls, then) for each in self.call_all(step)]
+        return group.handle(answers)
+
+    async def agroup(
+        self,
+        calls: Iterable[Call[R]],
+        then: Then | None = None,
+        on_failure: Literal["continue", "abort"] = "continue",
+        id: str | None = None,
+    ) -> GroupHandle[R]:
+        group = Group(self, id, on_failure)
+        answers: list[Result] = [each for step in group.commands(calls, then) for each in await self.acall_all(step)]
+        return group.handle(answers)
+
+    def testing(self) -> AbstractContextManager[Bench]:
+        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move."""
+        from towpath.testing.app import bench
+
+        return bench(self)

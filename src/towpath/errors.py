@@ -15,6 +15,9 @@
     │   ├── Unsupported
     │   ├── UserFunctionFailed
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
+    ├── JobFailed               the job whose result was asked for ended as a dead letter
+    ├── JobCanceled             the job whose result was asked for was canceled
+    ├── NotInJob                `towpath.current()` where no job runs
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by somebody else for too long
         ├── DiskFull            (retryable)
@@ -131,6 +134,26 @@ class UserFunctionFailed(Refused):
 
 class CommandFailed(Refused):
     sentence = "{command} failed inside the ledger, nothing of it was written: {error}"
+
+
+class JobFailed(TowpathError):
+    sentence = "job {id} failed ({reason}): {error}"
+
+    def __init__(self, *, id: str, reason: str, error: str | None) -> None:
+        self.id, self.reason, self.error = id, reason, error
+        super().__init__(id=id, reason=reason, error=error)
+
+
+class JobCanceled(TowpathError):
+    sentence = "job {id} was canceled ({reason})"
+
+    def __init__(self, *, id: str, reason: str) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(id=id, reason=reason)
+
+
+class NotInJob(TowpathError, RuntimeError):
+    sentence = "towpath.current() is for the inside of a running job; no job runs here"
 
 
 class LedgerError(TowpathError):

@@ -308,9 +308,9 @@ class Bus:
 
     @contextlib.contextmanager
     def collect(self, *kinds: type[E]) -> Iterator[Collected[E]]:
-        """Gather what is published inside the block (of any kind if none is named), and wait for it: for tests."""
+        """Gather what is published inside the block (`Event`: of every kind), and wait for it: for tests."""
         collected: Collected[E] = Collected()
-        unsubscribe = self.subscribe(kinds or (Event,), collected.add)
+        unsubscribe = self.subscribe(kinds, collected.add)
         try:
             yield collected
         finally:
@@ -323,7 +323,7 @@ class Collected(Generic[E]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: list[E] = []
-        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
 
     @property
     def events(self) -> list[E]:
@@ -334,9 +334,9 @@ class Collected(Generic[E]):
     def add(self, event: E) -> None:
         with self._lock:
             self._events.append(event)
-            content = [wake for enough, wake in self._waiting if enough()]
-            self._waiting = [pair for pair in self._waiting if pair[1] not in content]
-        for wake in content:
+            content = [pair for pair in self._waiting if pair[0]()]
+            self._waiting = [pair for pair in self._waiting if pair not in content]
+        for _, wake in content:
             wake()
 
     def expect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
@@ -358,7 +358,7 @@ class Collected(Generic[E]):
         """Call `wake` once there are `count` events, which may be now."""
         with self._lock:
             if len(self._matching(where)) < count:
-                self._waiting.append((lambda: len(self._matching(where)) >= count, lambda: wake() and None))
+                self._waiting.append((lambda: len(self._matching(where)) >= count, wake))
                 return
         wake()
 

@@ -203,6 +203,7 @@ def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
             "explain": lambda: ledger.explain("a"),
             "find": lambda: ledger.find(Query()),
             "get": lambda: ledger.get("a"),
+            "get_many": lambda: ledger.get_many(["a"]),
             "group": lambda: ledger.group("g"),
             "integrity": ledger.integrity,
             "note": lambda: ledger.note("k"),
@@ -250,7 +251,7 @@ from towpath.ledger.sqlite import SqliteLedger
 ledger = SqliteLedger(sys.argv[1])
 ledger.apply([Append((Spec(id="a", queue="q"),))])
 calls = {
-    "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"), "find": lambda: ledger.find(Query()),
+    "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"), "get_many": lambda: ledger.get_many(["a"]), "find": lambda: ledger.find(Query()),
     "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity,
     "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0), "backup": lambda: ledger.backup(sys.argv[1] + ".copy"),
     "note": lambda: ledger.note("k"), "explain": lambda: ledger.explain("a"), "parts": lambda: ledger.parts("q"),

@@ -137,7 +137,8 @@ def test_four_processes_hammer_one_file(tmp_path: Path) -> None:
     for child in children:
         child.start()
     logs = []
-    for ours, _ in pipes:
+    for ours, theirs in pipes:
+        theirs.close()  # so that the end of a child is the end of its pipe
         assert ours.poll(SECONDS + 60), "a process says nothing"
         logs.append(msgspec.msgpack.decode(ours.recv_bytes(), type=Log))
     for child in children:

@@ -107,6 +107,7 @@ def _appends(script: Script, r: str) -> None:
     script.do(
         Append((spec(f"{r}-a"), spec(f"{r}-b", "q", f"{r}-a", headers={"h": r}), spec(f"{r}-c", "q", f"{r}-b"))),
         Append((spec(f"{r}-part1", "parted", part="x"), spec(f"{r}-part2", "parted", part="y"))),
+        Append((spec(f"{r}-spare", priority="low"), spec(f"{r}-member-spare", "members", priority="low"))),
         SetPart(queue="parted", part="x", weight=2),
     )
     thens = {"done": (spec("then", "callbacks"),), "failed": (spec("undo", "callbacks", retention=0),)}

@@ -43,6 +43,10 @@ class Ledger(Protocol):
 
     def get(self, id: str) -> Job | None: ...
 
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        """Those of the jobs that are there, in one read. Without `bodies`: payload, headers, result, error, cursor left out."""
+        ...
+
     def find(self, query: Query) -> Page: ...
 
     def queues(self) -> dict[str, QueueView]:

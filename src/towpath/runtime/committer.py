@@ -93,11 +93,11 @@ class Committer:
         await ticket.future
         return outcome(ticket.reply)
 
-    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]]) -> None:
+    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], patient: bool = True) -> None:
         """Hand over commands of the engine's own; never waits. Each function gets its reply in the committing thread."""
         with self._state:
             for command, call in commands:
-                self._add(CallTicket(command, call))
+                self._add(CallTicket(command, call, patient))
             self._state.notify_all()
 
     def add_demand(self, demand: Demand) -> None:

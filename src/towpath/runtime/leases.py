@@ -58,9 +58,11 @@ class Leases:
             elif shortest is None or lease < shortest:
                 self._changed.notify_all()
 
-    def drop(self, id: str) -> None:
+    def drop(self, id: str, fence: int | None = None) -> None:
+        """With a fence: only this claim, not one that the process has got of the same job since."""
         with self._changed:
-            self._held.pop(id, None)
+            if (held := self._held.get(id)) is not None and fence in (None, held.fence):
+                del self._held[id]
 
     def drop_all(self, ids: Iterable[str]) -> None:
         with self._changed:

@@ -143,6 +143,11 @@ class MemoryLedger:
             self._check_open()
             return self._book.find(id)
 
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        with self._changed:
+            self._check_open()
+            return reads.get_many(self._book, ids, bodies)
+
     def find(self, query: Query) -> Page:
         with self._changed:
             self._check_open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
@@ -20,11 +20,20 @@ COUNTED = 1000
 """How many jobs ahead of another are counted at most."""
 
 
+def get_many(book: Book, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
+    found = {id: job for id in ids if (job := book.find(id)) is not None}
+    return found if bodies else {id: _bare(job) for id, job in found.items()}
+
+
+def _bare(job: Job) -> Job:
+    return replace(job, payload=b"", headers={}, result=None, error=None, cursor=None)
+
+
 def find(book: Book, query: Query) -> Page:
     found = list(islice((job for job in _candidates(book, query) if _matches(query, job)), query.limit + 1))
     jobs = found[: query.limit]
     if not query.bodies:
-        jobs = [replace(job, payload=b"", headers={}, result=None, error=None, cursor=None) for job in jobs]
+        jobs = [_bare(job) for job in jobs]
     return Page(tuple(jobs), page_token(jobs[-1].seq) if len(found) > query.limit else None)
 
 

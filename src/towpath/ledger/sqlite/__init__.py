@@ -165,6 +165,9 @@ class SqliteLedger:
     def get(self, id: str) -> Job | None:
         return self._read(lambda db: reads.get(db, id))
 
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        return self._read(lambda db: reads.get_many(db, ids, bodies))
+
     def find(self, query: Query) -> Page:
         return self._read(lambda db: reads.find(db, query))
 

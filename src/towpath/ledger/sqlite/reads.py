@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -25,6 +26,13 @@ def get(db: apsw.Connection, id: str) -> Job | None:
     found = list(jobs.by_id(db, [id]).values())
     jobs.fill(db, found)
     return found[0] if found else None
+
+
+def get_many(db: apsw.Connection, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
+    found = jobs.by_id(db, ids)
+    if bodies:
+        jobs.fill(db, list(found.values()))
+    return found
 
 
 def find(db: apsw.Connection, query: Query) -> Page:

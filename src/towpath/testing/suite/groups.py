@@ -11,7 +11,7 @@ from towpath.core.job import Reason, Retry, State
 from towpath.core.views import Counts, GroupView
 from towpath.errors import GroupClosed, UnknownGroup
 from towpath.testing.clock import START
-from towpath.testing.suite.desk import Desk, Suite, anyway, ids, spec, whole_group
+from towpath.testing.suite.desk import Desk, Suite, anyway, ids, replace, spec, whole_group
 
 
 class CascadeSuite(Suite):
@@ -342,6 +342,23 @@ class ThenSuite(Suite):
         desk.open("g", then={"done": (spec("x", "t"),)})
         desk.seal("g")
         assert len(desk.claim("t", n=9)) == 1
+
+    def test_then_replaces_a_waiter_that_was_lost_before_it(self, desk: Desk) -> None:
+        """First in, first out: the waiters of the group were put on the list before `then` was appended."""
+        desk.open("g", then={"canceled": (spec("x", "t", key=replace("k")),)})
+        desk.add("w", key=replace("k"), after=[whole_group("g")])
+        desk.add("d", after=["w"])
+        desk.abort("g")
+        assert desk.at("w") == "canceled/dependency"
+        assert desk.counts("t") == Counts(ready=1)
+        assert desk.at("d") == "blocked"
+
+    def test_then_replaces_a_waiter_that_it_woke(self, desk: Desk) -> None:
+        desk.open("g", then={"done": (spec("x", "t", key=replace("k")),)})
+        desk.add("w", key=replace("k"), after=[whole_group("g")])
+        desk.seal("g")
+        assert desk.at("w") == "canceled/superseded"
+        assert desk.counts("t") == Counts(ready=1)
 
     def test_a_group_may_close_a_group(self, desk: Desk) -> None:
         desk.open("outer", then={"done": (spec("x", "t"),)})

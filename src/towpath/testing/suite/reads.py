@@ -29,6 +29,14 @@ class ReadSuite(Suite):
         assert ledger.group("nothing") is None
         assert ledger.note("nothing") is None
 
+    def test_many_at_once(self, desk: Desk, ledger: Ledger) -> None:
+        desk.add("a", payload=b"1")
+        desk.add("b", payload=b"2", headers={"h": "x"})
+        assert ledger.get_many([]) == {}
+        assert ledger.get_many(["b", "nowhere", "a", "b"]) == {"a": ledger.get("a"), "b": ledger.get("b")}
+        bare = ledger.get_many(["b"], bodies=False)["b"]
+        assert (bare.id, bare.size, bare.payload, dict(bare.headers)) == ("b", bare.size, b"", {})
+
     def test_reads_change_nothing(self, desk: Desk, ledger: Ledger) -> None:
         desk.started("a", ttl=SECOND)
         desk.add("b", delay=SECOND)

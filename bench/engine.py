@@ -1,0 +1,264 @@
+"""How fast the engine is, next to its peers and to the raw limit in the same run. Ratios, because machines are noisy.
+
+    python bench/engine.py [--quick] [--dir DIR]
+
+No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides take turns in every round;
+a ratio is the median over the rounds. Ours keep the history of every job. The last line is JSON. What each ratio must reach is in TARGETS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ledger import specs, sync_rate
+from peers import IN_ONE_PROCESS, Contest
+from raw import Raw
+from stage import ARGUMENT, Ours
+
+TARGETS = {
+    "vs_best_peer": 8.0,
+    "vs_raw": 0.35,
+    "enqueue_single": 0.75,
+    "enqueue_64_threads": 3.0,
+    "enqueue_64_tasks": 8.0,
+    "enqueue_many": 0.4,
+    "threads_vs_async": 0.4,
+}
+P50_IN_COMMITS, MAX_P99, MAX_OTHER_P50 = 3.0, 10.0, 5.0
+MAX_IDLE_CPU, MAX_GROWTH = 1.0, 1.1
+STAGE = Path(__file__).with_name("stage.py")
+
+
+class Sizes:
+    """How much of everything: jobs per round, and rounds."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 5 if quick else 11
+        self.jobs = 6_000 if quick else 20_000
+        self.peer_jobs = 250 if quick else 500
+        self.enqueue_rounds = 11
+        self.singles = 100
+        self.threads = self.tasks = 64
+        self.each = 20
+        self.bulk = 5_000
+        self.samples = 150 if quick else 1_000
+        self.idle = 3 if quick else 10
+        self.memory = 0 if quick else 1_000_000
+
+
+class Report:
+    def __init__(self) -> None:
+        self.ratios: dict[str, float] = {}
+        self.latency: dict[str, float] = {}
+        print(f"{'':20} {'ratio':>7} {'target':>7} {'ours/s':>9} {'other/s':>9}")
+
+    def ratio(self, name: str, ours: list[float], other: list[float]) -> None:
+        """Two rates, measured in turns."""
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, other, strict=True))
+        self.ratios[name] = round(ratio, 3)
+        rates = f"{statistics.median(ours):9,.0f} {statistics.median(other):9,.0f}"
+        print(
+            f"{name:20} {ratio:7.2f} {TARGETS[name]:7.2f} {rates}{'' if ratio >= TARGETS[name] else '  below target'}",
+            flush=True,
+        )
+
+    @staticmethod
+    def limit(name: str, value: float, most: float, unit: str) -> None:
+        print(f"{name:20} {value:7.2f} {most:7.2f} {unit}{'' if value <= most else '  above target'}", flush=True)
+
+
+def rate(count: int, run: Callable[[], object]) -> float:
+    """How many a second."""
+    gc.collect()
+    started = time.perf_counter()
+    run()
+    return count / (time.perf_counter() - started)
+
+
+class Alternating:
+    """Named runs that take turns; the first turn of each is a warm-up and does not count."""
+
+    def __init__(self, rounds: int, runs: Mapping[str, Callable[[], float]]) -> None:
+        self.rates: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(rounds + 1):
+            for name, run in runs.items():
+                gc.collect()
+                measured = run()
+                if turn:
+                    self.rates[name].append(measured)
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self.rates[name]
+
+
+def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
+    """Jobs completed per second: ours, the peers, and the claim-100/settle-100 loop of bench/ledger.py."""
+    contest, raw = Contest(folder, IN_ONE_PROCESS), Raw(folder / "raw.db", "q")
+    huey = contest.best("huey", sizes.peer_jobs)
+    with Ours(folder / "ours.db") as ours:
+        runs: dict[str, Callable[[], float]] = {
+            "async": lambda: ours.complete(ours.noop, sizes.jobs),
+            "raw": lambda: raw_loop(raw, sizes.jobs),
+            "threads": lambda: ours.complete(ours.noop_sync, sizes.jobs // 2),
+        }
+        for name in contest.peers:
+            runs[name] = lambda name=name: contest.rate(name, sizes.peer_jobs)  # type: ignore[misc]
+        found = Alternating(sizes.rounds, runs)
+    best = max(contest.peers, key=lambda name: statistics.median(found[name]))
+    report.ratio("vs_best_peer", found["async"], found[best])
+    report.ratio("vs_raw", found["async"], found["raw"])
+    report.ratio("threads_vs_async", found["threads"], found["async"])
+    rates = ", ".join(f"{name} {statistics.median(found[name]):,.0f}" for name in contest.peers)
+    print(f"{'':20} peers, jobs/s: {rates} (of huey's worker counts {huey} was the best)")
+    contest.close()
+    raw.close()
+
+
+def raw_loop(raw: Raw, jobs: int) -> float:
+    for _ in range(jobs // 1000):
+        raw.append(raw.rows(specs(1000)))
+
+    def loop() -> None:
+        held: list[tuple[int, int]] = []
+        for _ in range(jobs // 100):
+            held = raw.settle_and_claim(held, 100)
+        raw.settle_and_claim(held, 0)
+
+    return rate(jobs, loop)
+
+
+def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
+    raw = Raw(folder / "raw-enqueue.db", "q")
+
+    def raw_single() -> float:
+        rows = [raw.rows([spec]) for spec in specs(sizes.singles)]
+        return rate(sizes.singles, lambda: raw.append_each(rows))
+
+    def raw_bulk() -> float:
+        rows = [raw.rows(specs(1000)) for _ in range(sizes.bulk // 1000)]
+        return rate(sizes.bulk, lambda: raw.append_each(rows))
+
+    with Ours(folder / "enqueue.db") as ours:
+        found = Alternating(
+            sizes.enqueue_rounds,
+            {
+                "raw": raw_single,
+                "one": lambda: rate(sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]),
+                "threads": lambda: from_threads(ours, sizes.threads, sizes.each),
+                "tasks": lambda: asyncio.run(from_tasks(ours, sizes.tasks, sizes.each)),
+                "raw bulk": raw_bulk,
+                "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
+            },
+        )
+    report.ratio("enqueue_single", found["one"], found["raw"])
+    report.ratio("enqueue_64_threads", found["threads"], found["raw"])
+    report.ratio("enqueue_64_tasks", found["tasks"], found["raw"])
+    report.ratio("enqueue_many", found["many"], found["raw bulk"])
+    raw.close()
+
+
+def from_threads(ours: Ours, count: int, each: int) -> float:
+    ready = threading.Barrier(count + 1)
+
+    def work() -> None:
+        ready.wait()
+        for _ in range(each):
+            ours.noop.enqueue(ARGUMENT)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+
+    def run() -> None:
+        ready.wait()
+        for thread in threads:
+            thread.join()
+
+    return rate(count * each, run)
+
+
+async def from_tasks(ours: Ours, count: int, each: int) -> float:
+    async def work() -> None:
+        for _ in range(each):
+            await ours.noop.aenqueue(ARGUMENT)
+
+    gc.collect()
+    started = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(count)))
+    return count * each / (time.perf_counter() - started)
+
+
+def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
+    """From the call of enqueue to the start of the handler, while nothing else is going on."""
+    path, raw = folder / "latency.db", Raw(folder / "raw-latency.db", "q")
+    commits: list[float] = []
+    waited: list[float] = []
+    with Ours(path) as ours, ours.working():
+        for number in range(sizes.samples + 20):
+            rows = raw.rows(specs(1))
+            before = time.perf_counter()
+            raw.append(rows)
+            commit = time.perf_counter() - before
+            latency = ours.pick_up()
+            if number >= 20:
+                commits.append(commit * 1e3)
+                waited.append(latency)
+        other = ours.picked_up_from(lambda: child("enqueue", path, sizes.samples), sizes.samples)
+    raw.close()
+    hundredths = statistics.quantiles(waited, n=100)
+    report.latency = {
+        "p50": round(statistics.median(waited), 3),
+        "p99": round(hundredths[98], 3),
+        "raw_commit": round(statistics.median(commits), 3),
+        "other_process_p50": round(statistics.median(other), 3),
+    }
+    report.limit("latency p50", report.latency["p50"], P50_IN_COMMITS * report.latency["raw_commit"], "ms (3 raw commits)")
+    report.limit("latency p99", report.latency["p99"], MAX_P99, "ms")
+    report.limit("other process p50", report.latency["other_process_p50"], MAX_OTHER_P50, "ms")
+
+
+def child(what: str, path: Path, number: int) -> list[float]:
+    """Run a part of stage.py in a process of its own; the numbers it prints."""
+    command = [sys.executable, str(STAGE), what, str(path), str(number)]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [float(word) for word in ended.stdout.split()]
+
+
+def bench_rest(folder: Path, report: Report, sizes: Sizes) -> None:
+    (cpu,) = child("idle", folder / "idle.db", sizes.idle)
+    report.limit("idle worker", 100 * cpu / sizes.idle, MAX_IDLE_CPU, "% CPU")
+    if sizes.memory:
+        early, late = child("memory", folder / "memory.db", sizes.memory)
+        text = f"times, {early:.0f} to {late:.0f} MB from a tenth of {sizes.memory:,} jobs to the last"
+        report.limit("memory growth", late / early, MAX_GROWTH, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, no memory run; ends within 60 s")
+    parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
+    options = parser.parse_args()
+    sizes = Sizes(options.quick)
+    with tempfile.TemporaryDirectory(dir=options.dir) as name:
+        folder = Path(name)
+        print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL")
+        report = Report()
+        for bench in (bench_enqueues, bench_latency, bench_jobs, bench_rest):
+            bench(folder, report, sizes)
+    ratios = {name: report.ratios[name] for name in TARGETS}
+    print(json.dumps({"ratios": ratios, "latency_ms": report.latency}))
+
+
+if __name__ == "__main__":
+    main()

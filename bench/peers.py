@@ -1,0 +1,250 @@
+"""The peers: other queues on SQLite, each used as its own documentation says and tuned for speed, all with synchronous=FULL.
+
+    python bench/peers.py [--jobs N] [--rounds N] [--dir DIR]
+
+tries each of them in every way it offers. What each does per job decides what can be compared:
+
+huey            takes a task by deleting its row: one commit per job, no history, and a crash loses what was taken. Results are
+                off, which spares it a second commit. Worker threads share one connection.
+litequeue       pop and done, two commits per job; the message stays in the table as done.
+persist-queue   get and ack, two commits per job; the item stays in the table as acked.
+
+The last two read past what is done to find what is next, so a long history slows them. Their rounds are short on purpose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import logging
+import signal
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import huey
+import litequeue
+import persistqueue
+
+ARGUMENT = "x" * 100
+_WARM_UP = 50
+
+logging.getLogger("huey").setLevel(logging.ERROR)
+
+
+class Peer(Protocol):
+    """`fill` is the stage and is not measured; `drain` runs the jobs and tells how long that took."""
+
+    def fill(self, count: int) -> None: ...
+
+    def drain(self, count: int) -> float: ...
+
+    def enqueue(self, count: int) -> float:
+        """One at a time, each durable before the next: the seconds it took."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Huey:
+    """SqliteHuey with `fsync=True` and its own consumer, polling at once and without the extras that cost."""
+
+    def __init__(self, folder: Path, workers: int = 4, worker_type: str = "thread") -> None:
+        self._folder, self._workers, self._type = folder, workers, worker_type
+        self._huey = huey.SqliteHuey("bench", filename=str(folder / "huey.db"), fsync=True, results=False)
+        self._left: Iterator[int] = iter(())
+        self._empty = threading.Event()
+
+        def noop(argument: str) -> None:
+            if next(self._left) == 1:
+                self._empty.set()
+
+        self._task: Any = self._huey.task()(noop)
+
+    def fill(self, count: int) -> None:
+        # A second storage on the same file that does not sync: only a stage.
+        stage = huey.SqliteHuey("bench", filename=str(self._folder / "huey.db"), fsync=False).storage
+        for _ in range(count):
+            stage.enqueue(self._huey.serialize_task(self._task.s(ARGUMENT)), 0)
+        stage.close()
+
+    def drain(self, count: int) -> float:
+        self._left = itertools.count(count, -1)
+        self._empty.clear()
+        how = {"workers": self._workers, "worker_type": self._type, "initial_delay": 0.001, "max_delay": 0.01}
+        consumer = self._huey.create_consumer(periodic=False, check_worker_health=False, **how)
+        with _signals_kept():
+            started = time.perf_counter()
+            consumer.start()
+            if self._type == "thread":
+                self._empty.wait()
+            else:
+                # Its processes tell nobody; the queue is looked at seldom enough not to disturb them.
+                while self._huey.storage.queue_size():
+                    time.sleep(0.005)
+            spent = time.perf_counter() - started
+            consumer.stop(graceful=True)
+        return spent
+
+    def enqueue(self, count: int) -> float:
+        return _timed(lambda: self._task(ARGUMENT), count)
+
+    def close(self) -> None:
+        self._huey.storage.close()
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """huey's consumer takes the signals for itself."""
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {name: signal.getsignal(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+class LiteQueue:
+    def __init__(self, folder: Path) -> None:
+        self._queue = litequeue.LiteQueue(str(folder / "litequeue.db"))
+        self._queue.conn.execute("PRAGMA synchronous=FULL")
+
+    def fill(self, count: int) -> None:
+        with self._queue.transaction():
+            for _ in range(count):
+                self._queue.put(ARGUMENT)
+
+    def drain(self, count: int) -> float:
+        queue = self._queue
+
+        def work() -> None:
+            message = queue.pop()
+            assert message.data == ARGUMENT
+            queue.done(message.message_id)
+
+        return _timed(work, count)
+
+    def enqueue(self, count: int) -> float:
+        return _timed(lambda: self._queue.put(ARGUMENT), count)
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class PersistQueue:
+    """SQLiteAckQueue. Pickle, its default, is its fastest serializer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._queue: Any = persistqueue.SQLiteAckQueue(str(folder / "persist"), auto_commit=True)
+        self._queue._putter.execute("PRAGMA synchronous=FULL")
+
+    def fill(self, count: int) -> None:
+        self._queue._putter.execute("PRAGMA synchronous=OFF")
+        for _ in range(count):
+            self._queue.put(ARGUMENT)
+        self._queue._putter.execute("PRAGMA synchronous=FULL")
+
+    def drain(self, count: int) -> float:
+        queue = self._queue
+
+        def work() -> None:
+            # `raw` names the row, so that ack need not search for it.
+            queue.ack(queue.get(block=False, raw=True))
+
+        return _timed(work, count)
+
+    def enqueue(self, count: int) -> float:
+        return _timed(lambda: self._queue.put(ARGUMENT), count)
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+def _timed(work: Callable[[], object], count: int) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        work()
+    return time.perf_counter() - started
+
+
+WAYS: Mapping[str, Callable[[Path], Peer]] = {
+    "huey, 1 thread": lambda folder: Huey(folder, 1),
+    "huey, 2 threads": lambda folder: Huey(folder, 2),
+    "huey, 4 threads": lambda folder: Huey(folder, 4),
+    "huey, 8 threads": lambda folder: Huey(folder, 8),
+    "huey, 1 process": lambda folder: Huey(folder, 1, "process"),
+    "huey, 2 processes": lambda folder: Huey(folder, 2, "process"),
+    "litequeue": LiteQueue,
+    "persist-queue": PersistQueue,
+}
+IN_ONE_PROCESS = tuple(name for name in WAYS if "process" not in name)
+"""What bench/engine.py may run in its own process, where a ledger is open that must not be forked."""
+
+
+class Contest:
+    """Several peers, one file each, asked in turn."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.peers: dict[str, Peer] = {}
+        for number, name in enumerate(names):
+            place = folder / f"peer{number}"
+            place.mkdir()
+            self.peers[name] = WAYS[name](place)
+            self.rate(name, _WARM_UP)
+
+    def rate(self, name: str, jobs: int) -> float:
+        """Jobs completed per second."""
+        peer = self.peers[name]
+        peer.fill(jobs)
+        return jobs / peer.drain(jobs)
+
+    def best(self, prefix: str, jobs: int, rounds: int = 3) -> str:
+        """The fastest of the ways whose name starts so; the others are closed and forgotten."""
+        names = [name for name in self.peers if name.startswith(prefix)]
+        rates: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(rounds):
+            for name in names:
+                rates[name].append(self.rate(name, jobs))
+        chosen = max(names, key=lambda name: statistics.median(rates[name]))
+        for name in names:
+            if name != chosen:
+                self.peers.pop(name).close()
+        return chosen
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=500, help="jobs per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.dir) as name:
+        contest = Contest(Path(name), list(WAYS))
+        done: dict[str, list[float]] = {way: [] for way in WAYS}
+        put: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(options.rounds):
+            for way, peer in contest.peers.items():
+                done[way].append(contest.rate(way, options.jobs))
+                put[way].append(200 / peer.enqueue(200))
+                peer.drain(200)
+        contest.close()
+    print(f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds} rounds")
+    print(f"{'':20} {'jobs/s':>8} {'enqueue/s':>10}")
+    for way in WAYS:
+        print(f"{way:20} {statistics.median(done[way]):8,.0f} {statistics.median(put[way]):10,.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Our side of bench/engine.py: an App on one file with tasks that do nothing, and the parts that need a process of their own.
+
+python bench/stage.py enqueue FILE COUNT    enqueue now and then, for a worker in another process
+python bench/stage.py idle FILE SECONDS     run a worker that has nothing to do; prints the CPU seconds it used
+python bench/stage.py memory FILE JOBS      run so many jobs; prints the MB resident after a tenth of them and at the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ledger import resident
+
+from towpath import App
+
+ARGUMENT = "x" * 100
+QUEUE = "bench"
+_PATIENCE = 120.0
+"""Seconds after which something is broken, not slow."""
+
+
+class Ours:
+    """An App and its worker. The worker has an event loop in a thread of its own; whoever measures blocks and costs nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.app = App(f"sqlite:///{path}")
+        self._left: Iterator[int] = iter(())
+        self._called = threading.Event()
+        self.delays: list[float] = []
+
+        async def noop(argument: str) -> None:
+            if next(self._left) == 1:
+                self._called.set()
+
+        def noop_sync(argument: str) -> None:
+            if next(self._left) == 1:
+                self._called.set()
+
+        async def stamp(argument: str) -> None:
+            self.delays.append((time.monotonic_ns() - int(argument)) / 1e6)
+            if next(self._left) == 1:
+                self._called.set()
+
+        self.noop: Any = self.app.task(name="bench.noop", queue=QUEUE)(noop)
+        self.noop_sync: Any = self.app.task(name="bench.noop_sync", queue=QUEUE)(noop_sync)
+        self.stamp: Any = self.app.task(name="bench.stamp", queue=QUEUE)(stamp)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.app.close()
+
+    def put_many(self, task: Any, count: int, chunk: int = 1000) -> None:
+        for _ in range(0, count, chunk):
+            task.enqueue_many(task.of(ARGUMENT) for _ in range(chunk))
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """A worker while the block lasts."""
+        started: threading.Event = threading.Event()
+        stop: list[Callable[[], object]] = []
+
+        async def main() -> None:
+            running = asyncio.ensure_future(self.app.arun())
+            loop = asyncio.get_running_loop()
+            stop.append(lambda: loop.call_soon_threadsafe(running.cancel))
+            started.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+        thread = threading.Thread(target=lambda: asyncio.run(main()))
+        thread.start()
+        started.wait()
+        try:
+            yield
+        finally:
+            stop[0]()
+            thread.join()
+
+    def complete(self, task: Any, count: int) -> float:
+        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done."""
+        self.put_many(task, count)
+        target = self._done() + count
+        self._expect(count)
+        started = time.perf_counter()
+        with self.working():
+            self._await_calls()
+            # All have been called; what is left is the commit of the last ones.
+            while self._done() < target:
+                time.sleep(0.001)
+            spent = time.perf_counter() - started
+        return count / spent
+
+    def pick_up(self) -> float:
+        """Milliseconds from the call of `enqueue` to the start of the handler; the worker is idle before."""
+        time.sleep(0.005)
+        target = self._done() + 1
+        self._expect(1)
+        self.stamp.enqueue(f"{time.monotonic_ns():<100}")
+        self._await_calls()
+        while self._done() < target:
+            time.sleep(0.001)
+        return self.delays[-1]
+
+    def picked_up_from(self, others: Callable[[], object], count: int) -> list[float]:
+        """The same for `count` jobs that others enqueue (`monotonic_ns` is the same clock in every process)."""
+        self._expect(count)
+        before = len(self.delays)
+        others()
+        self._await_calls()
+        return self.delays[before:]
+
+    def _expect(self, calls: int) -> None:
+        self._left = itertools.count(calls, -1)
+        self._called.clear()
+
+    def _await_calls(self) -> None:
+        if not self._called.wait(_PATIENCE):
+            raise TimeoutError(f"the jobs did not all run within {_PATIENCE:g} s")
+
+    def _done(self) -> int:
+        view = self.app.ledger.queues().get(QUEUE)
+        return view.counts.done if view else 0
+
+
+def enqueue(path: Path, count: int) -> None:
+    with Ours(path) as ours:
+        for _ in range(count):
+            time.sleep(0.01)
+            ours.stamp.enqueue(f"{time.monotonic_ns():<100}")
+
+
+def idle(path: Path, seconds: int) -> None:
+    with Ours(path) as ours, ours.working():
+        time.sleep(1.0)
+        before = time.process_time()
+        time.sleep(seconds)
+        print(time.process_time() - before)
+
+
+def memory(path: Path, jobs: int) -> None:
+    with Ours(path) as ours:
+        for number in range(10):
+            ours.complete(ours.noop, jobs // 10)
+            if number in (0, 9):
+                print(resident())
+
+
+if __name__ == "__main__":
+    parts: dict[str, Callable[[Path, int], None]] = {"enqueue": enqueue, "idle": idle, "memory": memory}
+    parts[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

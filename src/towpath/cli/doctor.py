@@ -1,0 +1,197 @@
+"""`doctor`: what was resolved and from where, how the ledger is, and the common mistakes, each with advice."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from towpath import Ledger, Query, QueueView, State, open_ledger
+from towpath.cli.base import Session, command, names, pass_session
+from towpath.cli.care import examine
+from towpath.cli.doors import file_of
+from towpath.cli.failures import OK, REFUSED, as_failure
+from towpath.cli.output import pairs, show, spell
+from towpath.cli.values import now
+from towpath.errors import TowpathError
+from towpath.settings import NAMES, Settings, resolve
+
+STALE = 60_000_000
+"""A job that has been ready for so long, in a queue where nothing runs, has no worker."""
+OLD = 3_600_000_000
+LARGE_WAL = 64 * 1024 * 1024
+CARETAKER = "towpath/caretaker"
+EXAMINED = 200_000
+"""Jobs up to which the doctor recounts the whole ledger; above that `towpath check` is asked for by name."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`grave` makes the exit code 1; the others are advice."""
+
+    what: str
+    advice: str
+    grave: bool = False
+
+
+@command("doctor")
+@pass_session
+def doctor(session: Session, /) -> int:
+    """Settings and where each came from, the health of the ledger, versions, and advice. Exit code 1 if something is wrong."""
+    settings = resolve(session.url)
+    health, findings, code = _look(settings)
+    if code == OK and any(finding.grave for finding in findings):
+        code = REFUSED
+    told = {name: {"value": getattr(settings, name), "from": _origin(session, settings, name)} for name in NAMES}
+    data = {"settings": told, "versions": versions(), "ledger": health, "findings": findings, "ok": code == OK}
+    show(session.json, data, lambda: show(False, None, _report(told, health, findings)))
+    return code
+
+
+def _origin(session: Session, settings: Settings, name: str) -> str:
+    return "--url" if name == "url" and session.url is not None else settings.origins[name]
+
+
+def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> str:
+    settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
+    lines = ["Settings", pairs(settings), "", "Versions", pairs(versions()), "", "Ledger", pairs(health), ""]
+    if not findings:
+        return "\n".join([*lines, "Nothing is wrong."])
+    lines.append("Findings")
+    for finding in findings:
+        lines += [f"{'!' if finding.grave else '-'} {finding.what}", f"  {finding.advice}"]
+    return "\n".join(lines)
+
+
+def _words(value: object) -> object:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "all of the app's tasks"
+    return value
+
+
+def versions() -> dict[str, str]:
+    found = {"towpath": version("towpath"), "python": platform.python_version(), "platform": platform.platform()}
+    for package in ("apsw", "msgspec", "click", "rich"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    # The wheels of apsw carry the SQLite of their own version.
+    found["sqlite"] = ".".join(found["apsw"].split(".")[:3])
+    return found
+
+
+def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
+    """(facts, findings, exit code) of the ledger at this URL; it is not made if it is not there."""
+    path = file_of(settings.url)
+    if settings.url.startswith("memory:"):
+        advice = "Other processes do not see it, and it ends with its process. Use sqlite:///work.db for work that must last."
+        return {"state": "in memory"}, [Finding("The ledger is in memory.", advice)], OK
+    if path is not None and path.parent.is_dir() and not path.exists():
+        advice = "The first `towpath put`, `towpath enqueue` or worker makes it. If it should be there, check the URL above."
+        return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
+    try:
+        ledger = open_ledger(settings.url)
+        try:
+            return _examine(ledger, settings)
+        finally:
+            ledger.close()
+    except TowpathError as error:
+        failure = as_failure(error)
+        return {"state": "unavailable"}, [Finding(failure.message, failure.step, grave=True)], failure.code
+
+
+def _examine(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
+    queues, at = ledger.queues(), now()
+    total = {state.value: sum(getattr(view.counts, state) for view in queues.values()) for state in State}
+    jobs, caretaker = sum(total.values()), ledger.note(CARETAKER)
+    health: dict[str, Any] = {"state": "open", "queues": len(queues), "jobs": jobs, **total}
+    health["caretaker"] = "a worker looks after it" if caretaker is not None else "no worker is running"
+    health |= _file_facts(settings)
+    findings = [*_of_queues(list(queues.values()), at, alive=caretaker is not None), *_of_jobs(ledger, at), *_of_file(health)]
+    if jobs <= EXAMINED:
+        problems = examine(ledger)
+        health["recounted"] = "everything adds up" if not problems else f"{len(problems)} problems"
+        advice = "Stop every process, keep a copy of the file, restore a backup."
+        findings += [Finding(problem, advice, grave=True) for problem in problems[:20]]
+    else:
+        health["recounted"] = "not now, it is large; `towpath check` does it"
+    return health, findings, OK
+
+
+def _file_facts(settings: Settings) -> dict[str, Any]:
+    path = file_of(settings.url)
+    if path is None:
+        return {}
+    from importlib.resources import files
+
+    known = [entry.name for entry in (files("towpath.ledger") / "sql" / "sqlite").iterdir() if entry.name[:4].isdigit()]
+    wal = path.with_name(path.name + "-wal")
+    return {
+        "file": str(path.resolve()),
+        "bytes": path.stat().st_size,
+        "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+        "schema": f"{len(known)} (opened by, and brought up to, this version)",
+    }
+
+
+def _of_file(health: dict[str, Any]) -> Iterator[Finding]:
+    if health.get("wal_bytes", 0) > LARGE_WAL:
+        advice = "Somebody keeps a read transaction open on the file, so the log cannot be reset. Find it and end it."
+        yield Finding(f"The write-ahead log has {health['wal_bytes']:,} bytes.", advice)
+
+
+def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Finding]:
+    for view in sorted(queues, key=lambda view: view.name):
+        age = 0 if view.oldest_ready is None else at - view.oldest_ready
+        if view.paused:
+            why = f" ({view.why})" if view.why else ""
+            advice = f"`towpath queues resume {view.name}` opens it."
+            if not sum(getattr(view.counts, state) for state in State):
+                advice = f"It never had a job: is the name right? {advice}"
+            yield Finding(f"Queue {view.name} is paused{why}; {view.counts.waiting} wait.", advice)
+        elif view.next_at > at + STALE:
+            yield Finding(
+                f"Queue {view.name} is held for {spell(view.next_at - at)}.",
+                f"See `towpath queues set {view.name} --not-before 0`.",
+            )
+        elif view.counts.ready and age > STALE and not view.counts.running:
+            advice = (
+                "A worker is running, but not for this queue: see its --queues."
+                if alive
+                else "Start one: towpath worker module:app"
+            )
+            yield Finding(
+                f"Queue {view.name}: {view.counts.ready} ready, the oldest for {spell(age)}, and nobody takes them.",
+                advice,
+                grave=True,
+            )
+        elif age > OLD:
+            advice = f"Workers do not keep up: more of them, more --concurrency, or a higher --cap of {view.name}."
+            yield Finding(f"Queue {view.name}: the oldest ready job has waited for {spell(age)}.", advice)
+        if view.capacity is not None and view.counts.waiting >= view.capacity:
+            advice = f"Appends are refused now. `towpath queues set {view.name} --capacity N` or more workers."
+            yield Finding(f"Queue {view.name} is full: {view.counts.waiting} of {view.capacity}.", advice, grave=True)
+    dead = {view.name: view.counts.failed for view in queues if view.counts.failed}
+    if dead:
+        advice = (
+            "`towpath dead list` shows why; `towpath dead retry --queue NAME` brings them back, `towpath dead purge` deletes."
+        )
+        yield Finding(f"{sum(dead.values())} dead letters in {names(sorted(dead))}.", advice)
+
+
+def _of_jobs(ledger: Ledger, at: int) -> Iterator[Finding]:
+    running = ledger.find(Query(states=(State.RUNNING,), oldest_first=True, bodies=False, limit=1000)).jobs
+    lost = [job for job in running if job.lease_until is not None and job.lease_until < at - STALE]
+    if lost:
+        advice = "Their workers died and nobody does the upkeep. Any running worker takes them back, and so does `towpath get`."
+        yield Finding(f"{len(lost)} leases ran out more than a minute ago.", advice, grave=True)
+    newest = ledger.find(Query(bodies=False, limit=1)).jobs
+    if newest and newest[0].created_at > at + 5_000_000:
+        ahead = spell(newest[0].created_at - at)
+        yield Finding(
+            f"The newest job is {ahead} in the future.",
+            "The clock of this machine went back. Delays count from the later time.",
+        )

@@ -1,0 +1,134 @@
+"""From a URL to a ledger, and from `module:app` to an App, with a clear word for everything that can be wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import towpath
+from towpath import Ledger
+from towpath.cli.failures import Failure, bad_input, unavailable
+
+if TYPE_CHECKING:
+    from towpath.app import App
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a `sqlite:` URL."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" and len(parts.path) > 1 else None
+
+
+def resolved(url: str | None) -> tuple[str, str]:
+    """The URL and where it came from."""
+    from towpath.settings import resolve
+
+    found = resolve(url)
+    return found.url, "--url" if url is not None else found.origin
+
+
+def open_door(given: str | None, make: bool) -> Ledger:
+    return towpath.open_ledger(usable(given) if make else must_be_there(given))
+
+
+def usable(given: str | None) -> str:
+    """The URL, unless it names something that a command cannot share with anybody."""
+    url, origin = resolved(given)
+    if urlsplit(url).scheme == "memory":
+        step = "Name a file: --url sqlite:///work.db"
+        raise bad_input(f"{url} (from {origin}) lives and dies with one process; the command line cannot share it.", step)
+    return url
+
+
+def must_be_there(given: str | None) -> str:
+    """The URL of a ledger that exists: a typing error must not make a new, empty one."""
+    url = usable(given)
+    path = file_of(url)
+    if path is not None and path.parent.is_dir() and not path.exists():
+        step = "Check the URL; the first `towpath put`, `towpath enqueue` or worker makes a new ledger."
+        raise unavailable(f"There is no ledger at {path} ({url}, from {resolved(given)[1]}).", step)
+    return url
+
+
+def load(target: str) -> Any:
+    """The object `module:attribute` names. The working directory comes first on the path, as for `python -m`."""
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise bad_input(f"{target!r} does not name an app.", "Write it as module:app, such as shop.work:app")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found: Any = _module(module)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            apps = [key for key, value in vars(_module(module)).items() if _is_app(value)]
+            step = f"Its apps: {', '.join(apps)}." if apps else f"It has none: add `{name} = towpath.App()`."
+            raise bad_input(f"Module {module} has no {attribute}.", step)
+        found = getattr(found, name)
+    return found
+
+
+def load_app(target: str, url: str | None = None) -> App:
+    """The App `module:attribute` names. `url` is for apps that leave theirs open; one that has its own must agree."""
+    if url is not None:
+        os.environ["TOWPATH_URL"] = url
+    found = load(target)
+    if not _is_app(found):
+        step = "Name the object that `towpath.App(...)` made."
+        raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
+    if url is not None and found.url != url:
+        raise bad_input(f"{target} opens {found.url} by itself, not {url}.", "Leave --url out, or the URL in the program.")
+    return found  # type: ignore[no-any-return]
+
+
+def _is_app(value: object) -> bool:
+    from towpath.app import App
+
+    return isinstance(value, App)
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            step = f"Is it spelled right, and is {os.getcwd()} the directory it lies in?"
+            raise bad_input(f"There is no module {name}.", step) from error
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> Failure:
+    """The module is there but fails while it is imported: that is the user's own program, so say where in it."""
+    where = _line_of(error)
+    step = f"{where}. TOWPATH_DEBUG=1 shows the whole way there." if where else "TOWPATH_DEBUG=1 shows where."
+    return bad_input(f"Module {name} cannot be imported: {type(error).__name__}: {error}", step)
+
+
+def _line_of(error: Exception) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    trace, last = error.__traceback__, ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen") and Path(file).parent != Path(__file__).parent:
+            last = f"{file}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return last
+
+
+def files_of(target: str) -> list[Path]:
+    """Where the module of `module:attribute` is or would be."""
+    module = target.partition(":")[0]
+    try:
+        spec = find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    stem = Path(os.getcwd(), *module.split("."))
+    known = [Path(spec.origin)] if spec is not None and spec.origin not in (None, "built-in", "frozen") else []
+    return [*known, stem.with_suffix(".py"), stem / "__init__.py"]

@@ -1,0 +1,92 @@
+"""Child processes that end with their parent: started apart from the terminal's signals, stopped politely, then not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+LIFELINE = "TOWPATH_LIFELINE"
+"""The variable with the number of a pipe that closes when the parent is gone."""
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Child:
+    """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through us, once."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        near, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "towpath", *arguments]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **(environment or {}), LIFELINE: str(near)},
+                pass_fds=(near,),
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        finally:
+            os.close(near)
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.process.poll()
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Has it ended within the time?"""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self, grace: float) -> int:
+        """Ask it to end, wait, and end it; its exit code."""
+        self.stop()
+        if not self.wait(grace):
+            self.process.kill()
+        code = self.process.wait()
+        os.close(self._lifeline)
+        return code
+
+
+def hold_on_to_parent() -> None:
+    """In a child: if the parent dies without a word, do as if it had said to stop."""
+    number = os.environ.pop(LIFELINE, None)
+    if number is None:
+        return
+    pipe = int(number)
+    os.set_inheritable(pipe, False)
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="towpath-lifeline", daemon=True).start()
+
+
+@contextmanager
+def caught(children: list[Child], asked: threading.Event) -> Iterator[None]:
+    """Pass every stop signal on to the children, and remember that one came. Each one counts: the second means at once."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        for child in children:
+            child.stop(number)
+
+    before = {number: signal.signal(number, pass_on) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,165 @@
+"""What a command shows: JSON for machines, tables and sentences for people. rich is imported only for people."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from towpath import Job, Rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_SPANS = ("timeout", "retention", "lease_len")
+_BODIES = ("payload", "result", "cursor")
+
+
+def emit(data: object) -> None:
+    """One JSON document on one line."""
+    click.echo(msgspec.json.encode(data).decode())
+    sys.stdout.flush()
+
+
+def show(as_json: bool, data: object, people: str | Callable[[], object]) -> None:
+    """The same fact for a machine or for people. `people` is a sentence, or a function that prints or gives something rich."""
+    if as_json:
+        emit(data)
+    elif isinstance(people, str):
+        click.echo(clean(people))
+    elif (renderable := people()) is not None:
+        console().print(renderable)
+
+
+def console() -> Console:
+    """Colours only on a terminal and without NO_COLOR (rich sees to both). In a pipe lines are not broken."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> object:
+    """On a terminal a table; in a pipe plain columns without lines, so that grep and awk can use them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not sys.stdout.isatty():
+        return Text(_plain_columns(columns, rows, numbers))
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(clean(_cell(value))) for value in row))
+    return made
+
+
+def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str]) -> str:
+    lines = [list(columns), *([clean(_cell(value)).replace("\n", " ") for value in row] for row in rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
+    sides = [str.rjust if column in numbers else str.ljust for column in columns]
+    return "\n".join(
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def pairs(values: Mapping[str, object]) -> str:
+    """Names and values, one per line."""
+    width = max(map(len, values), default=0)
+    lines = (f"{name:{width}}  {_cell(value)}".replace("\n", "\n" + " " * (width + 2)) for name, value in values.items())
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def clean(text: str) -> str:
+    """Without control characters: what a job carries must not steer the terminal."""
+    return text.translate(_CONTROLS)
+
+
+def moment(at: int | None) -> str | None:
+    """A ledger time as ISO 8601."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at // 1_000_000, UTC).replace(microsecond=at % 1_000_000).isoformat().replace("+00:00", "Z")
+
+
+def seconds(span: int | None) -> float | None:
+    return None if span is None else span / 1_000_000
+
+
+def spell(span: int | None) -> str:
+    """A span for people: `350ms`, `2.5s`, `12m`, `3h`, `5d`."""
+    if span is None:
+        return "-"
+    size = span / 1_000_000
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
+        if size >= 2 * unit:
+            return f"{size / unit:.0f}{name}"
+    return f"{size:.3g}s" if size >= 1 or span == 0 else f"{size * 1000:.0f}ms"
+
+
+def ago(at: int | None, now: int) -> str:
+    return "-" if at is None else spell(max(0, now - at))
+
+
+def rate(value: Rate | None) -> str | None:
+    """As `--rate` takes it."""
+    if value is None:
+        return None
+    named = {1_000_000: "s", 60_000_000: "m", 3_600_000_000: "h", 86_400_000_000: "d"}
+    period = named.get(value.period) or f"{value.period / 1_000_000:g}s"
+    return f"{value.count}/{period}" + (f":{value.burst}" if value.burst > 1 else "")
+
+
+def body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:
+    """(value, encoding): JSON as it is, other text as text, the rest as base64."""
+    if data is None:
+        return None, "none"
+    if content_type == "application/json":
+        try:
+            return msgspec.json.decode(data), "json"
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+    try:
+        return data.decode(), "text"
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode(), "base64"
+
+
+def shown_body(data: bytes | None) -> str:
+    """Bytes for people."""
+    if data is None:
+        return "-"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"{len(data)} bytes: {data[:32].hex(' ')}{' ...' if len(data) > 32 else ''}"
+
+
+def job_data(job: Job, bodies: bool = True) -> dict[str, Any]:
+    """A job for machines: times as ISO 8601, spans as seconds, bodies as `body` says with `<name>_encoding` beside them."""
+    data: dict[str, Any] = {}
+    for name in job.__struct_fields__:
+        value = getattr(job, name)
+        if name in _BODIES:
+            if bodies:
+                data[name], data[f"{name}_encoding"] = body(
+                    value, job.content_type if name == "payload" else "application/json"
+                )
+        elif name.endswith("_at") or name == "lease_until":
+            data[name] = moment(value)
+        elif name in _SPANS:
+            data[name] = seconds(value)
+        elif bodies or name not in ("headers", "error"):
+            data[name] = value
+    return data

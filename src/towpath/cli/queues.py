@@ -1,0 +1,207 @@
+"""`queues` and `parts`: what they hold, and the gates in front of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from msgspec import UNSET
+
+from towpath import Ledger, PartView, QueueView, Rate, commands
+from towpath.cli.base import Branch, Session, all_of, names, pass_session
+from towpath.cli.bulk import queue_must_exist
+from towpath.cli.failures import OK, nothing
+from towpath.cli.output import moment, rate, seconds, show, spell, table
+from towpath.cli.specs import tell
+from towpath.cli.stats import queue_counts
+from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
+
+
+@click.group("queues", cls=Branch)
+def queues() -> None:
+    """Queues: list them, pause and resume them, set their limits."""
+
+
+@click.group("parts", cls=Branch)
+def parts() -> None:
+    """Parts of a queue (one per customer, say): list, pause, resume, set their limits."""
+
+
+_gate = all_of(
+    click.option("--cap", type=Whole(optional=True), help="At most so many run at once, everywhere; none lifts it."),
+    click.option("--rate", type=RateType(optional=True), help="At most so many start: 10/s, 100/m, 5/10s; none lifts it."),
+    click.option("--burst", type=click.IntRange(1, 1_000_000), help="With --rate: so many may start at once."),
+    click.option("--not-before", type=Moment(past=False), help="Nothing starts before this time, or for this span."),
+)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """What was said, as SetQueue and SetPart take it: left out stays as it is, `none` lifts the limit."""
+    burst = options.pop("burst", None)
+    if burst is not None:
+        if not isinstance(options.get("rate"), Rate):
+            raise click.UsageError("--burst goes with --rate.", click.get_current_context())
+        options["rate"] = Rate(options["rate"].count, options["rate"].period, burst)
+    values = {name: UNSET if value is None else None if value == NONE else value for name, value in options.items()}
+    if all(value is UNSET for value in values.values()):
+        raise click.UsageError("Nothing to set.", click.get_current_context())
+    return values
+
+
+def queue_data(view: QueueView) -> dict[str, Any]:
+    at = now()
+    limits = {"capacity": view.capacity, "cap": view.cap, "rate": rate(view.rate), "keep": view.keep}
+    held = moment(view.next_at) if view.next_at > at else None
+    return {**queue_counts(view, at), **limits, "retention": seconds(view.retention), "not_before": held}
+
+
+def part_data(view: PartView) -> dict[str, Any]:
+    fields = ("queue", "ready", "running", "paused", "why", "cap", "weight")
+    held = moment(view.next_at) if view.next_at > now() else None
+    return {"part": view.name, **{name: getattr(view, name) for name in fields}, "rate": rate(view.rate), "not_before": held}
+
+
+def _shown(as_json: bool, data: dict[str, Any], sentence: str) -> int:
+    show(as_json, data, sentence)
+    return OK
+
+
+@queues.command("list")
+@pass_session
+def list_queues(session: Session, /) -> int:
+    """Every queue with what waits in it and its limits."""
+    with session.ledger() as ledger:
+        views = sorted(ledger.queues().items())
+    columns = ("queue", "waiting", "running", "paused", "capacity", "cap", "rate", "retention", "keep", "why")
+
+    def people() -> object:
+        rows = [
+            (view.name, view.counts.waiting, view.counts.running, view.paused, view.capacity, view.cap)
+            + (rate(view.rate), spell(view.retention), view.keep, view.why)
+            for _, view in views
+        ]
+        return (
+            table(columns, rows, numbers=("waiting", "running", "capacity", "cap", "keep"))
+            if rows
+            else "There are no queues yet."
+        )
+
+    show(session.json, {"queues": [queue_data(view) for _, view in views]}, people)
+    return OK
+
+
+@queues.command("pause")
+@click.argument("queue")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@click.option("--new", is_flag=True, help="Also a queue that nobody has used yet.")
+@pass_session
+def pause_queue(session: Session, /, queue: str, why: str | None, new: bool) -> int:
+    """Nothing new starts in this queue until `resume`; what runs goes on, what is put waits."""
+    with session.ledger(make=new) as ledger:
+        if not new:
+            _known_queue(ledger, queue)
+        tell(ledger, commands.SetQueue(queue=queue, paused=True, why=why))
+        return _shown(session.json, queue_data(ledger.queues()[queue]), f"{queue} is paused")
+
+
+@queues.command("resume")
+@click.argument("queue")
+@pass_session
+def resume_queue(session: Session, /, queue: str) -> int:
+    """Let a paused queue go on."""
+    with session.ledger() as ledger:
+        _known_queue(ledger, queue)
+        tell(ledger, commands.SetQueue(queue=queue, paused=False, why=None))
+        return _shown(session.json, queue_data(ledger.queues()[queue]), f"{queue} goes on")
+
+
+@queues.command("set")
+@click.argument("queue")
+@click.option("--capacity", type=Whole(optional=True), help="At most so many wait; more are refused. none lifts it.")
+@_gate
+@click.option("--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days.")
+@click.option("--keep", type=Whole(optional=True), help="At most so many done and canceled jobs are kept; none: a million.")
+@pass_session
+def set_queue(session: Session, /, queue: str, **options: Any) -> int:
+    """Set limits of a queue. What is left out stays as it is. A queue that is not there is made."""
+    command = commands.SetQueue(queue=queue, **_given(options))
+    with session.ledger(make=True) as ledger:
+        new = queue not in ledger.queues()
+        tell(ledger, command)
+        data = queue_data(ledger.queues()[queue])
+    limits = ", ".join(
+        f"{name} {data[name]}"
+        for name in ("capacity", "cap", "rate", "retention", "keep", "not_before")
+        if data[name] is not None
+    )
+    return _shown(session.json, data, f"{queue}{' (new)' * new}: {limits or 'no limits'}")
+
+
+def _known_queue(ledger: Ledger, queue: str) -> None:
+    commands.SetQueue(queue=queue)  # refuses what no queue can be called
+    known = ledger.queues()
+    if queue not in known:
+        step = f"Queues: {names(sorted(known))}. `pause --new` and `set` make one before its first job."
+        raise nothing(f"There is no queue {queue}.", step)
+
+
+@parts.command("list")
+@click.argument("queue")
+@pass_session
+def list_parts(session: Session, /, queue: str) -> int:
+    """The parts of a queue that have jobs ready or running, or limits of their own."""
+    with session.ledger() as ledger:
+        queue_must_exist(ledger, queue)
+        views = sorted(ledger.parts(queue).items())
+    columns = ("part", "ready", "running", "paused", "cap", "rate", "weight", "why")
+
+    def people() -> object:
+        rows = [
+            (view.name, view.ready, view.running, view.paused, view.cap, rate(view.rate), view.weight, view.why)
+            for _, view in views
+        ]
+        return table(columns, rows, numbers=("ready", "running", "cap", "weight")) if rows else f"{queue} has no parts."
+
+    show(session.json, {"parts": [part_data(view) for _, view in views]}, people)
+    return OK
+
+
+@parts.command("pause")
+@click.argument("queue")
+@click.argument("part")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@pass_session
+def pause_part(session: Session, /, queue: str, part: str, why: str | None) -> int:
+    """Nothing new starts in this part until `resume`. A part that is not there is made."""
+    return _set_part(session, commands.SetPart(queue=queue, part=part, paused=True, why=why), "is paused")
+
+
+@parts.command("resume")
+@click.argument("queue")
+@click.argument("part")
+@pass_session
+def resume_part(session: Session, /, queue: str, part: str) -> int:
+    """Let a paused part go on."""
+    return _set_part(session, commands.SetPart(queue=queue, part=part, paused=False, why=None), "goes on", known=True)
+
+
+@parts.command("set")
+@click.argument("queue")
+@click.argument("part")
+@_gate
+@click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
+@pass_session
+def set_part(session: Session, /, queue: str, part: str, **options: Any) -> int:
+    """Set limits of a part. What is left out stays as it is. A part that is not there is made."""
+    return _set_part(session, commands.SetPart(queue=queue, part=part, **_given(options)), "is set")
+
+
+def _set_part(session: Session, command: commands.SetPart, became: str, known: bool = False) -> int:
+    with session.ledger() as ledger:
+        queue_must_exist(ledger, command.queue)
+        there = ledger.parts(command.queue)
+        if known and command.part not in there:
+            raise nothing(f"There is no part {command.part} of {command.queue}.", f"Parts: {names(sorted(there))}")
+        tell(ledger, command)
+        data = part_data(ledger.parts(command.queue)[command.part])
+    return _shown(session.json, data, f"part {command.part} of {command.queue} {became}")

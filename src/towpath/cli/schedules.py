@@ -1,0 +1,153 @@
+"""`schedules`: the jobs that come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from towpath.cli.base import Branch, Session, names, pass_session
+from towpath.cli.doors import must_be_there
+from towpath.cli.failures import OK, nothing
+from towpath.cli.output import body, moment, seconds, show, spell, table
+from towpath.cli.values import Json, Span, now
+
+if TYPE_CHECKING:
+    from towpath.app import App
+    from towpath.schedules import Schedule
+
+
+@click.group("schedules", cls=Branch)
+def schedules() -> None:
+    """Schedules: jobs that come again. Programs declare them; here they are looked at and changed while work goes on."""
+
+
+@contextmanager
+def _host(session: Session, name: str | None = None) -> Iterator[App]:
+    """The App that edits them. With a name, only if there is such a schedule."""
+    from towpath import schedules as library
+    from towpath.app import App
+
+    with App(must_be_there(session.url)) as app:
+        if name is not None:
+            known = [schedule.name for schedule in library.list_schedules(app)]
+            if name not in known:
+                raise nothing(f"There is no schedule {name}.", f"Schedules: {names(known)}")
+        yield app
+
+
+def data_of(schedule: Schedule) -> dict[str, Any]:
+    value, encoding = body(schedule.spec.payload, schedule.spec.content_type)
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "every": seconds(schedule.every),
+        "tz": schedule.tz,
+        "missed": schedule.missed,
+        "paused": schedule.paused,
+        "next_at": None if schedule.paused else moment(schedule.next_at),
+        "last_at": moment(schedule.last_at),
+        "queue": schedule.spec.queue,
+        "kind": schedule.spec.kind,
+        "payload": value,
+        "payload_encoding": encoding,
+    }
+
+
+@schedules.command("list")
+@pass_session
+def list_all(session: Session, /) -> int:
+    """Every schedule with its times and its next fire."""
+    from towpath import schedules as library
+
+    with _host(session) as app:
+        found = library.list_schedules(app)
+    show(session.json, {"schedules": [data_of(schedule) for schedule in found]}, lambda: _table(found))
+    return OK
+
+
+def _table(found: list[Schedule]) -> object:
+    if not found:
+        return "There are no schedules. Programs declare them with @app.cron and @app.every."
+    at, rows = now(), []
+    for each in found:
+        times = f"{each.cron} {each.tz}" if each.cron is not None else f"every {spell(each.every)}"
+        due = "paused" if each.paused else f"in {spell(max(0, each.next_at - at))}"
+        rows.append((each.name, times, due, moment(each.last_at), each.spec.queue, each.spec.kind or None))
+    return table(("name", "times", "next", "last", "queue", "kind"), rows)
+
+
+@schedules.command("pause")
+@click.argument("name")
+@pass_session
+def pause(session: Session, /, name: str) -> int:
+    """It does not fire until `resume`."""
+    from towpath import schedules as library
+
+    with _host(session, name) as app:
+        return _shown(session, library.pause(app, name), f"{name} is paused")
+
+
+@schedules.command("resume")
+@click.argument("name")
+@pass_session
+def resume(session: Session, /, name: str) -> int:
+    """Fire again from the next time on; what passed meanwhile was not missed."""
+    from towpath import schedules as library
+
+    with _host(session, name) as app:
+        changed = library.resume(app, name)
+        return _shown(session, changed, f"{name} goes on, next at {moment(changed.next_at)}")
+
+
+@schedules.command("set")
+@click.argument("name")
+@click.option("--cron", help="Five fields, such as '*/5 * * * *'.")
+@click.option("--every", type=Span(), help="A fixed interval instead.")
+@click.option("--tz", help="The time zone of --cron, such as Europe/Berlin.")
+@click.option("--missed", type=click.Choice(["skip", "once", "all"]), help="What becomes of fires nobody was there for.")
+@click.option("--args", "arguments", type=Json(object_only=True), help="The arguments of its jobs.")
+@pass_session
+def set_times(session: Session, /, name: str, arguments: bytes | None, every: int | None, **options: Any) -> int:
+    """Change a schedule. It stays so until the program declares something new."""
+    from towpath import schedules as library
+
+    changes = {**options, "every": seconds(every), "args": None if arguments is None else body(arguments)[0]}
+    if all(value is None for value in changes.values()):
+        raise click.UsageError("Nothing to set.", click.get_current_context())
+    with _host(session, name) as app:
+        changed = library.set_schedule(app, name, **changes)
+        return _shown(session, changed, f"{name}: next at {moment(changed.next_at)}")
+
+
+@schedules.command("remove")
+@click.argument("name")
+@pass_session
+def remove(session: Session, /, name: str) -> int:
+    """Forget it. A program that still declares it brings it back with its next start: pause it instead."""
+    from towpath import schedules as library
+
+    with _host(session, name) as app:
+        library.remove(app, name)
+    show(session.json, {"name": name, "removed": True}, f"{name} is gone")
+    return OK
+
+
+@schedules.command("trigger")
+@click.argument("name")
+@pass_session
+def trigger(session: Session, /, name: str) -> int:
+    """One more job now, whatever the times say; prints its id."""
+    from towpath import schedules as library
+
+    with _host(session, name) as app:
+        id = library.trigger(app, name)
+    show(session.json, {"name": name, "id": id}, id)
+    return OK
+
+
+def _shown(session: Session, schedule: Schedule, sentence: str) -> int:
+    show(session.json, data_of(schedule), sentence)
+    return OK

@@ -1,0 +1,142 @@
+"""`worker` and `dev`: run an app's tasks, in one process, in several, or again after every change of the code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from towpath.cli.base import Session, all_of, command, pass_session
+from towpath.cli.doors import load_app
+from towpath.cli.failures import OK, REFUSED, say
+from towpath.cli.family import Child, caught, hold_on_to_parent
+from towpath.cli.output import emit
+from towpath.cli.values import Span
+from towpath.settings import resolve
+
+LOOK = 0.2
+"""Seconds between two looks at the children."""
+PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0)
+"""Seconds before a process that died is started again, the last one again and again."""
+STABLE = 60.0
+"""A process that lived so long starts anew with the shortest pause."""
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """As given; None means the settings decide."""
+
+    queues: str | None
+    concurrency: int | None
+    lease: int | None
+    grace: int | None
+    name: str | None
+
+    def resolved(self, url: str | None) -> dict[str, Any]:
+        """What `app.run` takes: argument, environment, file, default."""
+        queues = None if self.queues is None else tuple(each.strip() for each in self.queues.split(",") if each.strip())
+        spans = {"lease": self.lease, "grace": self.grace}
+        given: dict[str, Any] = {name: None if span is None else span / 1_000_000 for name, span in spans.items()}
+        settings = resolve(url, {**given, "queues": queues, "concurrency": self.concurrency})
+        chosen: dict[str, Any] = {"concurrency": settings.concurrency, "lease": settings.lease, "grace": settings.grace}
+        return {**chosen, "queues": settings.queues or None}
+
+    def arguments(self) -> list[str]:
+        """The same for a child's command line."""
+        spans = {"--lease": self.lease, "--grace": self.grace}
+        given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
+        given |= {"--queues": self.queues, "--concurrency": None if self.concurrency is None else str(self.concurrency)}
+        return [word for name, value in given.items() if value is not None for word in (name, value)]
+
+
+worker_options = all_of(
+    click.option("--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."),
+    click.option("--concurrency", type=click.IntRange(1, 10_000), help="At most so many jobs at once: 32."),
+    click.option("--lease", type=Span(), help="How long a job stays ours without a heartbeat: 30 s."),
+    click.option("--grace", type=Span(), help="How long running jobs may take to end after a stop: 30 s."),
+    click.option("--name", help="The worker's name, as `jobs show` says it."),
+)
+
+
+@command("worker")
+@click.argument("target", metavar="MODULE:APP")
+@worker_options
+@click.option("--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1.")
+@pass_session
+def worker(session: Session, /, target: str, processes: int | None, **options: Any) -> int:
+    """Run the jobs of an app's tasks until SIGINT or SIGTERM: the first lets jobs finish, the second leaves at once."""
+    hold_on_to_parent()
+    wanted = WorkerOptions(**options)
+    app = load_app(target, session.url)
+    settings = resolve(session.url, {"processes": processes})
+    if settings.processes > 1:
+        return _several(session, target, wanted, settings.processes)
+    if wanted.name is not None:
+        app.name = wanted.name
+    code = app.run(**wanted.resolved(session.url))
+    return code if isinstance(code, int) else OK
+
+
+def _several(session: Session, target: str, wanted: WorkerOptions, processes: int) -> int:
+    """A parent that starts the processes, starts those again that die, and passes signals on."""
+    asked = threading.Event()
+    slots = [_Slot(_arguments(session, target, wanted, number), number) for number in range(1, processes + 1)]
+    children: list[Child] = []
+    with caught(children, asked):
+        while not asked.is_set() or any(slot.alive for slot in slots):
+            for slot in slots:
+                slot.look(stopping=asked.is_set())
+            children[:] = [slot.child for slot in slots if slot.child is not None]
+            asked.wait(LOOK) if not asked.is_set() else time.sleep(LOOK)
+    codes = [slot.code for slot in slots]
+    if session.json:
+        emit({"processes": processes, "codes": codes, "restarts": sum(slot.restarts for slot in slots)})
+    return OK if all(code == OK for code in codes) else REFUSED
+
+
+def _arguments(session: Session, target: str, wanted: WorkerOptions, number: int) -> list[str]:
+    url = [] if session.url is None else ["--url", session.url]
+    name = [] if wanted.name is None else ["--name", f"{wanted.name}-{number}"]
+    return [*url, "worker", target, *wanted.arguments(), *name, "--processes", "1"]
+
+
+class _Slot:
+    """One of the processes, and its successors."""
+
+    def __init__(self, arguments: list[str], number: int) -> None:
+        self._arguments, self._number = arguments, number
+        self.child: Child | None = None
+        self.code: int | None = OK
+        self.restarts = self._deaths = 0
+        self._since = self._due = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.child is not None and self.child.code is None
+
+    def look(self, stopping: bool) -> None:
+        now = time.monotonic()
+        if self.child is not None and (code := self.child.code) is not None:
+            self.code = self.child.close(0)
+            self.child = None
+            if stopping:
+                return
+            self._deaths = 0 if now - self._since > STABLE else self._deaths + 1
+            pause = PAUSES[min(max(self._deaths, 1), len(PAUSES)) - 1]
+            self._due, self.restarts = now + pause, self.restarts + 1
+            say([f"Worker process {self._number} ended with code {code}; a new one starts in {pause:g} s."])
+        if self.child is None and not stopping and now >= self._due:
+            self.child, self._since = Child(self._arguments), now
+
+
+@command("dev")
+@click.argument("target", metavar="MODULE:APP")
+@worker_options
+@pass_session
+def dev(session: Session, /, target: str, **options: Any) -> int:
+    """A worker for the desk: like `worker`, and started again whenever a file of your program changes."""
+    from towpath.cli.reload import keep_running
+
+    return keep_running(_arguments(session, target, WorkerOptions(**options), 1), target)

@@ -1,0 +1,239 @@
+"""Arguments and results as JSON, by the types of a function's signature.
+
+The arguments of a call are one JSON object by parameter name; `*args` is a list and `**kwargs` an object under its own name. What
+was left out is not stored, so that the function's default applies when it runs. At enqueue the encoded arguments are decoded
+once with the same types: what a worker could not read is never written. Types: whatever `msgspec` knows, and any class with
+`model_dump` and `model_validate`, which is how pydantic's models look. A parameter without annotation takes any JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from inspect import Parameter
+from typing import Any, Union, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from towpath.errors import InvalidInput
+
+Bound = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments, ready for the call."""
+
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_BYTES = (bytes, bytearray)
+_PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
+
+
+def _to_plain(value: Any) -> Any:
+    """What msgspec does not know. Pydantic's models are known by their methods, without importing it."""
+    if hasattr(value, "model_dump") and not isinstance(value, type):
+        return value.model_dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} cannot be stored as JSON")
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    raise TypeError(f"a {kind.__name__} cannot be read from JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_to_plain)
+_canonical = msgspec.json.Encoder(enc_hook=_to_plain, order="deterministic")
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+def encode(value: Any) -> bytes:
+    """Any JSON value. Raises InvalidInput if it is not one."""
+    try:
+        return _encoder.encode(value)
+    except Exception as error:
+        raise InvalidInput(field="value", value=value, expected=f"something that can be stored as JSON: {error}") from error
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` made, as plain values."""
+    return _any_decoder.decode(data)
+
+
+class Codec:
+    """The types of one function. Made once per task; any thread may use it."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.name = name
+        self.parameters = dict(inspect.signature(function).parameters)
+        hints = _hints(function, name)
+        kinds = {each.kind for each in self.parameters.values()}
+        self._rest = _only(self.parameters, Parameter.VAR_POSITIONAL)
+        self._more = _only(self.parameters, Parameter.VAR_KEYWORD)
+        self._plain = kinds <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+        self._by_position = [each.name for each in self.parameters.values() if each.kind in _BY_POSITION]
+        self._bytes = {each for each, hint in hints.items() if set(get_args(hint) or (hint,)) & set(_BYTES)}
+        self._required = {each.name for each in self.parameters.values() if _is_required(each)}
+        self._names = frozenset(self.parameters)
+        self._decoder = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain)
+        self._result = self._decoder_of(hints.get("return", Any), "return")
+
+    def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+        fields: list[Any] = []
+        for each in self.parameters.values():
+            hint = hints.get(each.name, Any)
+            if each.kind is Parameter.VAR_POSITIONAL:
+                hint = list[hint]  # type: ignore[valid-type]
+            elif each.kind is Parameter.VAR_KEYWORD:
+                hint = dict[str, hint]  # type: ignore[valid-type]
+            self._decoder_of(hint, each.name)
+            fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))
+        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+
+    def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:
+        try:
+            return msgspec.json.Decoder(hint, dec_hook=_from_plain)
+        except (TypeError, RecursionError) as error:
+            raise InvalidInput(
+                field=f"{self.name}({parameter})", value=hint, expected=f"a type with a JSON form: {error}"
+            ) from error
+
+    # At enqueue
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by parameter name, as given: no defaults."""
+        if self._plain and len(args) <= len(self._by_position):
+            arguments = dict(zip(self._by_position, args, strict=False))
+            if not kwargs:
+                if self._required <= arguments.keys():
+                    return arguments
+            elif not (arguments.keys() & kwargs.keys()) and self._names >= kwargs.keys():
+                arguments.update(kwargs)
+                if self._required <= arguments.keys():
+                    return arguments
+        return self._bind_by_signature(args, kwargs)
+
+    def _bind_by_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return dict(inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+            raise InvalidInput(field=f"{self.name}()", value=shown, expected=f"its own parameters: {error}") from None
+
+    def encode(self, arguments: Mapping[str, Any]) -> bytes:
+        """The payload of a call. Raises InvalidInput naming task, parameter and value."""
+        for name in self._bytes & arguments.keys():
+            if isinstance(arguments[name], str):
+                raise self._wrong(name, arguments[name], "Expected `bytes`, got `str`")
+        try:
+            payload = _encoder.encode(arguments)
+        except Exception as error:
+            raise self._not_json(arguments, error) from error
+        try:
+            self._decoder.decode(payload)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            said, name = _where(error)
+            raise self._wrong(name, arguments.get(name), said) from None
+        return payload
+
+    def canonical(self, arguments: Mapping[str, Any]) -> bytes:
+        """The same bytes for equal arguments, whatever the order of dicts and sets."""
+        return _canonical.encode(arguments)
+
+    def full(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with the defaults of what was left out."""
+        defaults = {each.name: each.default for each in self.parameters.values() if each.default is not Parameter.empty}
+        return {**defaults, **arguments}
+
+    # At run
+
+    def decode(self, payload: bytes) -> Bound:
+        """The arguments of a stored call. Raises InvalidInput if they do not fit the signature (any more)."""
+        return self.spread(self._values(payload))
+
+    def spread(self, arguments: Mapping[str, Any]) -> Bound:
+        """Arguments by name as the positional and keyword arguments of a call."""
+        values = dict(arguments)
+        if self._plain:
+            return (), values
+        positional: list[Any] = []
+        for name in self._by_position:
+            if name not in values:
+                break
+            positional.append(values.pop(name))
+        if self._rest is not None:
+            positional += values.pop(self._rest, ())
+        more = values.pop(self._more, {}) if self._more is not None else {}
+        return tuple(positional), {**values, **more}
+
+    def named(self, payload: bytes) -> dict[str, Any]:
+        """The arguments of a stored call by parameter name."""
+        return self._values(payload)
+
+    def _values(self, payload: bytes) -> dict[str, Any]:
+        try:
+            found = self._decoder.decode(payload)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            said, name = _where(error)
+            raise self._wrong(name, payload, said) from error
+        pairs = ((name, getattr(found, name)) for name in self.parameters)
+        return {name: value for name, value in pairs if value is not UNSET}
+
+    # Results
+
+    def encode_result(self, value: Any) -> bytes | None:
+        """None is stored as nothing. Raises InvalidInput."""
+        if value is None:
+            return None
+        try:
+            return _encoder.encode(value)
+        except Exception as error:
+            expected = f"a result that can be stored as JSON: {error}"
+            raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
+
+    def decode_result(self, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        try:
+            return self._result.decode(data)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            expected = f"what its annotation says: {error}"
+            raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
+
+    # What to say
+
+    def _not_json(self, arguments: Mapping[str, Any], error: Exception) -> InvalidInput:
+        for name, value in arguments.items():
+            try:
+                _encoder.encode(value)
+            except Exception as its_own:
+                return self._wrong(name, value, f"it cannot be stored as JSON: {its_own}")
+        return self._wrong("", dict(arguments), f"it cannot be stored as JSON: {error}")
+
+    def _wrong(self, name: str, value: Any, said: str) -> InvalidInput:
+        return InvalidInput(field=f"{self.name}({name})", value=value, expected=said)
+
+
+def _where(error: Exception) -> tuple[str, str]:
+    """What msgspec said, and the parameter it spoke of."""
+    said = str(error)
+    at = _PATH.search(said)
+    if at is None:
+        return said, ""
+    deeper = f" at {at[1]}{at[2]}" if at[2] else ""
+    return said[: at.start()] + deeper, at[1]
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(inspect.unwrap(function), include_extras=True)
+    except NameError as error:
+        expected = f"annotations that can be looked up when the program runs ({error}); define or import the type in its module"
+        raise InvalidInput(field=f"task {name}", value=function, expected=expected) from error
+
+
+def _is_required(parameter: Parameter) -> bool:
+    many = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and not many
+
+
+def _only(parameters: Mapping[str, Parameter], kind: Any) -> str | None:
+    return next((each.name for each in parameters.values() if each.kind is kind), None)

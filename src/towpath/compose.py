@@ -1,0 +1,126 @@
+"""Several calls at once: chains, groups with a job that follows them, and batches. Each is one append: all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from towpath.core.commands import Append, Command, OnFailure, Open, Result, Seal
+from towpath.core.ids import derived
+from towpath.core.job import After, Spec
+from towpath.errors import InvalidInput
+from towpath.handles import Collector, GroupHandle, JobHandle, open_collector, ids_of
+from towpath.options import AFTER, after_header
+from towpath.runtime.engine import Engine
+from towpath.runtime.newids import new_id
+from towpath.tasks import Call, R
+
+Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
+"""What follows a group: one call however it ends, or a call for each way it may end."""
+
+
+def after(call: Call[Any], needed: Sequence[After], **more: Any) -> Spec:
+    """The spec of a call that also waits for these."""
+    spec = call.spec(**more)
+    all_of = (*spec.after, *needed)
+    own = {**spec.headers, **after_header(all_of)}
+    return call.spec(**more, id=spec.id, after=all_of, headers=own)
+
+
+class Chain:
+    """Calls one after the other, each when the one before it is done."""
+
+    def __init__(self, engine: Engine, calls: Sequence[Call[Any]]) -> None:
+        if not calls:
+            raise InvalidInput(field="chain", value=(), expected="at least one call")
+        self._engine = engine
+        self._last = calls[-1]
+        specs = [calls[0].spec()]
+        for call in calls[1:]:
+            specs.append(after(call, (After(specs[-1].id),)))
+        self.command = Append(tuple(specs))
+
+    def handle(self, answer: Result) -> JobHandle[Any]:
+        return JobHandle(self._engine, ids_of(answer)[-1], self._last.task.decode_result)
+
+
+class Group:
+    """Members and what follows them. Their ids follow from the group's, so that making it again makes nothing twice."""
+
+    def __init__(self, engine: Engine, id: str | None, on_failure: str) -> None:
+        self._engine = engine
+        self.id = id or new_id()
+        self._on_failure = OnFailure(on_failure) if on_failure in list(OnFailure) else None
+        if self._on_failure is None:
+            raise InvalidInput(field="on_failure", value=on_failure, expected="continue or abort")
+        self._calls: list[Call[Any]] = []
+        self._then: Call[Any] | None = None
+
+    def commands(self, calls: Iterable[Call[Any]], then: Then | None) -> list[list[Command]]:
+        """What to commit, step by step. A refused append must not let a group end, and what follows it run; so a `then` that
+        depends on how the group ends is sealed in a step of its own. The plain one is a job that waits for the group: it is
+        refused together with the members, and one step will do."""
+        self._calls = list(calls)
+        if not self._calls:
+            raise InvalidInput(field="group", value=(), expected="at least one call")
+        specs = [self._member(call, n) for n, call in enumerate(self._calls)]
+        assert self._on_failure is not None
+        if isinstance(then, Mapping):
+            callbacks = {ending: (self._callback(call),) for ending, call in then.items()}
+            return [[Open(self.id, self._on_failure, callbacks), Append(tuple(specs))], [Seal(self.id)]]
+        if then is not None:
+            self._then = then
+            needed = (After(self.id, run_anyway=True, group=True),)
+            specs.append(after(then, needed, id=derived(self.id, "then")))
+        return [[Open(self.id, self._on_failure), Append(tuple(specs)), Seal(self.id)]]
+
+    def handle(self, answers: Sequence[Result]) -> GroupHandle[Any]:
+        ids = ids_of(answers[1])
+        jobs = [JobHandle[Any](self._engine, id, call.task.decode_result) for id, call in zip(ids, self._calls, strict=False)]
+        follower = None if self._then is None else JobHandle[Any](self._engine, ids[-1], self._then.task.decode_result)
+        return GroupHandle(self._engine, self.id, jobs, follower)
+
+    def _member(self, call: Call[Any], n: int) -> Spec:
+        return call.spec(id=derived(self.id, "member", n), group=self.id)
+
+    def _callback(self, call: Call[Any]) -> Spec:
+        spec = call.spec()
+        return call.spec(id=spec.id, headers={**spec.headers, AFTER: f"@{self.id}"})
+
+
+class Batch(Collector):
+    """Collects enqueues and appends them all at the end of its `with`; nothing if the block raises. Inside, `task.enqueue` of
+    the same thread or coroutine goes here too. The handles can be waited for after the block."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._token: Token[Collector | None] | None = None
+
+    def add(self, call: Call[R]) -> JobHandle[R]:
+        """One more call."""
+        return self.collect(call.spec(), call.task.decode_result)
+
+    def __enter__(self) -> Self:
+        self._token = open_collector.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave()
+        if error is None and self.specs:
+            self.placed(self.engine.call(Append(tuple(self.specs))))
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        if error is None and self.specs:
+            self.placed(await self.engine.acall(Append(tuple(self.specs))))
+
+    def _leave(self) -> None:
+        assert self._token is not None
+        open_collector.reset(self._token)

@@ -1,0 +1,227 @@
+"""The running job, for the handler that runs it: `towpath.current()`.
+
+Whoever runs jobs makes a `Running` per attempt, enters it around the handler (`with running:`), tells it when the job is asked to
+stop (`ask`), and takes what the handler collected for the settling transaction (`outcome_extras`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Protocol
+
+from towpath.codec import decode, encode
+from towpath.core.commands import Note, Progress, Progressed
+from towpath.core.job import Claim, Job, Reason, Spec
+from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
+from towpath.handles import JobHandle, members, value_of
+from towpath.ledger import Ledger
+from towpath.options import AFTER
+from towpath.runtime.committer import Committer
+from towpath.runtime.tickets import Reply
+from towpath.tasks import Call, R, Task
+
+Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
+"""Children, notes and the function for the transaction that settles the job."""
+
+
+class Host(Protocol):
+    """What a running job needs of the App."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def committer(self) -> Committer: ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]: ...
+
+
+class Running:
+    """One attempt at a job. Any thread of the handler may use it."""
+
+    def __init__(self, app: Host, claim: Claim, task: Task[..., Any]) -> None:
+        self.job: Job = claim.job
+        self.task = task
+        self.asked: Reason | None = claim.job.cancel_requested
+        """Why it was asked to stop, if it was."""
+        self.lost = False
+        """Somebody else has the job by now: whatever this attempt does, the ledger will not take it."""
+        self._app = app
+        self._cursor = claim.job.cursor
+        self._spawn: list[Spec] = []
+        self._notes: list[Note] = []
+        self._functions: list[Callable[[Any], object]] = []
+        self._lock = threading.Lock()
+        self._waiting: Progress | None = None
+        self._in_flight = False
+        self._token: Token[Running | None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is, from 1."""
+        return self.job.attempts
+
+    @property
+    def fence(self) -> int:
+        """Grows with every delivery: pass it to what you write to, so that it can refuse an older one."""
+        return self.job.fence
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self.job.correlation_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Was it asked to stop, or is the claim lost? Then clean up and return; a long handler looks here now and then."""
+        return self.asked is not None or self.lost
+
+    @property
+    def cursor(self) -> Any:
+        """The last checkpoint, also of earlier attempts; None at the beginning."""
+        return None if self._cursor is None else decode(self._cursor)
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Say how far it is. Never waits; what is overtaken before it was written is left out."""
+        self._post(Progress(self.id, self.fence, done, total))
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Remember where to go on if this attempt fails. Any JSON value. Never waits."""
+        self._cursor = encode(cursor)
+        self._post(Progress(self.id, self.fence, cursor=self._cursor))
+
+    def spawn(self, call: Call[R]) -> JobHandle[R]:
+        """A child: it is enqueued in the transaction that finishes this attempt, if that succeeds or fails for good."""
+        spec = call.spec()
+        self._spawn.append(spec)
+        return JobHandle(call.task.app, spec.id, call.task.decode_result)
+
+    def commit(self, function: Callable[[Any], object]) -> None:
+        """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or neither. Needs a
+        ledger with a database."""
+        if not self._app.ledger.capabilities.transactional:
+            raise Unsupported(what="a function in the transaction of a settle, which needs a ledger with a database")
+        self._functions.append(function)
+
+    def results(self, *, errors: bool = False) -> list[Any]:
+        """What the jobs it waited for returned, in the order of `after`; a group gives all of its members. One that did not
+        end well is raised as JobFailed or JobCanceled, or, with `errors`, stands in its place."""
+        return [self._value(job, errors) for job in self._awaited()]
+
+    # For whoever runs it
+
+    def ask(self, reason: Reason) -> None:
+        """Tell it that it should stop."""
+        self.asked = self.asked or reason
+
+    def lose(self) -> None:
+        """Tell it that its claim is lost."""
+        self.lost = True
+
+    def outcome_extras(self) -> Extras:
+        """What the handler collected. Posts the last progress, which must come before the settle."""
+        with self._lock:
+            last, self._waiting = self._waiting, None
+        if last is not None:
+            self._app.committer.post([(last, self._heard)])
+        return tuple(self._spawn), tuple(self._notes), self._within()
+
+    def __enter__(self) -> Running:
+        self._token = _running.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._token is not None
+        _running.reset(self._token)
+
+    def _within(self) -> Callable[[Any], object] | None:
+        if not self._functions:
+            return None
+        functions = tuple(self._functions)
+
+        def within(connection: Any) -> None:
+            for function in functions:
+                function(connection)
+
+        return within
+
+    def _post(self, progress: Progress) -> None:
+        with self._lock:
+            if self._in_flight:
+                self._waiting = _merged(self._waiting, progress)
+                return
+            self._in_flight = True
+        self._app.committer.post([(progress, self._heard)])
+
+    def _heard(self, reply: Reply) -> None:
+        """In the committing thread: at most one progress of a job is on its way."""
+        if isinstance(reply, Progressed) and reply.cancel is not None:
+            self.ask(reply.cancel)
+        elif isinstance(reply, LostClaim):
+            self.lose()
+        with self._lock:
+            following, self._waiting = self._waiting, None
+            self._in_flight = following is not None
+        if following is not None:
+            try:
+                self._app.committer.post([(following, self._heard)])
+            except TowpathError:
+                # The engine closes. Progress is a courtesy, and this is not the handler's thread.
+                return
+
+    def _awaited(self) -> list[Job]:
+        names = [name for name in self.job.headers.get(AFTER, "").split(",") if name]
+        ledger = self._app.ledger
+        found = ledger.get_many([name for name in names if not name.startswith("@")])
+        awaited: list[Job] = []
+        for name in names:
+            if name.startswith("@"):
+                awaited += members(ledger, name[1:])
+            elif name in found:
+                awaited.append(found[name])
+            else:
+                raise UnknownJob(id=name)
+        return awaited
+
+    def _value(self, job: Job, errors: bool) -> Any:
+        task = self._app.tasks.get(job.kind)
+        try:
+            return value_of(job, _plain if task is None else task.decode_result)
+        except (JobFailed, JobCanceled) as error:
+            if errors:
+                return error
+            raise
+
+
+def _plain(data: bytes | None) -> Any:
+    return None if data is None else decode(data)
+
+
+def _merged(older: Progress | None, newer: Progress) -> Progress:
+    if older is None:
+        return newer
+    return Progress(
+        newer.id,
+        newer.fence,
+        older.done if newer.done is None else newer.done,
+        older.total if newer.total is None else newer.total,
+        older.cursor if newer.cursor is None else newer.cursor,
+    )
+
+
+_running: ContextVar[Running | None] = ContextVar("towpath_running", default=None)
+
+
+def current() -> Running:
+    """The job that runs here. Raises NotInJob outside a handler."""
+    running = _running.get()
+    if running is None:
+        raise NotInJob()
+    return running

@@ -1,0 +1,166 @@
+"""When a schedule fires: cron expressions, fixed intervals, summer time, and what becomes of fires that were missed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from cronsim import CronSim, CronSimError
+from msgspec.structs import force_setattr, replace
+
+from towpath.core import checks
+from towpath.core.checks import SECOND
+from towpath.core.job import Spec, Word
+from towpath.errors import InvalidInput
+
+GRACE: Final = 60 * SECOND
+"""A fire that is later than this was missed."""
+CATCH_UP: Final = 100
+"""Missed fires of one schedule that are made up for at a time."""
+ALIASES: Final[Mapping[str, str]] = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+
+class Missed(Word):
+    """What becomes of fires that nobody was there for: forgotten, made up for by one, or each made up for."""
+
+    SKIP = "skip"
+    ONCE = "once"
+    ALL = "all"
+
+
+def missed_of(word: object) -> Missed:
+    if word not in Missed._value2member_map_:
+        raise InvalidInput(field="missed", value=word, expected="skip, once or all")
+    return Missed(word)
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When (`cron` in the time zone `tz`, or `every` so many microseconds counted from `anchor`) and what (`spec`, whose id is
+    not used). The last four fields are the ledger's: `declared` is the definition that the code gave, so that a change made
+    at run time is not undone by the next start of the same code."""
+
+    name: str
+    spec: Spec
+    cron: str | None = None
+    every: int | None = None
+    anchor: int = 0
+    tz: str = "UTC"
+    missed: Missed = Missed.SKIP
+    paused: bool = False
+    next_at: int = 0
+    last_at: int | None = None
+    declared: str = ""
+
+    def __post_init__(self) -> None:
+        checks.name("name", self.name)
+        force_setattr(self, "missed", missed_of(self.missed))
+        force_setattr(self, "spec", replace(self.spec, id=self.name))
+        checks.whole("anchor", self.anchor)
+        if (self.cron is None) == (self.every is None):
+            given = {"cron": self.cron, "every": self.every}
+            raise InvalidInput(field="schedule", value=given, expected="either cron or every")
+        _zone(self.tz)
+        if self.every is not None:
+            checks.whole("every", self.every, SECOND // 10)
+        else:
+            _check_cron(self.cron, self.tz)
+        if self.spec.after or self.spec.group or self.spec.ready_at is not None:
+            raise InvalidInput(field="spec", value=self.spec.id, expected="a spec without after, group and ready_at")
+
+    @property
+    def times(self) -> tuple[object, ...]:
+        """All that decides when it fires."""
+        return self.cron, self.every, self.anchor, self.tz
+
+    def definition(self) -> str:
+        """A digest of what was asked for, without what has become of it."""
+        plain = replace(self, paused=False, next_at=0, last_at=None, declared="")
+        return hashlib.blake2b(msgspec.json.encode(plain, order="sorted"), digest_size=16).hexdigest()
+
+
+def next_fire(schedule: Schedule, after: int) -> int:
+    """The first fire later than `after`; the end of time if there is none. A fixed time of day that the autumn change brings
+    twice is fired the first time only; one that the spring change skips is fired when the gap ends."""
+    if schedule.every is not None:
+        return schedule.anchor + ((after - schedule.anchor) // schedule.every + 1) * schedule.every
+    assert schedule.cron is not None
+    expression, offset = _expression(schedule.cron)
+    after -= offset
+    for moment in CronSim(expression, datetime.fromtimestamp(after // SECOND, _zone(schedule.tz))):
+        # From within the repeated hour of autumn, cronsim begins with the first pass, which is over.
+        if (fire := int(moment.timestamp()) * SECOND) > after:
+            return fire + offset
+    return checks.FOREVER
+
+
+def plan(schedule: Schedule, now: int, most: int = CATCH_UP) -> tuple[list[int], int]:
+    """The fires to make at `now` of a schedule that is due, and the next one after them."""
+    if schedule.missed is not Missed.ALL:
+        latest = _latest(schedule, now)
+        late = schedule.missed is Missed.SKIP and now - latest > GRACE
+        return ([] if late else [latest]), next_fire(schedule, now)
+    times, following = [schedule.next_at], next_fire(schedule, schedule.next_at)
+    while following <= now and len(times) < most:
+        times.append(following)
+        following = next_fire(schedule, following)
+    return times, following
+
+
+def _latest(schedule: Schedule, now: int) -> int:
+    """The last fire up to `now`, found by halving: there may be millions since `next_at`."""
+    fire, end = schedule.next_at, now
+    while fire < end:
+        middle = (fire + end) // 2
+        if (found := next_fire(schedule, middle)) <= now:
+            fire = found
+        else:
+            end = middle
+    return fire
+
+
+def _expression(cron: str) -> tuple[str, int]:
+    """The expression for cronsim and what to add to its times. A leading field with one second is such an addition, because
+    cronsim gives the care for summer time only to expressions of five fields."""
+    cron = ALIASES.get(cron.strip().lower(), cron)
+    first, _, rest = cron.strip().partition(" ")
+    if len(cron.split()) == 6 and first.isdecimal() and int(first) < 60:
+        return rest, int(first) * SECOND
+    return cron, 0
+
+
+@lru_cache(maxsize=256)
+def _zone(tz: str) -> tzinfo:
+    if tz == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(tz)
+    except (OSError, ValueError, TypeError, LookupError):
+        raise InvalidInput(field="tz", value=tz, expected="the name of a time zone, such as Europe/Berlin") from None
+
+
+@lru_cache(maxsize=1024)
+def _check_cron(cron: str | None, tz: str) -> None:
+    if not isinstance(cron, str) or len(cron) > checks.MAX_NAME:
+        raise InvalidInput(field="cron", value=cron, expected="text such as '*/5 * * * *' or '@daily'")
+    try:
+        expression, _ = _expression(cron)
+        next(CronSim(expression, datetime.fromtimestamp(0, _zone(tz))))
+    except StopIteration:
+        raise InvalidInput(field="cron", value=cron, expected="an expression that comes true within 50 years") from None
+    except (CronSimError, AssertionError, ValueError, TypeError, LookupError) as error:
+        names = ", ".join(ALIASES)
+        expected = f"minute hour day month weekday (with seconds in front if you like), or one of {names} ({error})"
+        raise InvalidInput(field="cron", value=cron, expected=expected) from None

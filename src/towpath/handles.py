@@ -1,0 +1,193 @@
+"""What an enqueue gives back: a handle on the job, or on the group, that the ledger now has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Selector
+from towpath.core.explain import Explanation
+from towpath.core.job import CANCELED, DONE, Job, Spec
+from towpath.core.views import GroupView, Query
+from towpath.errors import JobCanceled, JobFailed, NotRevivable, UnknownGroup, UnknownJob
+from towpath.ledger import Ledger
+from towpath.runtime.engine import Engine
+
+R = TypeVar("R")
+Decode = Callable[[bytes | None], Any]
+
+
+class JobHandle(Generic[R]):
+    """A job in the ledger. `id` is all it is: the handle may be made anew at any time with `app.job(id)`."""
+
+    __slots__ = ("_decode", "_engine", "id")
+
+    def __init__(self, engine: Engine, id: str, decode: Decode) -> None:
+        self.id = id
+        self._engine = engine
+        self._decode = decode
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, or TimeoutError after `timeout` seconds."""
+        return self._value(self.finished(timeout))
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        return self._value(await self.afinished(timeout))
+
+    def finished(self, timeout: float | None = None) -> Job:
+        """Wait until it has finished, however it ended."""
+        return self._engine.watch.job(self.id, timeout)
+
+    async def afinished(self, timeout: float | None = None) -> Job:
+        return await self._engine.watch.ajob(self.id, timeout)
+
+    def status(self) -> Job:
+        """The whole record as it is now."""
+        job = self._engine.ledger.get(self.id)
+        if job is None:
+            raise UnknownJob(id=self.id)
+        return job
+
+    def explain(self) -> Explanation:
+        """Why it does not run; `str()` of it is one sentence."""
+        return self._engine.ledger.explain(self.id)
+
+    def cancel(self) -> bool:
+        """Cancel it if it waits, ask it to stop if it runs. False: it had finished, or was asked already."""
+        return _touched(self._engine.call(Cancel(where=Selector(ids=(self.id,)))))
+
+    async def acancel(self) -> bool:
+        return _touched(await self._engine.acall(Cancel(where=Selector(ids=(self.id,)))))
+
+    def retry(self) -> None:
+        """Bring back a failed or canceled job. Raises NotRevivable."""
+        _revived(self.id, self._engine.call(Revive(where=Selector(ids=(self.id,)))))
+
+    async def aretry(self) -> None:
+        _revived(self.id, await self._engine.acall(Revive(where=Selector(ids=(self.id,)))))
+
+    def _value(self, job: Job) -> R:
+        value: R = value_of(job, self._decode)
+        return value
+
+
+def value_of(job: Job, decode: Decode) -> Any:
+    """What a finished job returned, or how it ended as an error."""
+    if job.state is DONE:
+        return decode(job.result)
+    if job.state is CANCELED:
+        raise JobCanceled(id=job.id, reason=job.reason.value)
+    raise JobFailed(id=job.id, reason=job.reason.value, error=job.error)
+
+
+def _touched(answer: Result) -> bool:
+    assert isinstance(answer, Canceled)
+    return answer.canceled + answer.requested > 0
+
+
+def _revived(id: str, answer: Result) -> None:
+    assert isinstance(answer, Revived)
+    if answer.refused:
+        raise NotRevivable(id=id, why=answer.refused[0][1])
+    if not answer.revived:
+        raise UnknownJob(id=id)
+
+
+class GroupHandle(Generic[R]):
+    """A group of jobs. `jobs` are its members as they were enqueued, `then` the job that follows it, if there is one."""
+
+    def __init__(self, engine: Engine, id: str, jobs: Sequence[JobHandle[R]] = (), then: JobHandle[Any] | None = None) -> None:
+        self.id = id
+        self.jobs = tuple(jobs)
+        self.then = then
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<group {self.id}>"
+
+    def status(self) -> GroupView:
+        """Where it is in its life, with the exact counts of its members."""
+        view = self._engine.ledger.group(self.id)
+        if view is None:
+            raise UnknownGroup(group=self.id)
+        return view
+
+    def result(self, timeout: float | None = None) -> list[R]:
+        """Wait until it is closed; what the jobs returned, in their order. Raises the first failure or cancellation."""
+        self.closed(timeout)
+        return self._values()
+
+    async def aresult(self, timeout: float | None = None) -> list[R]:
+        await self.aclosed(timeout)
+        return self._values()
+
+    def closed(self, timeout: float | None = None) -> GroupView:
+        """Wait until it is closed, however it ended."""
+        return self._engine.watch.group(self.id, timeout)
+
+    async def aclosed(self, timeout: float | None = None) -> GroupView:
+        return await self._engine.watch.agroup(self.id, timeout)
+
+    def cancel(self) -> None:
+        """Cancel what waits, ask what runs to stop, and close."""
+        self._engine.call(Abort(self.id))
+
+    async def acancel(self) -> None:
+        await self._engine.acall(Abort(self.id))
+
+    def _values(self) -> list[R]:
+        found = self._engine.ledger.get_many([each.id for each in self.jobs])
+        for each in self.jobs:
+            if each.id not in found:
+                raise UnknownJob(id=each.id)
+        return [each._value(found[each.id]) for each in self.jobs]
+
+
+def members(ledger: Ledger, group: str) -> list[Job]:
+    """Every job of a group, in the order in which they were added."""
+    found: list[Job] = []
+    page: str | None = None
+    while True:
+        answer = ledger.find(Query(group=group, oldest_first=True, limit=1000, page=page))
+        found += answer.jobs
+        page = answer.next
+        if page is None:
+            return found
+
+
+class Collector:
+    """Gathers specs for one append. The handles it gives know their final ids once `placed` was told the answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.specs: list[Spec] = []
+        self._handles: list[JobHandle[Any]] = []
+
+    def collect(self, spec: Spec, decode: Decode) -> JobHandle[Any]:
+        handle: JobHandle[Any] = JobHandle(self.engine, spec.id, decode)
+        self.specs.append(spec)
+        self._handles.append(handle)
+        return handle
+
+    def placed(self, answer: Result) -> None:
+        for handle, id in zip(self._handles, ids_of(answer), strict=True):
+            handle.id = id
+
+
+def ids_of(answer: Result) -> list[str]:
+    """The ids an append answered: those of the specs, or of the jobs that already held their keys."""
+    assert isinstance(answer, Appended)
+    return [placed.id for placed in answer.jobs]
+
+
+open_collector: ContextVar[Collector | None] = ContextVar("towpath_collecting", default=None)
+
+
+def collecting(engine: Engine) -> Collector | None:
+    """The batch that is open here for this engine."""
+    collector = open_collector.get()
+    return collector if collector is not None and collector.engine is engine else None

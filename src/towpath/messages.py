@@ -1,0 +1,370 @@
+"""Messages: jobs that are consumed by hand. Put, get, and then one word about each: `ack` or `nack`.
+
+    orders = app.queue("orders")
+    orders.put({"id": 7})
+    with orders.get(wait=5) as message:
+        handle(message.json())
+        message.ack()
+
+Every verb has an async form with an `a` in front. A message in hand is kept on lease by the App until its word is said, or until
+`max_hold`. Its fence is checked with every word: who comes too late gets `LostClaim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypedDict, Unpack
+
+import msgspec
+
+from towpath import codec
+from towpath.core import checks
+from towpath.core.checks import MAX_ERROR, SECOND, micros
+from towpath.core.commands import MAX_BULK, Append, Appended, Note, Noted, Renew, Renewed, Result, Settle, Settled
+from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
+from towpath.core.job import State as JobState
+from towpath.core.views import NoteView
+from towpath.errors import InvalidInput, LostClaim, TowpathError
+from towpath.runtime.inbox import LOOK, Host, Inbox, Nap, Steps, Terms, arun, run
+from towpath.runtime.newids import new_id
+
+log = logging.getLogger("towpath.messages")
+
+Span = float | timedelta
+
+STATE_TTL: Final = 90 * checks.DAY
+"""How long the state of a message is kept after it was last saved, if no ack takes it away."""
+_POLICIES: Final[Mapping[str, KeyPolicy]] = {
+    "keep": KeyPolicy.UNIQUE,
+    "replace": KeyPolicy.REPLACE,
+    "serial": KeyPolicy.SERIAL,
+}
+
+
+class PutOptions(TypedDict, total=False):
+    """What `put` takes besides the payload. Spans are seconds or timedeltas."""
+
+    delay: Span
+    priority: int | str
+    part: str
+    key: str
+    on_conflict: Literal["keep", "replace", "serial"]
+    ttl: Span
+    headers: Mapping[str, str]
+    content_type: str
+    correlation_id: str
+    max_attempts: int
+    id: str
+
+
+class Queue:
+    """A queue of messages. Making one costs nothing and writes nothing."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        checks.name("queue", name)
+        self._host = host
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name}>"
+
+    def put(self, payload: object, **options: Unpack[PutOptions]) -> str:
+        """Add a message; its id, or that of the message that already holds its key. Returns when it is durable. Bytes and text go
+        as they are, anything else as JSON."""
+        return _ids(self._host.committer.call(Append((self._spec(payload, options),))))[0]
+
+    async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
+        return _ids(await self._host.committer.acall(Append((self._spec(payload, options),))))[0]
+
+    def put_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
+        """Add a message for each payload, all or none, in one commit. `id` and `key` are for single messages."""
+        specs = self._specs(payloads, options)
+        return _ids(self._host.committer.call(Append(specs))) if specs else []
+
+    async def aput_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
+        specs = self._specs(payloads, options)
+        return _ids(await self._host.committer.acall(Append(specs))) if specs else []
+
+    def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+        """The next message, or None if there is none and none comes within `wait` seconds. It is yours while the process lives,
+        at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have passed."""
+        found = self.get_many(1, wait, lease, max_hold)
+        return found[0] if found else None
+
+    async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+        found = await self.aget_many(1, wait, lease, max_hold)
+        return found[0] if found else None
+
+    def get_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+        """Up to n messages; waits only for the first."""
+        return run(self._fetch(n, wait, terms_of(lease, max_hold)))
+
+    async def aget_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+        return await arun(self._fetch(n, wait, terms_of(lease, max_hold)))
+
+    def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription:
+        """All messages as they come, for `for` and `async for`, with `prefetch` of them in hand."""
+        checks.whole("prefetch", prefetch, 1, MAX_BULK)
+        return Subscription(self._host, self.name, terms_of(lease, max_hold), prefetch)
+
+    def _fetch(self, n: int, wait: Span, terms: Terms) -> Steps[list[Message]]:
+        checks.whole("n", n, 1, MAX_BULK)
+        seconds = micros(wait, "wait") / SECOND
+        claims = yield from Inbox(self._host, self.name, terms).fetch(n, seconds)
+        return [Message(self._host, claim, terms) for claim in claims]
+
+    def _specs(self, payloads: Iterable[object], options: PutOptions) -> tuple[Spec, ...]:
+        for field in ("id", "key"):
+            if field in options:
+                raise InvalidInput(field=field, value=options.get(field), expected="put, not put_many: it names one message")
+        if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping):
+            raise InvalidInput(field="payloads", value=payloads, expected="a list of payloads, not a single one")
+        return tuple([self._spec(payload, options) for payload in payloads])
+
+    def _spec(self, payload: object, options: PutOptions) -> Spec:
+        body, content_type = _body(payload)
+        fields: dict[str, Any] = {"id": new_id(), "payload": body, "content_type": content_type, **options}
+        if unknown := options.keys() - PutOptions.__annotations__.keys():
+            raise TypeError(f"put() got an unexpected keyword argument {min(unknown)!r}")
+        for span in ("delay", "ttl"):
+            if span in fields:
+                fields[span] = micros(fields[span], span)
+        conflict = fields.pop("on_conflict", None)
+        if "key" in fields:
+            fields["key"] = _key(fields["key"], conflict or "keep")
+        elif conflict is not None:
+            raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
+        return Spec(queue=self.name, **fields)
+
+
+class Message:
+    """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it stopped; both are
+    noticed by the heartbeat. Leaving its `with` without a word is a nack."""
+
+    def __init__(self, host: Host, claim: Claim, terms: Terms) -> None:
+        self._host = host
+        self._claim = claim
+        self._lease = terms.lease
+        self._until = time.monotonic() + terms.max_hold
+        self._state: State | None = None
+        self._settled = False
+        self.lost = False
+        self.cancel_requested: Reason | None = claim.job.cancel_requested
+        self._hold()
+
+    def __repr__(self) -> str:
+        return f"<message {self.id} of {self.job.queue}, attempt {self.attempt}>"
+
+    @property
+    def job(self) -> Job:
+        """The whole record as it was when the message was taken."""
+        return self._claim.job
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def payload(self) -> bytes:
+        """As it was stored; `text()` and `json()` read it."""
+        return self.job.payload
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.job.headers
+
+    @property
+    def content_type(self) -> str:
+        return self.job.content_type
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self.job.correlation_id
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is, from 1."""
+        return self.job.attempts
+
+    @property
+    def fence(self) -> int:
+        """Larger with every delivery of this message: give it to systems that must refuse a holder from the past."""
+        return self.job.fence
+
+    @property
+    def state(self) -> State:
+        """A JSON document that survives nacks and crashes, and goes with the ack."""
+        if self._state is None:
+            self._state = State(self._host, self)
+        return self._state
+
+    def text(self) -> str:
+        try:
+            return self.payload.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(field="payload", value=self.payload, expected=f"text in UTF-8: {error}") from None
+
+    def json(self, type: Any = Any) -> Any:
+        """The payload as a value, checked against a type if you name one."""
+        try:
+            return msgspec.json.decode(self.payload, type=type)
+        except msgspec.MsgspecError as error:
+            raise InvalidInput(field="payload", value=self.payload, expected=f"JSON: {error}") from None
+
+    def ack(self, result: object = None) -> None:
+        """Done, and its state goes. `result` is kept with the finished job."""
+        self._close(self._host.committer.call(self._ack(result)), JobState.DONE)
+
+    async def aack(self, result: object = None) -> None:
+        self._close(await self._host.committer.acall(self._ack(result)), JobState.DONE)
+
+    def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
+        """Not done: deliver it again after `delay`. Counts as a failure with that reason, and the last one that `max_attempts` allows
+        makes it a dead letter; `defer` is only a postponement and counts nothing."""
+        self._close(self._host.committer.call(self._nack(delay, reason, defer)))
+
+    async def anack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
+        self._close(await self._host.committer.acall(self._nack(delay, reason, defer)))
+
+    def extend(self, seconds: Span) -> None:
+        """Keep it for so long from now, whatever `max_hold` said."""
+        self._extended(self._host.committer.call(self._renew(seconds)), seconds)
+
+    async def aextend(self, seconds: Span) -> None:
+        self._extended(await self._host.committer.acall(self._renew(seconds)), seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._settled:
+            try:
+                self.nack(**_last_words(error))
+            except TowpathError as failure:
+                self._let_go(error, failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._settled:
+            try:
+                await self.anack(**_last_words(error))
+            except TowpathError as failure:
+                self._let_go(error, failure)
+
+    def _ack(self, result: object) -> Settle:
+        body = None if result is None else _body(result)[0]
+        # The first claim of all cannot have left a state behind.
+        stateless = self.fence == 1 and self._state is None
+        return self._settle(Done(body), () if stateless else (Note(key=_state_key(self.id), value=None),))
+
+    def _nack(self, delay: Span, reason: str | None, defer: bool) -> Settle:
+        if defer:
+            return self._settle(Snooze(micros(delay, "delay")))
+        return self._settle(Retry(micros(delay, "delay"), error=reason))
+
+    def _settle(self, outcome: Outcome, notes: tuple[Note, ...] = ()) -> Settle:
+        if self._settled:
+            raise LostClaim(id=self.id, fence=self.fence)
+        return Settle(self.id, self.fence, outcome, notes=notes)
+
+    def _close(self, answer: Result, wanted: JobState | None = None) -> None:
+        """The ledger answers a second word about the same claim with what the first one made of it."""
+        assert isinstance(answer, Settled)
+        self._host.leases.drop(self.id, self.fence)
+        self._settled = True
+        if (answer.state is JobState.DONE) != (wanted is JobState.DONE):
+            raise LostClaim(id=self.id, fence=self.fence)
+
+    def _renew(self, seconds: Span) -> Renew:
+        if self._settled:
+            raise LostClaim(id=self.id, fence=self.fence)
+        return Renew(((self.id, self.fence),), micros(seconds, "seconds"))
+
+    def _extended(self, answer: Result, seconds: Span) -> None:
+        assert isinstance(answer, Renewed)
+        if answer.lost:
+            self.lost = True
+            raise LostClaim(id=self.id, fence=self.fence)
+        self._lease = micros(seconds, "seconds")
+        self._until = max(self._until, time.monotonic() + self._lease / SECOND)
+        self._hold()
+
+    def _hold(self) -> None:
+        """The leases must not keep alive what nobody else knows any more."""
+        me = weakref.ref(self)
+
+        def on_lost(id: str) -> None:
+            if (message := me()) is not None:
+                message.lost = True
+
+        def on_cancel(id: str, reason: Reason) -> None:
+            if (message := me()) is not None:
+                message.cancel_requested = reason
+
+        self._host.leases.hold((self._claim,), self._lease, on_lost, on_cancel, self._until)
+
+    def _let_go(self, error: BaseException | None, failure: TowpathError) -> None:
+        """The word could not be said; an error of the user's own is more important than that."""
+        self._host.leases.drop(self.id, self.fence)
+        if error is None:
+            raise failure
+        log.warning("message %s could not be given back: %s", self.id, failure)
+
+
+class State:
+    """The state of a message: `value` (None if there is none) at `version` (0). `save` writes it unless somebody else did in the
+    meantime (`NoteConflict`). The first look reads the ledger; `aload` does that without blocking an event loop."""
+
+    def __init__(self, host: Host, message: Message) -> None:
+        self._host = host
+        self._message = weakref.ref(message)
+        self._key = _state_key(message.id)
+        self._value: Any = None
+        self._version: int | None = None
+
+    @property
+    def value(self) -> Any:
+        if self._version is None:
+            self.load()
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if self._version is None:
+            self.load()
+        self._value = value
+
+    @property
+    def version(self) -> int:
+        if self._version is None:
+            self.load()
+        assert self._version is not None
+        return self._version
+
+    def load(self) -> Any:
+        """Read it again; the value."""
+        return self._loaded(self._host.ledger.note(self._key))
+
+    async def aload(self) -> Any:
+        return self._loaded(await asyncio.to_thread(self._host.ledger.note, self._key))
+
+    def save(self, *value: Any) -> int:
+        """Write the value given, or the one at hand after it was changed; the new version."""
+        return self._saved(self._host.committer.call(self._note(*value)))
+
+    async def asave(self, *value: Any) -> int:
+        if self._version is None:
+            held = value or (await self.aload(),)
+            await self.aload()
+            value = held
+        return self._saved(await self._host.committer.acall(self._note(*value)))

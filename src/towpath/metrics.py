@@ -1,0 +1,182 @@
+"""Prometheus metrics: `pip install 'towpath[metrics]'`, then `install(app.bus, app.ledger)` and `serve(9100)`.
+
+What a queue looks like (depth, oldest age) is read from the ledger when Prometheus asks, and so is right for the whole fleet;
+everything else is counted from the events of this process. All names start with `towpath_`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+    from prometheus_client.core import GaugeMetricFamily
+except ImportError as error:  # pragma: no cover
+    raise ImportError("towpath.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
+
+from towpath.clock import Clock, SystemClock
+from towpath.core.job import State
+from towpath.errors import TowpathError
+from towpath.events import (
+    BatchCommitted,
+    BatchFailed,
+    Bus,
+    HandlerBlocked,
+    JobsAppended,
+    JobSettled,
+    JobStarted,
+    LeaseLost,
+    QueueFullSeen,
+    ScheduleFired,
+    UpkeepDone,
+)
+from towpath.ledger import Ledger
+
+log = logging.getLogger("towpath.metrics")
+
+LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+DURATIONS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+COMMITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
+class LedgerCollector:
+    """Depth and age of every queue as they are at the time of the scrape; `towpath_ledger_up` 0 if they cannot be read."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger, self._clock = ledger, clock
+
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily]:
+        """What `collect` gives, without values: registering must not touch the ledger."""
+        return [
+            GaugeMetricFamily("towpath_queue_depth", "Jobs of a queue by their state.", labels=["queue", "state"]),
+            GaugeMetricFamily(
+                "towpath_queue_oldest_ready_seconds", "How long the longest-waiting ready job could have run.", labels=["queue"]
+            ),
+            GaugeMetricFamily("towpath_queue_paused", "1 if the queue is paused.", labels=["queue"]),
+            GaugeMetricFamily("towpath_ledger_up", "1 if the ledger could be read."),
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        depth, oldest, paused, up = families = self.describe()
+        try:
+            queues = self._ledger.queues()
+        except TowpathError as error:
+            log.warning("no queue metrics: %s", error)
+            up.add_metric([], 0)
+            yield up
+            return
+        now = self._clock.now()
+        for name, view in queues.items():
+            for state in State:
+                depth.add_metric([name, state.value], getattr(view.counts, state.value))
+            waited = 0 if view.oldest_ready is None else max(0, now - view.oldest_ready)
+            oldest.add_metric([name], waited / 1e6)
+            paused.add_metric([name], int(view.paused))
+        up.add_metric([], 1)
+        yield from families
+
+
+class _Counts:
+    """The metrics that are counted from events."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"towpath_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"towpath_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.waited = histogram(
+            "dequeue_latency_seconds", "From when a job could run to its handler's start.", LATENCIES, "queue"
+        )
+        self.duration = histogram("job_duration_seconds", "How long an attempt took.", DURATIONS, "kind")
+        self.appended = counter("jobs_appended_total", "Jobs appended by this process.", "queue")
+        self.done = counter("jobs_done_total", "Jobs that ended well.", "kind")
+        self.failed = counter("jobs_failed_total", "Jobs that became dead letters here.", "kind", "reason")
+        self.canceled = counter("jobs_canceled_total", "Jobs that stopped because they were asked to.", "kind")
+        self.retried = counter("attempts_failed_total", "Attempts that failed and will be tried again.", "kind")
+        self.lost = counter("lease_losses_total", "Leases this process lost while it worked.", "queue")
+        self.reaped = counter("leases_reaped_total", "Leases of dead or stuck holders that upkeep ended.")
+        self.expired = counter("jobs_expired_total", "Jobs whose time to live ran out.")
+        self.blocked = counter("handlers_blocked_total", "Handlers that blocked the event loop.", "kind")
+        self.full = counter("queue_full_total", "Appends refused because a queue was full.", "queue")
+        self.fired = counter("schedules_fired_total", "Jobs appended by a schedule.", "schedule")
+        self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by one commit.", SIZES)
+        self.commit = histogram("commit_seconds", "How long a commit took.", COMMITS)
+        self.failures = counter("commit_failures_total", "Batches that the ledger refused as a whole.", "retryable")
+        self._all = tuple(vars(self).values())
+
+    def unregister(self, registry: CollectorRegistry) -> None:
+        for metric in self._all:
+            registry.unregister(metric)
+
+    def settled(self, event: JobSettled) -> None:
+        if event.outcome in ("release", "refuse"):
+            return
+        self.duration.labels(event.kind).observe(event.duration)
+        if event.state == "done":
+            self.done.labels(event.kind).inc()
+        elif event.state == "failed":
+            self.failed.labels(event.kind, event.reason).inc()
+        elif event.state == "canceled":
+            self.canceled.labels(event.kind).inc()
+        elif event.outcome == "retry":
+            self.retried.labels(event.kind).inc()
+
+    def committed(self, event: BatchCommitted) -> None:
+        self.batch.observe(event.jobs)
+        self.commit.observe(event.seconds)
+
+    def upkept(self, event: UpkeepDone) -> None:
+        self.reaped.inc(event.reaped)
+        self.expired.inc(event.expired)
+
+    def listen(self, bus: Bus) -> Iterator[Callable[[], None]]:
+        """Subscribe to everything that is counted; each answer ends one of it."""
+        yield bus.subscribe(JobSettled, self.settled)
+        yield bus.subscribe(JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited))
+        yield bus.subscribe(JobsAppended, lambda event: self.appended.labels(event.queue).inc(len(event.ids)))
+        yield bus.subscribe(LeaseLost, lambda event: self.lost.labels(event.queue).inc())
+        yield bus.subscribe(HandlerBlocked, lambda event: self.blocked.labels(event.kind).inc())
+        yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc())
+        yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc())
+        yield bus.subscribe(BatchCommitted, self.committed)
+        yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc())
+        yield bus.subscribe(UpkeepDone, self.upkept)
+
+
+def install(
+    bus: Bus, ledger: Ledger, registry: CollectorRegistry | None = None, clock: Clock | None = None
+) -> Callable[[], None]:
+    """Count what the bus tells, and read `ledger` at every scrape. A registry takes one App. The answer takes it all out."""
+    target = registry or REGISTRY
+    collector: Any = LedgerCollector(ledger, clock or SystemClock())
+    undo = contextlib.ExitStack()
+    try:
+        counts = _Counts(target)
+        undo.callback(counts.unregister, target)
+        target.register(collector)
+        undo.callback(target.unregister, collector)
+        for unsubscribe in counts.listen(bus):
+            undo.callback(unsubscribe)
+    except BaseException:
+        undo.close()
+        raise
+    return undo.close
+
+
+def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
+    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one. The answer stops it."""
+    server, thread = start_http_server(port, host, registry or REGISTRY)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,239 @@
+"""What may be said of a task (`@app.task(...)`) and of one call of it (`task.options(...)`), and the spec fields that follow."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from towpath.codec import Codec
+from towpath.control import Span
+from towpath.core import checks
+from towpath.core.job import After, Key, KeyPolicy, rank
+from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
+from towpath.errors import InvalidInput
+from towpath.handles import GroupHandle, JobHandle
+
+AFTER = "towpath-after"
+"""The header with the jobs (and `@` groups) that a job waited for, in order, so that it can read their results."""
+MAX_NAMED = 1500
+"""Dependencies that fit into that header."""
+
+Naming = str | Callable[..., str]
+"""A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same parameters."""
+Dependency = JobHandle[Any] | GroupHandle[Any] | After | str
+Conflict = Literal["keep", "replace", "serial"]
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@app.task(...)` takes. Spans are seconds or timedeltas."""
+
+    name: str
+    queue: str
+    max_attempts: int
+    backoff: Span | Sequence[Span] | Backoff | Policy
+    timeout: Span | None
+    priority: int | str
+    unique: bool | Naming
+    part: Naming | None
+    retention: Span | None
+    process: bool
+
+
+class CallOptions(TypedDict, total=False):
+    """What `task.options(...)` takes. Spans are seconds or timedeltas."""
+
+    delay: Span
+    at: datetime
+    ttl: Span
+    priority: int | str
+    queue: str
+    part: Naming | None
+    after: Iterable[Dependency] | Dependency
+    key: str
+    on_conflict: Conflict
+    window: Span
+    group: GroupHandle[Any] | str
+    headers: Mapping[str, str]
+    correlation_id: str
+    max_attempts: int
+    timeout: Span | None
+    retention: Span | None
+    id: str
+
+
+POLICIES: Mapping[str, KeyPolicy] = {
+    "keep": KeyPolicy.UNIQUE,
+    "replace": KeyPolicy.REPLACE,
+    "serial": KeyPolicy.SERIAL,
+}
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What is known of a task's jobs before the arguments are. `fields` are fields of `Spec`."""
+
+    kind: str
+    fields: Mapping[str, Any] = {}
+    unique: bool | Naming = False
+    part: Naming | None = None
+    key: str | None = None
+    policy: KeyPolicy = KeyPolicy.UNIQUE
+    window: int = 0
+
+    @property
+    def named(self) -> bool:
+        """Do the arguments decide over a key or a part?"""
+        return bool(self.unique or self.part or self.key)
+
+
+def task_terms(kind: str, options: TaskOptions) -> Terms:
+    _known(options, TaskOptions, f"options of task {kind}")
+    checks.text("name", kind, least=1)
+    queue = options.get("queue", "default")
+    checks.name("queue", queue)
+    fields: dict[str, Any] = {"queue": queue, **_common(options)}
+    return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"))
+
+
+def call_terms(terms: Terms, options: CallOptions) -> Terms:
+    """The same with these options. What a value may be is said by the field in the error."""
+    _known(options, CallOptions, f"options of task {terms.kind}")
+    fields = {**terms.fields, **_common(options), **_when(options)}
+    for name in ("queue", "correlation_id", "id"):
+        if name in options:
+            fields[name] = options[name]  # type: ignore[literal-required]
+    headers = {**fields.get("headers", {}), **options.get("headers", {})}
+    if "after" in options:
+        after = dependencies(options["after"])
+        fields["after"] = after
+        headers |= after_header(after)
+    if headers:
+        fields["headers"] = headers
+    if "group" in options:
+        group = options["group"]
+        fields["group"] = group.id if isinstance(group, GroupHandle) else group
+    policy = POLICIES.get(options.get("on_conflict", "keep"))
+    if policy is None:
+        raise InvalidInput(field="on_conflict", value=options["on_conflict"], expected="keep, replace or serial")
+    return Terms(
+        kind=terms.kind,
+        fields=fields,
+        unique=terms.unique,
+        part=options.get("part", terms.part),
+        key=options.get("key", terms.key),
+        policy=policy if "on_conflict" in options else terms.policy,
+        window=checks.micros(options["window"], "window") if "window" in options else terms.window,
+    )
+
+
+def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that depend on the arguments: key and part."""
+    fields: dict[str, Any] = {}
+    if terms.key is not None:
+        fields["key"] = Key(terms.key, terms.policy, terms.window)
+    elif terms.unique is True:
+        digest = hashlib.blake2b(codec.canonical(codec.full(arguments)), digest_size=16).hexdigest()
+        fields["key"] = Key(f"{terms.kind}:{digest}", terms.policy, terms.window)
+    elif terms.unique:
+        fields["key"] = Key(f"{terms.kind}:{_named(terms.unique, 'unique', codec, arguments)}", terms.policy, terms.window)
+    if terms.part is not None:
+        fields["part"] = _named(terms.part, "part", codec, arguments)
+    return fields
+
+
+def _named(naming: Naming, field: str, codec: Codec, arguments: Mapping[str, Any]) -> str:
+    if not callable(naming):
+        try:
+            return naming.format_map(codec.full(arguments))
+        except (LookupError, ValueError, AttributeError) as error:
+            expected = f"a template of its parameters ({', '.join(codec.parameters)}): {error!r}"
+            raise InvalidInput(field=f"{field} of {codec.name}", value=naming, expected=expected) from error
+    args, kwargs = codec.spread(arguments)
+    name = naming(*args, **kwargs)
+    checks.text(f"{field} of {codec.name}", name, checks.MAX_KEY, least=1)
+    return name
+
+
+def policy_of(backoff: Span | Sequence[Span] | Backoff | Policy | None) -> Policy:
+    """A retry policy from seconds, a list of seconds, a backoff, or a policy."""
+    if backoff is None:
+        return Policy()
+    if isinstance(backoff, Policy):
+        return backoff
+    if isinstance(backoff, Exponential | Fixed | Listed):
+        return Policy(default=backoff)
+    if isinstance(backoff, str | bytes) or not isinstance(backoff, Sequence | int | float | timedelta):
+        expected = "seconds, a list of seconds, a backoff or a policy"
+        raise InvalidInput(field="backoff", value=backoff, expected=expected)
+    if isinstance(backoff, Sequence):
+        return Policy(default=Listed(tuple(checks.micros(each, "backoff") for each in backoff)))
+    return Policy(default=Fixed(checks.micros(backoff, "backoff")))
+
+
+def dependencies(given: Iterable[Dependency] | Dependency) -> tuple[After, ...]:
+    one = isinstance(given, JobHandle | GroupHandle | After | str)
+    return tuple(_dependency(each) for each in ([given] if one else given))  # type: ignore[union-attr,list-item]
+
+
+def _dependency(given: Dependency) -> After:
+    if isinstance(given, After):
+        return given
+    if isinstance(given, JobHandle | GroupHandle):
+        return After(given.id, group=isinstance(given, GroupHandle))
+    if isinstance(given, str):
+        return After(given)
+    raise InvalidInput(field="after", value=given, expected="jobs, groups or ids")
+
+
+def after_header(after: Sequence[After]) -> dict[str, str]:
+    """Which jobs it waited for; left out if they are too many to name."""
+    if not after or len(after) > MAX_NAMED:
+        return {}
+    return {AFTER: ",".join(f"@{each.id}" if each.group else each.id for each in after)}
+
+
+def _common(options: TaskOptions | CallOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if "max_attempts" in options:
+        checks.whole("max_attempts", options["max_attempts"], 1, 1_000_000)
+        fields["max_attempts"] = options["max_attempts"]
+    if "priority" in options:
+        fields["priority"] = rank(options["priority"])
+    if "timeout" in options:
+        fields["timeout"] = _span("timeout", options["timeout"])
+    if "retention" in options:
+        fields["retention"] = _span("retention", options["retention"])
+    return fields
+
+
+def _when(options: CallOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if "delay" in options:
+        fields["delay"] = checks.micros(options["delay"], "delay")
+        fields["ready_at"] = None
+    if "at" in options:
+        fields["ready_at"] = moment(options["at"], "at")
+        fields["delay"] = fields.get("delay", 0)
+    if "ttl" in options:
+        fields["ttl"] = checks.micros(options["ttl"], "ttl")
+    return fields
+
+
+def moment(value: datetime, field: str) -> int:
+    """A time of day as the ledger's microseconds. It must say its time zone."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
+    return checks.micros(value.timestamp(), field)
+
+
+def _span(field: str, value: Span | None) -> int | None:
+    return None if value is None else checks.micros(value, field)
+
+
+def _known(options: Mapping[str, Any], kind: type, field: str) -> None:
+    unknown = sorted(set(options) - set(kind.__annotations__))
+    if unknown:
+        raise InvalidInput(field=field, value=unknown[0], expected=f"one of {', '.join(kind.__annotations__)}")

@@ -1,0 +1,218 @@
+"""What is open in this process: the ledger, its committer, and those who work with them. Opened on first use.
+
+After a fork the child has nothing open: its next use opens a ledger of its own. What the parent had open is kept untouched in
+the child, because closing a copy of a database connection can destroy what the parent is writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from towpath.clock import Clock, SystemClock
+from towpath.core import checks
+from towpath.core.commands import Command, Result
+from towpath.errors import LedgerClosed
+from towpath.events import Bus
+from towpath.ledger import Ledger, open_ledger
+from towpath.runtime.committer import Committer
+from towpath.runtime.dispatcher import Dispatcher
+from towpath.runtime.leases import Leases
+from towpath.runtime.newids import new_id
+from towpath.runtime.tickets import Reply, outcome
+from towpath.runtime.watch import Watch
+
+
+class Parts:
+    """Everything that is open. `owner` names this incarnation of the process in every claim."""
+
+    def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
+        self.ledger = ledger
+        self.committer = committer
+        self.owner = owner
+        self.leases = Leases(committer)
+        self.dispatcher = Dispatcher(committer, owner)
+        self.watch = Watch(ledger)
+
+    def close(self) -> None:
+        self.watch.close()
+        self.leases.close()
+        self.committer.close()
+        self.ledger.close()
+
+
+class Engine:
+    """Safe from any number of threads and event loops. After `close` it may be entered again with `with`."""
+
+    def __init__(self, url: str, name: str | None = None, clock: Clock | None = None) -> None:
+        checks.optional_text("name", name, 200)
+        self.url = url
+        self.name = name
+        self.clock: Clock = clock or SystemClock()
+        self.bus = Bus()
+        self._parts: Parts | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+        _engines.add(self)
+
+    @property
+    def parts(self) -> Parts:
+        """What is open; opens it."""
+        return self._parts or self._open()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.parts.ledger
+
+    @property
+    def committer(self) -> Committer:
+        return self.parts.committer
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.parts.dispatcher
+
+    @property
+    def leases(self) -> Leases:
+        return self.parts.leases
+
+    @property
+    def watch(self) -> Watch:
+        return self.parts.watch
+
+    @property
+    def owner(self) -> str:
+        """Who claims: the name (or host and process) and a random incarnation."""
+        return self.parts.owner
+
+    def call(self, command: Command) -> Result:
+        """Have a command committed; its result, or its refusal raised."""
+        return self.parts.committer.call(command)
+
+    async def acall(self, command: Command) -> Result:
+        return await self.parts.committer.acall(command)
+
+    def call_all(self, commands: Sequence[Command]) -> list[Result]:
+        """Several commands, in this order and in one commit if they fit. The first refusal is raised, after all were tried."""
+        gathered = _Gathered(len(commands), _thread_waker())
+        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)])
+        gathered.wake.wait()
+        return gathered.results()
+
+    async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        gathered = _Gathered(len(commands), _loop_waker(loop, woken))
+        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)])
+        await woken.wait()
+        return gathered.results()
+
+    def new_id(self) -> str:
+        """A new id for a job, later than every id this process made before."""
+        return new_id()
+
+    def close(self) -> None:
+        """Commit what waits, then close the ledger. Later calls raise `LedgerClosed`."""
+        with self._opening:
+            parts, self._parts = self._parts, None
+            self._closed = True
+        if parts is not None:
+            parts.close()
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _open(self) -> Parts:
+        with self._opening:
+            if self._parts is None:
+                if self._closed:
+                    raise LedgerClosed(path=self.url)
+                who = self.name or f"{socket.gethostname()}:{os.getpid()}"
+                ledger = open_ledger(self.url, self.clock)
+                committer = Committer(ledger)
+                committer.start()
+                self._parts = Parts(ledger, committer, f"{who}#{secrets.token_hex(4)}")
+            return self._parts
+
+    def _after_fork(self) -> None:
+        self._opening = threading.Lock()
+        self.bus = Bus()
+        if self._parts is not None:
+            _left_to_the_parent.append(self._parts)
+            self._parts = None
+
+
+class _Waker:
+    def __init__(self, ring: Callable[[], None], wait: Callable[[], object]) -> None:
+        self.ring = ring
+        self.wait = wait
+
+
+def _thread_waker() -> _Waker:
+    event = threading.Event()
+    return _Waker(event.set, event.wait)
+
+
+def _loop_waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> _Waker:
+    def ring() -> None:
+        # A closed loop has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(event.set)
+
+    return _Waker(ring, lambda: None)
+
+
+class _Gathered:
+    """Replies to commands that were posted together; wakes once the last has come."""
+
+    def __init__(self, n: int, wake: _Waker) -> None:
+        self.wake = wake
+        self._replies: list[Reply | None] = [None] * n
+        self._open = n
+
+    def put(self, n: int) -> Callable[[Reply], None]:
+        def heard(reply: Reply) -> None:
+            self._replies[n] = reply
+            self._open -= 1
+            if self._open == 0:
+                self.wake.ring()
+
+        return heard
+
+    def results(self) -> list[Result]:
+        return [outcome(reply) for reply in self._replies]
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_left_to_the_parent: list[Parts] = []
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

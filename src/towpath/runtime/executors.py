@@ -1,0 +1,157 @@
+"""Where handlers run that are not coroutines: threads here, and processes that can be killed.
+
+Results cross back to the event loop in bunches: the loop is woken once for all that finished meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import Any
+
+Done = Callable[[Any, BaseException | None], None]
+"""Called on the event loop with the value or the exception."""
+Work = tuple[Callable[[], Any], Done]
+
+
+class Threads:
+    """Threads are made as they are needed, up to `size`. They are daemons: a handler that never returns cannot keep the
+    process from ending."""
+
+    def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._size = size
+        self._loop = loop
+        self._work: SimpleQueue[Work | None] = SimpleQueue()
+        self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
+        self._lock = threading.Lock()
+        self._woken = False
+        self._busy = 0
+        self._threads = 0
+
+    def submit(self, call: Callable[[], Any], done: Done) -> None:
+        with self._lock:
+            self._busy += 1
+            if grow := self._busy > self._threads and self._threads < self._size:
+                self._threads += 1
+        self._work.put((call, done))
+        if grow:
+            threading.Thread(target=self._run, name="towpath-handler", daemon=True).start()
+
+    def close(self) -> None:
+        """Idle threads end; busy ones end when their handler does."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            call, done = work
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            self._report(done, value, error)
+            del call, done, work, value, error
+
+    def _report(self, done: Done, value: Any, error: BaseException | None) -> None:
+        self._finished.append((done, value, error))
+        with self._lock:
+            self._busy -= 1
+            if self._woken:
+                return
+            self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._hand_over)
+        except RuntimeError:
+            # The loop is closed: the worker has left, and the lease will tell the ledger.
+            return
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            self._woken = False
+        while self._finished:
+            done, value, error = self._finished.popleft()
+            done(value, error)
+
+
+class ProcessDied(Exception):
+    """The process that ran a handler ended before it answered."""
+
+
+class Child:
+    """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection destroys data."""
+
+    def __init__(self, target: Callable[[Connection], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process: BaseProcess = context.Process(target=target, args=(there,), daemon=True)
+        self._process.start()
+        there.close()
+
+    def ask(self, request: bytes, heard: Callable[[bytes], bool]) -> None:
+        """Send a request; `heard` gets each message that comes back and says whether it was the last."""
+        try:
+            self._here.send_bytes(request)
+            while not heard(self._here.recv_bytes()):
+                pass
+        except (EOFError, OSError) as error:
+            self._process.join(5)
+            raise ProcessDied(f"the process ended with exit code {self._process.exitcode}") from error
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._here.close()
+        self._process.join(1)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+class Processes:
+    """Children for reuse. A child that was killed or died is replaced."""
+
+    def __init__(self, target: Callable[[Connection], None]) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._running: dict[str, Child] = {}
+
+    def run(self, id: str, request: bytes, heard: Callable[[bytes], bool]) -> None:
+        """Blocks the calling thread until the child answered. `kill(id)` ends it with ProcessDied."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or Child(self._target)
+        with self._lock:
+            self._running[id] = child
+        try:
+            child.ask(request, heard)
+        except BaseException:
+            child.kill()
+            child.close()
+            raise
+        finally:
+            with self._lock:
+                self._running.pop(id, None)
+        with self._lock:
+            self._idle.append(child)
+
+    def kill(self, id: str) -> None:
+        with self._lock:
+            if (child := self._running.get(id)) is not None:
+                child.kill()
+
+    def close(self) -> None:
+        with self._lock:
+            children = [*self._idle, *self._running.values()]
+            self._idle.clear()
+        for child in children:
+            child.close()

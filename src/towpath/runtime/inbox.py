@@ -1,0 +1,246 @@
+"""Where claims arrive for somebody who handles them by hand, and the waiting for them: by a thread or by a coroutine.
+
+Nothing is lost here: what nobody takes out before the inbox is closed, or what arrives afterwards, is given back to the ledger as
+if it had never been claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.commands import Claimed, Settle, Want
+from towpath.core.job import Claim, Reason, Release
+from towpath.errors import LedgerClosed, TowpathError
+from towpath.ledger import Ledger
+from towpath.runtime.committer import Committer
+from towpath.runtime.dispatcher import Dispatcher, Waiter
+from towpath.runtime.leases import Leases
+from towpath.runtime.tickets import Reply
+
+LOOK = 1.0
+"""Seconds after which one who waits looks whether the ledger is still open."""
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """What is needed of an App. `attend` sees to it that somebody watches the ledger for the commits of other processes and
+    for what comes due (a `Caretaker`); it may be called again and again."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def committer(self) -> Committer: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    def attend(self) -> None: ...
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """How long a lease is (microseconds), and how many seconds it is renewed at most."""
+
+    lease: int
+    max_hold: float
+
+
+class Nap(NamedTuple):
+    """Sleep until the function given to `start` is called, at most `seconds`."""
+
+    start: Callable[[Callable[[], None]], None]
+    seconds: float | None
+
+
+Steps = Generator[Nap, None, T]
+"""A procedure that sleeps now and then; `run` and `arun` carry it out in two ways. If they are interrupted, it is closed."""
+
+
+def run(steps: Steps[T]) -> T:
+    """Carry it out in this thread."""
+    try:
+        while True:
+            nap = next(steps)
+            woken = threading.Event()
+            nap.start(woken.set)
+            woken.wait(nap.seconds)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+async def arun(steps: Steps[T]) -> T:
+    """Carry it out on the running event loop."""
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            nap = next(steps)
+            woken = asyncio.Event()
+            nap.start(_waker(loop, woken))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(nap.seconds):
+                    await woken.wait()
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[], None]:
+    def wake() -> None:
+        # A closed loop has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(woken.set)
+
+    return wake
+
+
+class Inbox:
+    """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call anything."""
+
+    def __init__(self, host: Host, queue: str, terms: Terms) -> None:
+        self._host = host
+        self._committer, self._leases, self._dispatcher = host.committer, host.leases, host.dispatcher
+        self._queue = queue
+        self._terms = terms
+        self._lock = threading.Lock()
+        self._claims: deque[Claim] = deque()
+        self._wake: Callable[[], None] | None = None
+        self._answered = False
+        self._error: TowpathError | None = None
+        self._waiter: Waiter | None = None
+        self.closed = False
+
+    def fetch(self, n: int, wait: float) -> Steps[list[Claim]]:
+        """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the inbox."""
+        try:
+            yield Nap(self._ask(n), None)
+            if self._error is not None:
+                raise self._error
+            end = time.monotonic() + wait
+            if not self._claims and wait > 0:
+                self.expect(n, once=n)
+            while not self._claims and (left := end - time.monotonic()) > 0:
+                yield Nap(self.wake_when_filled, min(left, LOOK))
+                self.check_open()
+            self._stop_waiting()
+            return self.take(n)
+        finally:
+            self.close()
+
+    def expect(self, n: int, once: int) -> None:
+        """From now on take up to n claims from the dispatcher; `once` as in `Want`."""
+        self._host.attend()
+        self._waiter = Waiter((self._queue,), self.deliver, self._terms.lease)
+        self._waiter.want, self._waiter.once = n, once
+        self._dispatcher.add(self._waiter)
+
+    def more(self, n: int) -> None:
+        if self._waiter is not None:
+            self._dispatcher.more(self._waiter, n)
+
+    def wake_when_filled(self, wake: Callable[[], None]) -> None:
+        """Call it once, as soon as there is something to take (or nothing more will come)."""
+        with self._lock:
+            if not (self._claims or self.closed):
+                self._wake = wake
+                return
+        wake()
+
+    def check_open(self) -> None:
+        """Raises LedgerClosed when nothing will come any more. A ledger that is only busy is waited for."""
+        try:
+            self._host.ledger.version()
+        except TowpathError as error:
+            if not error.retryable:
+                raise
+
+    def take(self, n: int) -> list[Claim]:
+        with self._lock:
+            return [self._claims.popleft() for _ in range(min(n, len(self._claims)))]
+
+    def deliver(self, claims: Sequence[Claim]) -> None:
+        """Called in the committing thread."""
+        with self._lock:
+            if not (closed := self.closed):
+                self._claims.extend(claims)
+                until = time.monotonic() + self._terms.max_hold
+                self._leases.hold(claims, self._terms.lease, self._forget, _not_started, until)
+            wake, self._wake = self._wake, None
+        if closed:
+            give_back(self._committer, claims)
+        elif wake is not None:
+            wake()
+
+    def close(self) -> None:
+        """Give back what was not taken."""
+        self._stop_waiting()
+        with self._lock:
+            self.closed = True
+            left = list(self._claims)
+            self._claims.clear()
+            wake, self._wake = self._wake, None
+        for claim in left:
+            self._leases.drop(claim.id, claim.fence)
+        give_back(self._committer, left)
+        if wake is not None:
+            wake()
+
+    def _ask(self, n: int) -> Callable[[Callable[[], None]], None]:
+        command = ClaimCommand(owner=self._host.owner, wants=(Want(self._queue, n),), lease=self._terms.lease)
+
+        def start(wake: Callable[[], None]) -> None:
+            def answered(reply: Reply) -> None:
+                if isinstance(reply, Claimed):
+                    self.deliver(reply.claims)
+                elif isinstance(reply, TowpathError):
+                    self._error = reply
+                wake()
+
+            self._committer.post([(command, answered)], patient=False)
+
+        return start
+
+    def _stop_waiting(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self._dispatcher.remove(waiter)
+
+    def _forget(self, id: str) -> None:
+        """A claim was lost while it lay here."""
+        with self._lock:
+            self._claims = deque([claim for claim in self._claims if claim.id != id])
+
+
+def give_back(committer: Committer, claims: Sequence[Claim]) -> None:
+    """As if they had never been claimed. If that fails, their leases run out."""
+    if claims:
+        with contextlib.suppress(LedgerClosed):
+            committer.post([(Settle(claim.id, claim.fence, Release()), _ignore) for claim in claims])
+
+
+def _ignore(reply: Reply) -> None:
+    """Nobody waits for it."""
+
+
+def _not_started(id: str, reason: Reason) -> None:
+    """Asked to stop before anybody began: whoever takes it is told by the next renewal."""

@@ -1,0 +1,54 @@
+"""Ids for new jobs: one source for all threads of a process, a new one after a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from towpath.clock import SystemClock
+from towpath.core.ids import IdSource
+
+_BLOCK = 4096
+
+
+class _Entropy:
+    """Random bytes from the system, many at a time: a system call for each id would cost more than the id."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._at = 0
+
+    def take(self, n: int) -> bytes:
+        if self._at + n > len(self._bytes):
+            self._bytes, self._at = os.urandom(_BLOCK), 0
+        start, self._at = self._at, self._at + n
+        return self._bytes[start : self._at]
+
+
+class _SharedSource:
+    def __init__(self) -> None:
+        self._source = IdSource(_Entropy().take)
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+
+    def new(self) -> str:
+        with self._lock:
+            return self._source.new(self._clock.now())
+
+
+_source = _SharedSource()
+
+
+def _after_fork() -> None:
+    """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held."""
+    global _source  # noqa: PLW0603
+    _source = _SharedSource()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def new_id() -> str:
+    """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
+    return _source.new()

@@ -1,0 +1,286 @@
+"""The caretaker: reaps, expires, wakes and purges what is due, fires schedules, and notices what other processes commit.
+
+Every App has one; one in the whole fleet is elected by a note with a time to live and does the work, the others stand by.
+Noticing other processes is everybody's own affair. Nothing here is needed for safety: two that believe they are elected at the
+same time only do the same harmless thing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from towpath.clock import Clock
+from towpath.core.checks import SECOND
+from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
+from towpath.errors import LedgerClosed, NoteConflict, TowpathError
+from towpath.ledger import Ledger
+from towpath.runtime.committer import Committer
+from towpath.runtime.tickets import Reply
+
+log = logging.getLogger("towpath.upkeep")
+
+KEY: Final = "towpath/caretaker"
+TTL: Final = 15 * SECOND
+RENEW: Final = 5 * SECOND
+"""How often the elected one says that it is still there."""
+STAND_BY: Final = SECOND // 4
+"""How often the others ask whether it is. They also look for work then: a rate limit that opens writes nothing that a watch
+could notice."""
+LEAST: Final = SECOND // 20
+"""Between two upkeeps, and between two looks at the schedules."""
+MOST: Final = 5 * SECOND
+AGAIN: Final = SECOND
+"""After an error."""
+SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
+"""How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
+because then every batch of our own looks as well."""
+SLICE: Final = 0.2
+"""Seconds of sleep at a time, so that `close` is prompt."""
+
+Due = Callable[[int], int | None]
+
+
+class Caretaker:
+    """`due(now)` fires the schedules that are due and says when the next one is. `run_once` is everything that it does, without
+    a thread and without sleep; `start` calls it in a thread whenever there is a reason to."""
+
+    def __init__(self, ledger: Ledger, committer: Committer, owner: str, clock: Clock, due: Due) -> None:
+        self._ledger = ledger
+        self._committer = committer
+        self._clock = clock
+        self._ears = _Ears(ledger, committer)
+        self._chair = _Chair(ledger, committer, owner)
+        self._chores = _Chores(committer)
+        self._rounds = _Rounds(due)
+        self._complained = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="towpath-caretaker", daemon=True)
+
+    @property
+    def elected(self) -> bool:
+        """Is this the one that does the work, as far as it knows?"""
+        return self._chair.held_until > self._clock.now()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop and make way for another. A thread that is stuck in a locked ledger is left behind; it ends by itself."""
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(SLICE + 0.05)
+        self._ears.close()
+        self._chair.resign()
+
+    def run_once(self, now: int) -> int:
+        """Do what is due at `now`; the time to come back, if nothing is committed before. Raises only what is fatal."""
+        try:
+            changed = self._ears.listen(now)
+            self._chores.changed |= changed
+            self._rounds.changed |= changed
+            if self._chair.take(now):
+                self._chores.do(now)
+            elif self._chair.asked_at == now:
+                self._committer.kick()
+            self._complained = ""
+        except TowpathError as error:
+            if error.fatal:
+                raise
+            self._complain(error)
+            return now + AGAIN
+        times = [self._chair.next(), self._ears.next()]
+        if self._chair.held_until > now:
+            self._rounds.go(now)
+            times += [self._chores.next(), self._rounds.next()]
+        return max(now, min(time for time in times if time is not None))
+
+    def _complain(self, error: TowpathError) -> None:
+        """Once for each kind of trouble, until it is over."""
+        if self._complained != type(error).__name__:
+            self._complained = type(error).__name__
+            log.warning("upkeep has to wait: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                wake = self.run_once(self._clock.now())
+                seconds = min(SLICE, max(0, wake - self._clock.now()) / SECOND)
+                if self._ears.suspicious or self._complained:
+                    self._stop.wait(seconds)
+                else:
+                    self._ledger.wait(self._ears.version, seconds)
+            except TowpathError as error:
+                if error.fatal:
+                    if not (self._stop.is_set() or isinstance(error, LedgerClosed)):
+                        log.error("the caretaker gives up: %s", error)
+                    return
+                self._complain(error)
+                self._stop.wait(SLICE)
+            except Exception:
+                log.exception("the caretaker stumbled and goes on")
+                self._stop.wait(AGAIN / SECOND)
+
+
+class _Ears:
+    """Notices commits, and tells ours from those of others, which the standing demand has not seen yet.
+
+    It is a demand that never wants anything: so it hears of every batch of our own before it is applied.
+    """
+
+    def __init__(self, ledger: Ledger, committer: Committer) -> None:
+        self._ledger = ledger
+        self._committer = committer
+        self.version = ledger.version()
+        self._batches = 0
+        self._heard = 0
+        self._suspect: tuple[int, int] | None = None
+        self._pause = SHORTEST_PAUSE
+        committer.add_demand(self)
+
+    @property
+    def suspicious(self) -> bool:
+        """Somebody else's commit may hide behind one of our own; we shall know soon."""
+        return self._suspect is not None
+
+    def next(self) -> int | None:
+        return None if self._suspect is None else self._suspect[1]
+
+    def listen(self, now: int) -> bool:
+        """Has anything been committed since the last time? If it was not us, or may not have been, look for work."""
+        version = self._ledger.version()
+        batches = self._batches
+        changed = version != self.version
+        if changed and batches == self._heard:
+            self._kick()
+        elif changed:
+            self._suspect = batches, now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        elif self._suspect is not None and batches != self._suspect[0]:
+            # A batch of ours that began later has looked already.
+            self._suspect = None
+        elif self._suspect is not None and not self._suspect[1] - LONGEST_PAUSE <= now < self._suspect[1]:
+            self._kick()
+        self.version, self._heard = version, batches
+        return changed
+
+    def _kick(self) -> None:
+        self._suspect, self._pause = None, SHORTEST_PAUSE
+        self._committer.kick()
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._committer.drop_demand(self)
+
+    def wanted(self) -> None:
+        self._batches += 1
+
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        """Never called: nothing was wanted."""
+
+
+class _Chair:
+    """The election: who holds the note is elected."""
+
+    def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
+        self._ledger = ledger
+        self._committer = committer
+        self._owner = owner.encode()
+        self._note: Noted | None = None
+        self.asked_at = 0
+        self.held_until = 0
+
+    def next(self) -> int:
+        return self.asked_at + (STAND_BY if self._note is None else RENEW)
+
+    def take(self, now: int) -> bool:
+        """Renew or try to get it when it is time to; are we elected?"""
+        if not self.asked_at <= now < self.next():
+            self._ask(now)
+            self.asked_at = now
+        return self.held_until > now
+
+    def _ask(self, now: int) -> None:
+        held = self._note
+        if held is None and self._ledger.note(KEY) is not None:
+            return
+        try:
+            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=held.version if held else 0, ttl=TTL))
+        except NoteConflict:
+            self._note = self._same(held)
+            self.held_until = self.held_until if self._note else 0
+            return
+        assert isinstance(answer, Noted)
+        self._note, self.held_until = answer, now + TTL
+
+    def _same(self, held: Noted | None) -> Noted | None:
+        """The note as it is now, if it still is the one that we made: then an answer was lost on its way to us."""
+        view = self._ledger.note(KEY)
+        if held is None or view is None or view.fence != held.fence:
+            return None
+        return Noted(view.key, view.version, view.fence)
+
+    def resign(self) -> None:
+        """Let another one have it at once. If this fails, it runs out by itself."""
+        held, self._note, self.held_until = self._note, None, 0
+        if held is not None:
+            with contextlib.suppress(LedgerClosed):
+                self._committer.post([(Note(key=KEY, value=None, expect=held.version), _ignore)])
+
+
+class _Chores:
+    """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and then."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._done_at = 0
+        self._last = Upkept(more=True)
+        self.changed = True
+
+    def next(self) -> int:
+        if self._last.more:
+            return self._done_at
+        due = MOST if self._last.next_due is None else min(MOST, self._last.next_due - self._done_at)
+        return self._done_at + (LEAST if self.changed else max(LEAST, due))
+
+    def do(self, now: int) -> None:
+        if self._done_at <= now < self.next():
+            return
+        answer = self._committer.call(Upkeep())
+        assert isinstance(answer, Upkept)
+        self._done_at, self._last, self.changed = now, answer, False
+
+
+class _Rounds:
+    """The schedules: at the time that the last round named, and soon after anything changed, which may be a schedule."""
+
+    def __init__(self, due: Due) -> None:
+        self._due = due
+        self._gone_at = 0
+        self._next: int | None = None
+        self._complained = ""
+        self.changed = True
+
+    def next(self) -> int | None:
+        return self._gone_at + LEAST if self.changed else self._next
+
+    def go(self, now: int) -> None:
+        time = self.next()
+        if now >= self._gone_at and (time is None or now < time):
+            return
+        self._gone_at, self.changed = now, False
+        try:
+            self._next = self._due(now)
+            self._complained = ""
+        except Exception as error:
+            self._next = now + AGAIN
+            if self._complained != repr(error):
+                self._complained = repr(error)
+                log.warning("schedules have to wait: %s", error, exc_info=not isinstance(error, TowpathError))
+
+
+def _ignore(reply: Reply) -> None:
+    """Nobody waits for it."""

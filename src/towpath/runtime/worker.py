@@ -1,0 +1,428 @@
+"""The worker: claims what its slots can start, runs it, and tells the ledger how it ended.
+
+Everything happens on one event loop. Claims arrive in bunches from the committing thread; outcomes leave in one hand-over per turn
+of the loop, together with the demand for what comes next, so that settling and claiming share a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from towpath.core import checks
+from towpath.core.checks import SECOND
+from towpath.core.commands import Settle
+from towpath.core.job import Claim, Outcome, Reason, Refuse, Release
+from towpath.errors import LostClaim, Refused, TowpathError
+from towpath.events import Bus, JobsClaimed, LeaseLost
+from towpath.runtime.committer import Committer
+from towpath.runtime.dispatcher import Dispatcher, Waiter
+from towpath.runtime.executors import ProcessDied, Processes, Threads
+from towpath.runtime.leases import Leases
+from towpath.runtime.pulse import Pulse
+from towpath.runtime.tickets import Reply
+
+log = logging.getLogger("towpath.worker")
+
+MAX_AHEAD = 10_000
+SWITCH_INTERVAL = 0.0005
+"""Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
+LAST_WORD = 5.0
+"""Seconds that cancelled handlers get to clean up."""
+
+Mode = Literal["loop", "thread", "process"]
+
+
+class Attempt(Protocol):
+    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it ended."""
+
+    mode: Mode
+    timeout: float | None
+
+    async def arun(self) -> Settle: ...
+
+    def run(self) -> Settle: ...
+
+    def request(self) -> bytes:
+        """For another process: what to do."""
+        ...
+
+    def heard(self, message: bytes) -> Settle | None:
+        """A message of that process; the settle if it was the last."""
+        ...
+
+    def stop(self, reason: Reason) -> None:
+        """Tell the handler that it should stop."""
+        ...
+
+    def ended(self, error: BaseException) -> Settle:
+        """How it ended where the handler could not say so itself."""
+        ...
+
+
+class Office(Protocol):
+    """What a worker needs of the app."""
+
+    @property
+    def committer(self) -> Committer: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`lease` and `grace` are seconds."""
+
+    queues: tuple[str, ...] = ("*",)
+    concurrency: int = 32
+    lease: float = 30.0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        for queue in self.queues:
+            checks.pattern("queues", queue)
+        checks.whole("len(queues)", len(self.queues), 1, checks.MAX_PATTERNS)
+        checks.whole("concurrency", self.concurrency, 1, MAX_AHEAD)
+        checks.whole("lease", checks.micros(self.lease, "lease"), 1)
+        checks.micros(self.grace, "grace")
+
+
+class _Run:
+    """A handler that is running, or was told to stop and still is."""
+
+    __slots__ = ("asked", "attempt", "claim", "late", "over", "task", "timer")
+
+    def __init__(self, claim: Claim, attempt: Attempt) -> None:
+        self.claim = claim
+        self.attempt = attempt
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.asked: Reason | None = None
+        self.late = False
+        self.over = False
+
+
+class TimedOut(Exception):
+    """The handler ran longer than its task allows."""
+
+
+class Stopped(Exception):
+    """The handler was told to stop: canceled, superseded, or its group aborted."""
+
+
+class Worker:
+    """`make` turns a claim into an attempt, or None if nobody here knows its kind. One run per object."""
+
+    def __init__(
+        self,
+        office: Office,
+        make: Callable[[Claim], Attempt | None],
+        options: WorkerOptions,
+        child: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._office = office
+        self._make = make
+        self._options = options
+        self._child = child
+        self._lease = checks.micros(options.lease)
+        self._waiter = Waiter(options.queues, self._arrived, self._lease)
+        self._buffer: deque[Claim] = deque()
+        self._runs: dict[str, _Run] = {}
+        self._settles: list[tuple[Settle, float]] = []
+        self._pace = _Pace()
+        self._flushing = False
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Work until `stop()`, then drain."""
+        self._loop = asyncio.get_running_loop()
+        self._drained = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._threads = Threads(self._options.concurrency, self._loop)
+        self._processes = Processes(self._child) if self._child is not None else None
+        pulse = Pulse(self._loop, self._blocked)
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(before, SWITCH_INTERVAL))
+        self._waiter.want = self._waiter.once = self._options.concurrency
+        self._office.dispatcher.add(self._waiter)
+        self._office.committer.kick()
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            self._office.dispatcher.remove(self._waiter)
+            self._give_back()
+            self._flush()
+            self._threads.close()
+            if self._processes is not None:
+                self._processes.close()
+            pulse.close()
+            sys.setswitchinterval(before)
+
+    def stop(self) -> None:
+        """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    # Claims arrive
+
+    def _arrived(self, claims: list[Claim]) -> None:
+        """In the committing thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._accept, claims)
+        except RuntimeError:
+            self._post([(Settle(claim.id, claim.fence, Release()), 0.0) for claim in claims])
+
+    def _accept(self, claims: list[Claim]) -> None:
+        if self._office.bus.wants(JobsClaimed):
+            self._office.bus.publish(JobsClaimed(tuple(claim.job for claim in claims)))
+        self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
+        self._buffer.extend(claims)
+        if self._stopping:
+            self._give_back()
+        self._fill()
+        self._flush_soon()
+
+    def _fill(self) -> None:
+        while self._buffer and len(self._runs) < self._options.concurrency:
+            claim = self._buffer.popleft()
+            attempt = self._make(claim)
+            if attempt is None:
+                error = f"no task here is called {claim.job.kind!r}"
+                self._end(claim, Settle(claim.id, claim.fence, Refuse(error=error)))
+                continue
+            self._begin(_Run(claim, attempt))
+
+    def _begin(self, run: _Run) -> None:
+        self._runs[run.claim.id] = run
+        attempt = run.attempt
+        if attempt.mode == "loop":
+            run.task = self._loop.create_task(self._run_here(run))
+        elif attempt.mode == "thread":
+            self._threads.submit(attempt.run, lambda settle, error: self._ended(run, settle, error))
+        else:
+            self._threads.submit(lambda: self._run_in_process(run), lambda settle, error: self._ended(run, settle, error))
+        if attempt.timeout is not None:
+            run.timer = self._loop.call_later(attempt.timeout, self._too_late, run)
+
+    async def _run_here(self, run: _Run) -> None:
+        try:
+            self._finish(run, await run.attempt.arun())
+        except asyncio.CancelledError:
+            self._finish(run, self._interrupted(run))
+
+    def _run_in_process(self, run: _Run) -> Settle:
+        assert self._processes is not None
+        answer: list[Settle] = []
+
+        def heard(message: bytes) -> bool:
+            settle = run.attempt.heard(message)
+            if settle is not None:
+                answer.append(settle)
+            return settle is not None
+
+        self._processes.run(run.claim.id, run.attempt.request(), heard)
+        return answer[0]
+
+    def _ended(self, run: _Run, settle: Settle | None, error: BaseException | None) -> None:
+        if settle is not None:
+            self._finish(run, settle)
+        elif isinstance(error, ProcessDied) and (run.late or run.asked or self._stopping):
+            self._finish(run, self._interrupted(run))
+        else:
+            self._finish(run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended")))
+
+    def _interrupted(self, run: _Run) -> Settle:
+        """A handler that we stopped, and why."""
+        if run.asked is not None:
+            return run.attempt.ended(Stopped(run.asked))
+        if run.late:
+            return run.attempt.ended(TimedOut(f"it ran longer than {run.attempt.timeout:g} s"))
+        if self._stopping:
+            return Settle(run.claim.id, run.claim.fence, Release())
+        return run.attempt.ended(asyncio.CancelledError("the handler was cancelled from inside"))
+
+    # Outcomes leave
+
+    def _finish(self, run: _Run, settle: Settle) -> None:
+        if run.over:
+            return
+        run.over = True
+        if run.timer is not None:
+            run.timer.cancel()
+        del self._runs[run.claim.id]
+        self._end(run.claim, settle)
+        self._fill()
+        if self._stopping and not self._runs:
+            self._drained.set()
+
+    def _end(self, claim: Claim, settle: Settle) -> None:
+        self._office.leases.drop(claim.id)
+        self._settles.append((settle, time.monotonic()))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Once per turn of the loop: all outcomes, and the demand that they leave room for."""
+        self._flushing = False
+        settles, self._settles = self._settles, []
+        if not self._stopping:
+            self._ask_for_more()
+        if settles:
+            self._pace.ended(len(settles))
+            self._post(settles)
+
+    def _ask_for_more(self) -> None:
+        free = self._options.concurrency - len(self._runs)
+        self._waiter.once = max(0, free - len(self._buffer))
+        missing = free + self._pace.ahead() - len(self._buffer) - self._waiter.want
+        if missing > 0:
+            self._office.dispatcher.more(self._waiter, missing, kick=not self._settles)
+
+    def _post(self, settles: Sequence[tuple[Settle, float]]) -> None:
+        self._office.committer.post([(settle, self._heard(settle, at)) for settle, at in settles])
+
+    def _heard(self, settle: Settle, at: float) -> Callable[[Reply], None]:
+        def heard(reply: Reply) -> None:
+            if at:
+                self._pace.committed(time.monotonic() - at)
+            if isinstance(reply, LostClaim):
+                log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+            elif isinstance(reply, Refused):
+                # What the handler wanted along with its end was refused, so the attempt failed.
+                self._post([(Settle(settle.id, settle.fence, _failed(settle.outcome, reply)), 0.0)])
+            elif isinstance(reply, TowpathError):
+                log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
+
+        return heard
+
+    # Things that happen to a running job; lost and asked_to_stop come from the committing thread
+
+    def _lost(self, id: str) -> None:
+        self._call(self._on_lost, id)
+
+    def _asked_to_stop(self, id: str, reason: Reason) -> None:
+        self._call(self._on_asked, id, reason)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            return
+
+    def _on_lost(self, id: str) -> None:
+        if self._office.bus.wants(LeaseLost):
+            self._office.bus.publish(LeaseLost(id))
+        log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
+        self._on_asked(id, Reason.LOST)
+
+    def _on_asked(self, id: str, reason: Reason) -> None:
+        run = self._runs.get(id)
+        if run is None:
+            waiting = next((claim for claim in self._buffer if claim.id == id), None)
+            if waiting is not None:
+                self._buffer.remove(waiting)
+                self._end(waiting, Settle(waiting.id, waiting.fence, Release()))
+            return
+        run.asked = reason
+        self._interrupt(run, reason)
+
+    def _too_late(self, run: _Run) -> None:
+        if not run.over:
+            run.late = True
+            self._interrupt(run, Reason.EXPIRED)
+            if run.attempt.mode == "thread":
+                # A thread cannot be stopped. It keeps its slot; its lease runs out after a time of grace.
+                log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
+                self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id)
+
+    def _interrupt(self, run: _Run, reason: Reason) -> None:
+        run.attempt.stop(reason)
+        if run.task is not None:
+            run.task.cancel()
+        elif run.attempt.mode == "process" and self._processes is not None:
+            self._processes.kill(run.claim.id)
+
+    def _blocked(self, seconds: float, where: str) -> None:
+        """From the pulse's thread."""
+        log.warning(
+            "the event loop has been blocked for %.1f s by a handler: use a plain `def` for blocking work.\n%s", seconds, where
+        )
+        if seconds >= 60:
+            self._office.leases.drop_all([*self._runs])
+
+    # The end
+
+    async def _drain(self) -> None:
+        self._stopping = True
+        self._office.dispatcher.remove(self._waiter)
+        self._give_back()
+        await self._until_drained(self._options.grace)
+        for run in list(self._runs.values()):
+            self._interrupt(run, Reason.RELEASED)
+        await self._until_drained(LAST_WORD)
+        for run in list(self._runs.values()):
+            log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
+            self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
+
+    async def _until_drained(self, seconds: float) -> None:
+        if self._runs:
+            try:
+                await asyncio.wait_for(self._drained.wait(), seconds)
+            except TimeoutError:
+                return
+
+    def _give_back(self) -> None:
+        """Claims that were not started cost nothing."""
+        while self._buffer:
+            claim = self._buffer.popleft()
+            self._end(claim, Settle(claim.id, claim.fence, Release()))
+
+
+def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
+    from towpath.core.job import Retry
+
+    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))
+
+
+class _Pace:
+    """How many jobs end within two commits: that many may be claimed ahead of the slots."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._commit = 0.0
+        self._count = 0
+        self._since = time.monotonic()
+
+    def ended(self, count: int) -> None:
+        self._count += count
+        now = time.monotonic()
+        spent = now - self._since
+        if spent >= 0.005:
+            rate = self._count / spent
+            # Quick to grow, and an idle time counts as what it was.
+            self._rate = rate if spent > 1 else 0.5 * self._rate + 0.5 * rate
+            self._count, self._since = 0, now
+
+    def committed(self, seconds: float) -> None:
+        self._commit = 0.8 * self._commit + 0.2 * min(seconds, 1.0)
+
+    def ahead(self) -> int:
+        return min(MAX_AHEAD, math.ceil(2 * self._rate * self._commit))

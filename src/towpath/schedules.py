@@ -1,0 +1,358 @@
+"""Schedules: jobs that come again. They are notes in the ledger, fired exactly once by any number of workers.
+
+The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job whose id is derived from
+the name and the fire time, then moves the note on by compare-and-set: whoever does the first again, after a crash or beside
+another worker, appends nothing new. The note `towpath/schedules` lists the names; its version changes with every edit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from towpath.clock import Clock
+from towpath.core import checks
+from towpath.core.checks import SECOND
+from towpath.core.commands import Append, Note
+from towpath.core.ids import derived
+from towpath.core.job import Spec
+from towpath.core.schedule import CATCH_UP, Missed, Schedule, missed_of, next_fire, plan
+from towpath.core.views import NoteView
+from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
+from towpath.ledger import Ledger
+from towpath.runtime.committer import Committer
+from towpath.runtime.newids import new_id
+from towpath.tasks import Decorator, Task
+
+__all__ = [
+    "Declared",
+    "Host",
+    "Missed",
+    "Repeat",
+    "Schedule",
+    "Scheduler",
+    "cron",
+    "every",
+    "get_schedule",
+    "list_schedules",
+    "next_fire",
+    "pause",
+    "register",
+    "remove",
+    "resume",
+    "set_schedule",
+    "sync",
+    "trigger",
+]
+
+log = logging.getLogger("towpath.schedules")
+
+INDEX: Final = "towpath/schedules"
+AGAIN: Final = SECOND
+"""After a queue that was full."""
+SCHEDULED_AT: Final = "scheduled-at"
+"""The header of a fired job with the time it was meant for (ISO 8601, UTC)."""
+
+
+# Declared in code
+
+
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task is repeated, besides when. `name` is the schedule's (the task's kind if left out), `args` the arguments by
+    name. `anchor` (seconds since 1970) is where fixed intervals are counted from."""
+
+    name: str | None = None
+    args: Mapping[str, Any] = {}
+    tz: str = "UTC"
+    missed: str = "skip"
+    anchor: float = 0.0
+
+
+PLAIN: Final = Repeat()
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """A schedule in code: a task and a draft. Its arguments are checked when it is needed, because a type in the signature may
+    be defined further down in the module."""
+
+    task: Task[..., Any]
+    args: Mapping[str, Any]
+    draft: Schedule
+
+    def schedule(self) -> Schedule:
+        """Raises InvalidInput if the arguments do not fit the task."""
+        return replace(self.draft, spec=self.task.spec_for((), self.args))
+
+
+def cron(declared: dict[str, Declared], make: Decorator, expression: str, repeat: Repeat = PLAIN) -> Decorator:
+    """What `@app.cron(expression, ...)` is: makes a task of a function (or takes a task) and puts a schedule into `declared`."""
+    return _decorator(declared, make, repeat, {"cron": expression})
+
+
+def every(declared: dict[str, Declared], make: Decorator, span: float | timedelta, repeat: Repeat = PLAIN) -> Decorator:
+    """What `@app.every(span, ...)` is. The fires lie on a fixed grid, however long a job takes and whenever a worker starts."""
+    return _decorator(declared, make, repeat, {"every": checks.micros(span, "every")})
+
+
+def _decorator(declared: dict[str, Declared], make: Decorator, repeat: Repeat, when: Mapping[str, Any]) -> Decorator:
+    anchor = checks.micros(repeat.anchor, "anchor")
+    missed = missed_of(repeat.missed)
+
+    def draft(name: str) -> Schedule:
+        return Schedule(name=name, spec=Spec(id=name, queue="x"), tz=repeat.tz, missed=missed, anchor=anchor, **when)
+
+    def decorate(function: Callable[..., Any]) -> Task[..., Any]:
+        task = function if isinstance(function, Task) else make(function)
+        name = repeat.name or task.kind
+        if name in declared:
+            raise InvalidInput(field="schedule", value=name, expected="a name of its own for each schedule")
+        declared[name] = Declared(task, dict(repeat.args), draft(name))
+        return task
+
+    # Wrong times are the author's mistake: said at the line that makes it, before there is a name.
+    draft(repeat.name or "schedule")
+    return cast(Decorator, decorate)
+
+
+def sync(host: Host, declared: Mapping[str, Declared]) -> list[Schedule]:
+    """Tell the ledger what the code declares. A worker does it when it starts."""
+    return [register(host, each.schedule()) for each in declared.values()]
+
+
+# The notes
+
+
+class Host(Protocol):
+    """What schedules need of an App."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def committer(self) -> Committer: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
+def register(host: Host, schedule: Schedule) -> Schedule:
+    """Make it what the code says, if the code says something new. The next fire stays unless the times changed, and so does a
+    pause. Two that register at once agree."""
+    declared = schedule.definition()
+
+    def change(old: Schedule | None) -> Schedule:
+        if old is not None and old.declared == declared:
+            return old
+        same = old is not None and old.times == schedule.times
+        return replace(
+            schedule,
+            paused=schedule.paused if old is None else old.paused,
+            next_at=old.next_at if old is not None and same else next_fire(schedule, host.clock.now()),
+            last_at=None if old is None else old.last_at,
+            declared=declared,
+        )
+
+    return _edited(host, schedule.name, change)
+
+
+def list_schedules(host: Host) -> list[Schedule]:
+    """All of them, by name."""
+    index = host.ledger.note(INDEX)
+    found = [_decode(host.ledger.note(_key(name))) for name in _names(index)]
+    return [schedule for schedule in found if schedule is not None]
+
+
+def get_schedule(host: Host, name: str) -> Schedule:
+    return _known(host, name, _decode(host.ledger.note(_key(name))))
+
+
+def pause(host: Host, name: str) -> Schedule:
+    return _edited(host, name, lambda old: replace(_known(host, name, old), paused=True))
+
+
+def resume(host: Host, name: str) -> Schedule:
+    """Fire again, from the next time on: what passed during the pause was not missed."""
+
+    def change(old: Schedule | None) -> Schedule:
+        old = _known(host, name, old)
+        return replace(old, paused=False, next_at=next_fire(old, host.clock.now())) if old.paused else old
+
+    return _edited(host, name, change)
+
+
+def set_schedule(
+    host: Host,
+    name: str,
+    *,
+    cron: str | None = None,
+    every: float | timedelta | None = None,
+    tz: str | None = None,
+    missed: str | None = None,
+    args: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """Change what is given. It stays so until the code declares something new."""
+    if cron is not None and every is not None:
+        raise InvalidInput(field="schedule", value={"cron": cron, "every": every}, expected="either cron or every")
+    changes: dict[str, Any] = {} if tz is None else {"tz": tz}
+    if cron is not None or every is not None:
+        changes |= {"cron": cron, "every": None if every is None else checks.micros(every, "every")}
+    if missed is not None:
+        changes["missed"] = missed_of(missed)
+
+    def change(old: Schedule | None) -> Schedule:
+        old = _known(host, name, old)
+        spec = old.spec if args is None else replace(old.spec, payload=_encode(args), content_type="application/json")
+        new = replace(old, spec=spec, **changes)
+        return new if new.times == old.times else replace(new, next_at=next_fire(new, host.clock.now()))
+
+    return _edited(host, name, change)
+
+
+def remove(host: Host, name: str) -> None:
+    """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
+
+    if host.ledger.note(_key(name)) is None:
+        _known(host, name, None)
+    _edit(host, name, lambda old: None)
+
+
+def trigger(host: Host, name: str, id: str | None = None) -> str:
+    """One more job now, whatever the times say; its id."""
+    schedule, id = get_schedule(host, name), id or new_id()
+    host.committer.call(Append((_job(schedule, id, host.clock.now()),)))
+    return id
+
+
+def _known(host: Host, name: str, schedule: Schedule | None) -> Schedule:
+    if schedule is None:
+        names = ", ".join(_names(host.ledger.note(INDEX))[:20]) or "there is none"
+        raise InvalidInput(field="schedule", value=name, expected=f"the name of a schedule ({names})")
+    return schedule
+
+
+def _edited(host: Host, name: str, change: Callable[[Schedule | None], Schedule]) -> Schedule:
+    edited = _edit(host, name, change)
+    assert edited is not None
+    return edited
+
+
+def _edit(host: Host, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule | None:
+    """Change the note, again from its new state if somebody else was quicker; then tell the index."""
+    checks.name("schedule", name)
+    while True:
+        view = host.ledger.note(_key(name))
+        old = _decode(view)
+        new = change(old)
+        if (changed := new != old or (new is None and view is not None)) and not _written(host, _key(name), new, view):
+            continue
+        _list(host, name, changed)
+        return new
+
+
+def _list(host: Host, name: str, changed: bool) -> None:
+    """Name it in the index if it is there. The note is read after the index: so whoever writes the index last is right."""
+    while True:
+        index = host.ledger.note(INDEX)
+        names = _names(index)
+        there = host.ledger.note(_key(name)) is not None
+        right = sorted({*names, name} if there else {*names} - {name})
+        if (right == names and not changed) or _written(host, INDEX, right, index):
+            return
+
+
+def _written(host: Host, key: str, value: object, seen: NoteView | None) -> bool:
+    content = None if value is None else _encode(value)
+    try:
+        host.committer.call(Note(key=key, value=content, expect=0 if seen is None else seen.version))
+    except NoteConflict:
+        return False
+    return True
+
+
+def _key(name: str) -> str:
+    return f"schedule/{name}"
+
+
+def _encode(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+def _names(index: NoteView | None) -> list[str]:
+    return [] if index is None else msgspec.json.decode(index.value, type=list[str])
+
+
+def _decode(view: NoteView | None) -> Schedule | None:
+    if view is None:
+        return None
+    try:
+        return msgspec.json.decode(view.value, type=Schedule)
+    except msgspec.MsgspecError as error:
+        log.error("%s cannot be read and does not fire: %s", view.key, error)
+        return None
+
+
+# Fire
+
+
+class Scheduler:
+    """Fires what is due. `due` is what a Caretaker calls; any number of them may do it at the same time."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._version: int | None = None
+        self._times: dict[str, int | None] = {}
+
+    def due(self, now: int) -> int | None:
+        """Fire what is due at `now`; when to come again, None if only an edit can bring something."""
+        index = self._host.ledger.note(INDEX)
+        version = None if index is None else index.version
+        if version != self._version:
+            self._times = dict.fromkeys(_names(index), 0)
+        self._version = None
+        for name, time in self._times.items():
+            if time is not None and time <= now:
+                self._times[name] = self._fire(name, now)
+        self._version = version
+        return min((time for time in self._times.values() if time is not None), default=None)
+
+    def _fire(self, name: str, now: int) -> int | None:
+        """When it fires next: it may be due again at once if much was missed."""
+        most = CATCH_UP
+        while True:
+            view = self._host.ledger.note(_key(name))
+            schedule = _decode(view)
+            if schedule is None or schedule.paused:
+                return None
+            if schedule.next_at > now:
+                return schedule.next_at
+            times, following = plan(schedule, now, most)
+            if times and not self._append(schedule, times):
+                if len(times) == 1:
+                    return now + AGAIN
+                most = 1
+                continue
+            moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
+            if _written(self._host, _key(name), moved, view):
+                return following
+
+    def _append(self, schedule: Schedule, times: list[int]) -> bool:
+        """False if there is no room for them now."""
+        jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
+        try:
+            self._host.committer.call(Append(tuple(jobs)), outside=False)
+        except QueueFull as full:
+            log.warning("schedule %s has to wait: %s", schedule.name, full)
+            return False
+        except Refused as refusal:
+            log.error("schedule %s did not fire: %s", schedule.name, refusal)
+        return True
+
+
+def _job(schedule: Schedule, id: str, time: int) -> Spec:
+    at = datetime.fromtimestamp(time / SECOND, UTC).isoformat()
+    return replace(schedule.spec, id=id, headers={**schedule.spec.headers, SCHEDULED_AT: at})

@@ -1,0 +1,155 @@
+"""Settings and where each came from: argument, environment (`TOWPATH_URL` and so on), file, default.
+
+The file is the nearest one upwards from the working directory: `towpath.toml`, or a `pyproject.toml` with `[tool.towpath]`. A relative
+`sqlite:///` path in a file is relative to that file, so that it does not matter where in the project a program is started.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from towpath.core import checks
+from towpath.errors import InvalidInput
+
+DEFAULT_URL = "sqlite:///towpath.db"
+PREFIX = "TOWPATH_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an App and its worker go by. `origins` says of each where it came from. Spans are seconds."""
+
+    url: str = DEFAULT_URL
+    name: str | None = None
+    queues: tuple[str, ...] = ()
+    """What a worker takes from; nothing means every queue that the app's tasks name."""
+    concurrency: int = 32
+    processes: int = 1
+    lease: float = 30.0
+    grace: float = 30.0
+    origins: Mapping[str, str] = {}
+
+    @property
+    def origin(self) -> str:
+        """Where the URL came from."""
+        return self.origins["url"]
+
+
+NAMES: tuple[str, ...] = tuple(name for name in Settings.__struct_fields__ if name != "origins")
+_WHOLE = ("concurrency", "processes")
+_SPANS = ("lease", "grace")
+
+
+def resolve(
+    url: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """The settings for these arguments, here. `given` has any of the names of `Settings`; None means not given."""
+    values: dict[str, Any] = {}
+    origins = {name: "the default" for name in NAMES}
+    sources = [
+        _from_file(folder or Path.cwd()),
+        _from_environment(os.environ if environment is None else environment),
+        _checked({**(given or {}), "url": url}, lambda name: f"the argument {name}"),
+    ]
+    for found in sources:
+        for name, (value, origin) in found.items():
+            values[name], origins[name] = value, origin
+    return Settings(**values, origins=origins)
+
+
+_Found = dict[str, tuple[Any, str]]
+
+
+def _from_environment(environment: Mapping[str, str]) -> _Found:
+    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES}
+    values = {name: _parsed(name, value) for name, value in found.items()}
+    return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
+
+
+def _parsed(name: str, text: str | None) -> Any:
+    """A number or a list from a text; what cannot be read is left for the check, which knows where it came from."""
+    if text is None:
+        return None
+    if name == "queues":
+        return [each.strip() for each in text.split(",") if each.strip()]
+    try:
+        return int(text) if name in _WHOLE else float(text) if name in _SPANS else text
+    except ValueError:
+        return text
+
+
+def _from_file(folder: Path) -> _Found:
+    for place in (folder, *folder.parents):
+        path = place / "towpath.toml"
+        if path.is_file():
+            return _of_table(_read(path), path)
+        path = place / "pyproject.toml"
+        if path.is_file():
+            table = _read(path).get("tool", {}).get("towpath")
+            if table is not None:
+                return _of_table(table, path)
+    return {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(field=str(path), value=str(error), expected="a TOML file that can be read") from error
+
+
+def _of_table(table: Any, path: Path) -> _Found:
+    if not isinstance(table, dict):
+        raise InvalidInput(field=f"tool.towpath in {path}", value=table, expected="a table")
+    unknown = sorted(set(table) - set(NAMES))
+    if unknown:
+        raise InvalidInput(field=str(path), value=unknown[0], expected=f"only these settings: {', '.join(NAMES)}")
+    found = _checked(table, lambda name: f"{name} in {path}")
+    if "url" in found:
+        found["url"] = (_beside(found["url"][0], path.parent), str(path))
+    return {name: (value, str(path)) for name, (value, _) in found.items()}
+
+
+def _beside(url: str, folder: Path) -> str:
+    """`sqlite:///work.db` in a file is beside that file; `sqlite:////abs.db` stays where it is."""
+    prefix = "sqlite:///"
+    if not url.startswith(prefix) or url.startswith(prefix + "/"):
+        return url
+    return prefix + str(folder.resolve() / url.removeprefix(prefix))
+
+
+def _checked(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Found:
+    found: _Found = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name not in NAMES:
+            raise InvalidInput(field="settings", value=name, expected=f"one of {', '.join(NAMES)}")
+        where = origin(name)
+        found[name] = (_right(name, value, where), where)
+    return found
+
+
+def _right(name: str, value: Any, where: str) -> Any:
+    if name in _WHOLE:
+        checks.whole(where, value, 1, 10_000)
+    elif name in _SPANS:
+        checks.micros(value, where)
+        return float(value)
+    elif name == "queues":
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise InvalidInput(field=where, value=value, expected="a list of queue names or patterns")
+        for each in value:
+            checks.pattern(where, each)
+        return tuple(value)
+    else:
+        checks.text(where, value, 200 if name == "name" else 4096, least=1)
+    return value

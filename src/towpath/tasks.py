@@ -1,0 +1,248 @@
+"""Tasks: Python functions that handle jobs of a kind. `Task.enqueue` takes the function's own parameters.
+
+The second half is for whoever runs jobs (worker, process, test bench): `Task.decode` gives the arguments of a stored job and
+`outcome_of` what the ledger is told about how the attempt ended. Both are pure.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+from towpath import control
+from towpath.codec import Bound, Codec
+from towpath.core.commands import Append
+from towpath.core.job import Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
+from towpath.core.retry import Chance
+from towpath.errors import InvalidInput
+from towpath.handles import JobHandle, collecting, ids_of
+from towpath.options import CallOptions, TaskOptions, Terms, call_terms, names, policy_of, task_terms
+from towpath.runtime.engine import Engine
+from towpath.runtime.newids import new_id
+from towpath.tracing import inject
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_TRACE = 16_000
+"""Characters of a failure that are kept."""
+
+
+class Task(Generic[P, R]):
+    """A function whose calls can be written down. Calling it runs it here and now, without the ledger."""
+
+    def __init__(self, engine: Engine, function: Callable[..., Any], options: TaskOptions) -> None:
+        update_wrapper(self, function)
+        self.app = engine
+        self.function = function
+        self.kind = options.get("name") or default_name(function)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.process = options.get("process", False)
+        self.policy = policy_of(options.get("backoff"))
+        self._terms = task_terms(self.kind, options)
+        self._codec: Codec | None = None
+        try:
+            self._codec = Codec(function, self.kind)
+        except InvalidInput as error:
+            # A type that is defined further down in its module is looked up again at the first use.
+            if not isinstance(error.__cause__, NameError):
+                raise
+
+    def __repr__(self) -> str:
+        return f"<task {self.kind}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here."""
+        value: R = self.function(*args, **kwargs)
+        return value
+
+    @property
+    def codec(self) -> Codec:
+        if self._codec is None:
+            self._codec = Codec(self.function, self.kind)
+        return self._codec
+
+    @property
+    def queue(self) -> str:
+        """Where its jobs wait, unless options say otherwise."""
+        queue: str = self._terms.fields["queue"]
+        return queue
+
+    @property
+    def timeout(self) -> int | None:
+        """Microseconds after which an attempt is given up."""
+        timeout: int | None = self._terms.fields.get("timeout")
+        return timeout
+
+    def options(self, **options: Unpack[CallOptions]) -> Self:
+        """The same task with options for what is enqueued through it."""
+        other = copy.copy(self)
+        other._terms = call_terms(self._terms, options)
+        return other
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch)."""
+        spec = self.spec_for(args, kwargs)
+        if (batch := collecting(self.app)) is not None:
+            return batch.collect(spec, self.decode_result)
+        return JobHandle(self.app, ids_of(self.app.call(Append((spec,))))[0], self.decode_result)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        spec = self.spec_for(args, kwargs)
+        if (batch := collecting(self.app)) is not None:
+            return batch.collect(spec, self.decode_result)
+        return JobHandle(self.app, ids_of(await self.app.acall(Append((spec,))))[0], self.decode_result)
+
+    def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+        """Write down many calls (`task.of(...)`), all or none, in one commit."""
+        specs = tuple([call.spec() for call in calls])
+        if (batch := collecting(self.app)) is not None:
+            return [batch.collect(spec, self.decode_result) for spec in specs]
+        ids = ids_of(self.app.call(Append(specs))) if specs else []
+        return [JobHandle(self.app, id, self.decode_result) for id in ids]
+
+    async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+        specs = tuple([call.spec() for call in calls])
+        if (batch := collecting(self.app)) is not None:
+            return [batch.collect(spec, self.decode_result) for spec in specs]
+        ids = ids_of(await self.app.acall(Append(specs))) if specs else []
+        return [JobHandle(self.app, id, self.decode_result) for id in ids]
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
+        codec = self.codec
+        arguments = codec.bind(args, kwargs)
+        return Call(self, arguments, codec.encode(arguments))
+
+    def spec_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Spec:
+        """The spec of a call. Raises InvalidInput if the arguments do not fit."""
+        codec = self.codec
+        arguments = codec.bind(args, kwargs)
+        return self._spec(arguments, codec.encode(arguments), {})
+
+    def _spec(self, arguments: Mapping[str, Any], payload: bytes, more: Mapping[str, Any]) -> Spec:
+        terms = self._terms
+        fields = {"id": "", "kind": terms.kind, "payload": payload, **terms.fields, **more}
+        fields["id"] = fields["id"] or new_id()
+        fields["headers"] = inject(fields.get("headers", {}))
+        if terms.named:
+            fields |= names(terms, self.codec, arguments)
+        return Spec(**fields)
+
+    # For whoever runs its jobs
+
+    def decode(self, job: Job) -> Bound:
+        """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would help."""
+        try:
+            return self.codec.decode(job.payload)
+        except InvalidInput as error:
+            raise control.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
+
+    def decode_result(self, data: bytes | None) -> R:
+        """What a finished job returned."""
+        value: R = self.codec.decode_result(data)
+        return value
+
+
+class AsyncTask(Task[P, R]):
+    """A task made of an `async def`: calling it gives a coroutine."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        """Run the function here."""
+        running: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return running
+
+
+class Call(Generic[R]):
+    """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two jobs."""
+
+    __slots__ = ("arguments", "payload", "task")
+
+    def __init__(self, task: Task[..., R], arguments: Mapping[str, Any], payload: bytes) -> None:
+        self.task = task
+        self.arguments = arguments
+        self.payload = payload
+
+    def spec(self, **more: Any) -> Spec:
+        """The spec, with these fields instead of its own."""
+        return self.task._spec(self.arguments, self.payload, more)
+
+
+class Decorator(Protocol):
+    """What `app.task(...)` with options gives."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]: ...
+
+
+def make_task(engine: Engine, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+    """The task of a function, of the class that fits it."""
+    if not callable(function):
+        raise InvalidInput(field="task", value=function, expected="a function")
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise InvalidInput(field="task", value=function, expected="a function that returns; generators yield to nobody")
+    kind = AsyncTask if inspect.iscoroutinefunction(function) else Task
+    return kind(engine, function, options)
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """`module.function`. A script that is run has the name under which a worker imports it, not `__main__`."""
+    module = getattr(function, "__module__", None) or "function"
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules.get(module)
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name.removesuffix(".__main__") if spec is not None else Path(file).stem if file else module
+    return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def outcome_of(
+    task: Task[..., Any],
+    job: Job,
+    result: Any = None,
+    error: BaseException | None = None,
+    chance: Chance = random.random,
+) -> Outcome:
+    """What the ledger is told: the handler returned `result`, or raised `error`."""
+    if error is None:
+        try:
+            return Done(task.codec.encode_result(result))
+        except InvalidInput as refused:
+            return Fail(error=_clean(str(refused)))
+    if isinstance(error, control.Snooze):
+        return Snooze(error.for_)
+    if isinstance(error, control.Cancel):
+        return Stop(error=_clean(str(error)))
+    if isinstance(error, control.Fail):
+        return Fail(error=_clean(str(error)) if error.__cause__ is None else failure_text(error))
+    if isinstance(error, control.Retry) and error.after is not None:
+        return Retry(error.after, error=failure_text(error))
+    return Retry(task.policy.delay(error, job.failures + 1, chance), error=failure_text(error))
+
+
+def failure_text(error: BaseException) -> str:
+    """The error in one line, then its traceback, the end of it if it is long."""
+    told = traceback.TracebackException.from_exception(error, limit=-50)
+    first = "".join(told.format_exception_only()).strip()
+    if error.__traceback__ is None and error.__cause__ is None:
+        return _clean(first)
+    trace = "".join(told.format())
+    head = first[: MAX_TRACE // 4]
+    kept = MAX_TRACE - len(head)
+    return _clean(f"{head}\n\n{trace if len(trace) <= kept else '...' + trace[-kept:]}")
+
+
+def _clean(text: str) -> str:
+    """Text that every ledger takes: no NUL, no lone surrogates, not too long."""
+    return text[: 2 * MAX_TRACE].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,188 @@
+"""Metrics as Prometheus reads them: the text of a real registry over a real ledger."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from towpath import metrics
+from towpath.core.commands import Append, Claim, SetQueue, Settle, Want
+from towpath.core.commands import Claimed as ClaimedAnswer
+from towpath.core.job import Done, Spec
+from towpath.events import (
+    BatchCommitted,
+    BatchFailed,
+    Bus,
+    Event,
+    HandlerBlocked,
+    JobsAppended,
+    JobSettled,
+    JobStarted,
+    LeaseLost,
+    QueueFullSeen,
+    ScheduleFired,
+    UpkeepDone,
+)
+from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.sqlite import SqliteLedger
+from towpath.testing import ManualClock
+
+SECOND = 1_000_000
+
+
+def sample(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"towpath_{name}", labels)
+
+
+def settled(state: str, outcome: str, kind: str = "mail") -> JobSettled:
+    return JobSettled(kind=kind, queue="q", state=state, outcome=outcome, duration=0.02, attempt=1, id="1")
+
+
+def installed(*events: Event) -> CollectorRegistry:
+    bus, registry = Bus(), CollectorRegistry()
+    metrics.install(bus, MemoryLedger(), registry)
+    for event in events:
+        bus.publish(event)
+    return registry
+
+
+def test_depth_and_age_are_the_ledgers_at_the_time_of_the_scrape() -> None:
+    clock = ManualClock()
+    ledger, registry = MemoryLedger(clock), CollectorRegistry()
+    metrics.install(Bus(), ledger, registry, clock)
+    assert sample(registry, "ledger_up") == 1
+    ledger.apply([Append(tuple(Spec(id=f"j{n}", queue="orders") for n in range(3)))])
+    ledger.apply([Append((Spec(id="later", queue="orders", delay=60 * SECOND),)), SetQueue(queue="slow", paused=True)])
+    clock.advance(5)
+    (claimed,) = ledger.apply([Claim(owner="w", wants=(Want("orders", 1),), lease=60 * SECOND)])
+    assert isinstance(claimed, ClaimedAnswer)
+    ledger.apply([Settle(claim.id, claim.fence, Done()) for claim in claimed.claims])
+    found = {
+        state: sample(registry, "queue_depth", queue="orders", state=state)
+        for state in ("ready", "scheduled", "done", "running")
+    }
+    assert found == {"ready": 2, "scheduled": 1, "done": 1, "running": 0}
+    assert sample(registry, "queue_oldest_ready_seconds", queue="orders") == 5
+    clock.advance(2)
+    assert sample(registry, "queue_oldest_ready_seconds", queue="orders") == 7
+    assert sample(registry, "queue_oldest_ready_seconds", queue="slow") == 0
+    assert sample(registry, "queue_paused", queue="slow") == 1
+    assert sample(registry, "queue_paused", queue="orders") == 0
+
+
+def test_a_ledger_that_cannot_be_read_is_down_and_the_rest_is_still_told(tmp_path: Path) -> None:
+    bus, ledger, registry = Bus(), SqliteLedger(tmp_path / "w.db"), CollectorRegistry()
+    metrics.install(bus, ledger, registry)
+    bus.publish(settled("done", "done"))
+    ledger.close()
+    text = generate_latest(registry).decode()
+    assert "towpath_ledger_up 0.0" in text
+    assert 'towpath_jobs_done_total{kind="mail"} 1.0' in text
+    assert "towpath_queue_depth" not in text
+
+
+def test_attempts_by_how_they_ended() -> None:
+    registry = installed(
+        settled("done", "done"),
+        settled("done", "done"),
+        settled("failed", "retry"),
+        settled("failed", "fail"),
+        settled("failed", "fail"),
+        settled("canceled", "stop"),
+        settled("scheduled", "retry"),
+        settled("scheduled", "snooze"),
+        settled("ready", "release"),
+        settled("scheduled", "refuse"),
+    )
+    assert sample(registry, "jobs_done_total", kind="mail") == 2
+    assert sample(registry, "jobs_failed_total", kind="mail", reason="exhausted") == 1
+    assert sample(registry, "jobs_failed_total", kind="mail", reason="fatal") == 2
+    assert sample(registry, "jobs_canceled_total", kind="mail") == 1
+    assert sample(registry, "attempts_failed_total", kind="mail") == 1
+    assert sample(registry, "job_duration_seconds_count", kind="mail") == 8, "what never ran took no time"
+    assert sample(registry, "job_duration_seconds_sum", kind="mail") == pytest.approx(0.16)
+
+
+def test_latency_and_commits_are_histograms() -> None:
+    registry = installed(
+        JobStarted(id="1", kind="mail", queue="q", attempt=1, waited=0.003),
+        JobStarted(id="2", kind="mail", queue="q", attempt=1, waited=0.2),
+        BatchCommitted(commands=4, jobs=150, seconds=0.004),
+    )
+    assert sample(registry, "dequeue_latency_seconds_bucket", queue="q", le="0.0025") == 0
+    assert sample(registry, "dequeue_latency_seconds_bucket", queue="q", le="0.005") == 1
+    assert sample(registry, "dequeue_latency_seconds_count", queue="q") == 2
+    assert sample(registry, "commit_batch_jobs_bucket", le="100.0") == 0
+    assert sample(registry, "commit_batch_jobs_bucket", le="200.0") == 1
+    assert sample(registry, "commit_seconds_sum") == pytest.approx(0.004)
+
+
+def test_what_else_is_counted() -> None:
+    registry = installed(
+        JobsAppended(queue="q", ids=("1", "2", "3")),
+        LeaseLost(id="1", kind="mail", queue="q", attempt=1, owner="w"),
+        HandlerBlocked(id="1", kind="mail", seconds=2.0, where="a.py:1"),
+        QueueFullSeen(queue="q", depth=10, capacity=10),
+        ScheduleFired(name="nightly", id="1", due=0),
+        BatchFailed(commands=2, error="locked", retryable=True),
+        UpkeepDone(reaped=3, expired=2),
+    )
+    assert sample(registry, "jobs_appended_total", queue="q") == 3
+    assert sample(registry, "lease_losses_total", queue="q") == 1
+    assert sample(registry, "handlers_blocked_total", kind="mail") == 1
+    assert sample(registry, "queue_full_total", queue="q") == 1
+    assert sample(registry, "schedules_fired_total", schedule="nightly") == 1
+    assert sample(registry, "commit_failures_total", retryable="true") == 1
+    assert sample(registry, "leases_reaped_total") == 3
+    assert sample(registry, "jobs_expired_total") == 2
+
+
+def test_taking_it_out_leaves_no_trace() -> None:
+    bus, registry = Bus(), CollectorRegistry()
+    remove = metrics.install(bus, MemoryLedger(), registry)
+    assert bus.wants(JobSettled)
+    remove()
+    assert not bus.wants(JobSettled)
+    assert generate_latest(registry) == b""
+    metrics.install(bus, MemoryLedger(), registry)
+
+
+def test_a_second_app_in_one_registry_is_refused_and_leaves_no_half() -> None:
+    bus, registry = Bus(), CollectorRegistry()
+    metrics.install(Bus(), MemoryLedger(), registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        metrics.install(bus, MemoryLedger(), registry)
+    assert not bus.wants(JobSettled)
+    assert sample(registry, "ledger_up") == 1
+
+
+def test_installing_does_not_touch_the_ledger(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path / "w.db")
+    ledger.close()
+    metrics.install(Bus(), ledger, CollectorRegistry(auto_describe=True))
+
+
+def test_serving_over_http() -> None:
+    registry = installed(settled("done", "done"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stop = metrics.serve(port, registry=registry)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    stop()
+    assert 'towpath_jobs_done_total{kind="mail"} 1.0' in text
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_without_prometheus_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['prometheus_client'] = None; import towpath.metrics"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pip install 'towpath[metrics]'" in ended.stderr.splitlines()[-1]

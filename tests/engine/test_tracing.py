@@ -1,0 +1,137 @@
+"""The trace of whoever enqueued goes on in whoever runs, by the real OpenTelemetry SDK; and nothing happens without it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from towpath import tracing
+
+EXPORTER = InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _provider() -> None:
+    # A process can set its provider once; the whole module shares it.
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
+    trace.set_tracer_provider(provider)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    EXPORTER.clear()
+    yield
+    EXPORTER.clear()
+
+
+def finished() -> dict[str, ReadableSpan]:
+    return {span.name: span for span in EXPORTER.get_finished_spans()}
+
+
+def test_a_job_continues_the_trace_of_its_enqueue() -> None:
+    with trace.get_tracer("test").start_as_current_span("request"):
+        headers = tracing.inject({"mine": "kept"})
+    assert headers["mine"] == "kept"
+    with tracing.span("mail", headers, tracing.job_attributes("j1", "orders", 2)):
+        child = tracing.inject({})
+    spans = finished()
+    request, run = spans["request"], spans["mail process"]
+    assert run.parent is not None
+    assert run.parent.span_id == request.context.span_id
+    assert run.context.trace_id == request.context.trace_id
+    assert run.kind is SpanKind.CONSUMER
+    assert dict(run.attributes or {}) == {
+        "messaging.system": "towpath",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": "j1",
+        "towpath.attempt": 2,
+    }
+    assert child["traceparent"].split("-")[2] == format(run.context.span_id, "016x"), (
+        "a child of the handler, not of the request"
+    )
+
+
+def test_without_a_trace_the_headers_are_the_same_object() -> None:
+    headers = {"a": "b"}
+    assert tracing.inject(headers) is headers
+
+
+def test_a_context_given_by_hand_is_kept() -> None:
+    given = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with trace.get_tracer("test").start_as_current_span("request"):
+        assert tracing.inject(given) is given
+
+
+def test_a_broken_header_starts_a_new_trace() -> None:
+    with tracing.span("mail", {"traceparent": "nonsense"}):
+        pass
+    assert finished()["mail process"].parent is None
+
+
+def test_an_error_of_the_handler_is_recorded_and_goes_on() -> None:
+    with pytest.raises(ValueError, match="broken"), tracing.span("mail", {}):
+        raise ValueError("broken")
+    span = finished()["mail process"]
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == "ValueError: broken"
+    assert [event.name for event in span.events] == ["exception"]
+
+
+def test_a_word_of_the_handler_is_no_error() -> None:
+    with pytest.raises(StopAsyncIteration), tracing.span("mail", {}, quiet=(StopAsyncIteration,)):
+        raise StopAsyncIteration
+    span = finished()["mail process"]
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.events == ()
+
+
+def test_handlers_side_by_side_do_not_mix() -> None:
+    async def handler(kind: str, inside: asyncio.Barrier) -> str:
+        with tracing.span(kind, {}):
+            async with inside:
+                return tracing.inject({})["traceparent"].split("-")[2]
+
+    async def main() -> tuple[str, str]:
+        inside = asyncio.Barrier(2)
+        return await asyncio.gather(handler("a", inside), handler("b", inside))
+
+    a, b = asyncio.run(main())
+    spans = finished()
+    assert (a, b) == tuple(format(spans[f"{kind} process"].context.span_id, "016x") for kind in "ab")
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+ALONE = """
+import sys
+if {blocked}:
+    sys.modules["opentelemetry"] = None
+from towpath import tracing
+assert tracing.AVAILABLE is not {blocked}
+headers = {{}}
+assert tracing.inject(headers) is headers
+assert tracing.span("mail", headers) is tracing.span("other", headers), "the shared one that does nothing"
+with tracing.span("mail", headers):
+    pass
+given = {{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
+with tracing.span("mail", given):
+    onward = tracing.inject(headers)
+assert (onward is headers) is {blocked}, onward
+"""
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["no api", "api without sdk"])
+def test_without_the_sdk_nothing_is_done_but_the_context_is_passed_on(blocked: bool) -> None:
+    program = ALONE.format(blocked=blocked)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
