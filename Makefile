@@ -14,7 +14,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 run: $(VENV)/.package ## the demonstration: real work on an embedded SQLite ledger in a temporary directory
-	$(BIN)/python examples/demo.py
+	$(BIN)/towpath demo
 
 test: check ## lint, types, and all tests (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest -n auto $(ARGS)

@@ -19,10 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from ledger import specs, sync_rate
-from peers import IN_ONE_PROCESS, Contest
+from peers import IN_TURNS, Contest
 from raw import Raw
 from stage import ARGUMENT, Ours
 
@@ -51,7 +52,8 @@ class Sizes:
         self.singles = 100
         self.threads = self.tasks = 64
         self.each = 20
-        self.bulk = 5_000
+        self.bulk = 3_000
+        self.budget = 20.0 if quick else 600.0
         self.samples = 150 if quick else 1_000
         self.idle = 3 if quick else 10
         self.memory = 0 if quick else 1_000_000
@@ -87,11 +89,15 @@ def rate(count: int, run: Callable[[], object]) -> float:
 
 
 class Alternating:
-    """Named runs that take turns; the first turn of each is a warm-up and does not count."""
+    """Named runs that take turns; the first turn of each is a warm-up and does not count. On a slow machine there are fewer
+    rounds, but at least three: none begins after `budget` seconds."""
 
-    def __init__(self, rounds: int, runs: Mapping[str, Callable[[], float]]) -> None:
+    def __init__(self, rounds: int, runs: Mapping[str, Callable[[], float]], budget: float) -> None:
         self.rates: dict[str, list[float]] = {name: [] for name in runs}
+        until = time.monotonic() + budget
         for turn in range(rounds + 1):
+            if turn > 3 and time.monotonic() > until:
+                return
             for name, run in runs.items():
                 gc.collect()
                 measured = run()
@@ -104,23 +110,22 @@ class Alternating:
 
 def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     """Jobs completed per second: ours, the peers, and the claim-100/settle-100 loop of bench/ledger.py."""
-    contest, raw = Contest(folder, IN_ONE_PROCESS), Raw(folder / "raw.db", "q")
-    huey = contest.best("huey", sizes.peer_jobs)
+    contest, raw = Contest(folder, list(IN_TURNS)), Raw(folder / "raw.db", "q")
     with Ours(folder / "ours.db") as ours:
         runs: dict[str, Callable[[], float]] = {
             "async": lambda: ours.complete(ours.noop, sizes.jobs),
             "raw": lambda: raw_loop(raw, sizes.jobs),
             "threads": lambda: ours.complete(ours.noop_sync, sizes.jobs // 2),
         }
-        for name in contest.peers:
-            runs[name] = lambda name=name: contest.rate(name, sizes.peer_jobs)  # type: ignore[misc]
-        found = Alternating(sizes.rounds, runs)
+        for name, length in IN_TURNS.items():
+            runs[name] = partial(contest.rate, name, int(sizes.peer_jobs * length))
+        found = Alternating(sizes.rounds, runs, sizes.budget)
     best = max(contest.peers, key=lambda name: statistics.median(found[name]))
     report.ratio("vs_best_peer", found["async"], found[best])
     report.ratio("vs_raw", found["async"], found["raw"])
     report.ratio("threads_vs_async", found["threads"], found["async"])
     rates = ", ".join(f"{name} {statistics.median(found[name]):,.0f}" for name in contest.peers)
-    print(f"{'':20} peers, jobs/s: {rates} (of huey's worker counts {huey} was the best)")
+    print(f"{'':20} peers, jobs/s: {rates}; {len(found['async'])} rounds")
     contest.close()
     raw.close()
 
@@ -160,6 +165,7 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
                 "raw bulk": raw_bulk,
                 "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
             },
+            sizes.budget / 2,
         )
     report.ratio("enqueue_single", found["one"], found["raw"])
     report.ratio("enqueue_64_threads", found["threads"], found["raw"])

@@ -185,8 +185,10 @@ WAYS: Mapping[str, Callable[[Path], Peer]] = {
     "litequeue": LiteQueue,
     "persist-queue": PersistQueue,
 }
-IN_ONE_PROCESS = tuple(name for name in WAYS if "process" not in name)
-"""What bench/engine.py may run in its own process, where a ledger is open that must not be forked."""
+IN_TURNS: Mapping[str, float] = {"huey, 1 thread": 4.0, "huey, 4 threads": 4.0, "litequeue": 1.0, "persist-queue": 1.0}
+"""What bench/engine.py runs, and how long its rounds are relative to each other. huey's are longer: short ones hold its start against
+it (1,589 instead of 2,460 jobs/s). One thread is its best on a quiet machine, four on a busy one. Its processes were never faster,
+and must not be forked from a process that has a ledger open."""
 
 
 class Contest:
@@ -205,19 +207,6 @@ class Contest:
         peer = self.peers[name]
         peer.fill(jobs)
         return jobs / peer.drain(jobs)
-
-    def best(self, prefix: str, jobs: int, rounds: int = 3) -> str:
-        """The fastest of the ways whose name starts so; the others are closed and forgotten."""
-        names = [name for name in self.peers if name.startswith(prefix)]
-        rates: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(rounds):
-            for name in names:
-                rates[name].append(self.rate(name, jobs))
-        chosen = max(names, key=lambda name: statistics.median(rates[name]))
-        for name in names:
-            if name != chosen:
-                self.peers.pop(name).close()
-        return chosen
 
     def close(self) -> None:
         for peer in self.peers.values():

@@ -1,5 +1,5 @@
-from towpath import After, Done, Query, Retry, Spec, micros, new_id, open_ledger
-from towpath.commands import Append, Claim, Claimed, Settle, Want
+from towpath import After, Query, Spec, micros, new_id, open_ledger
+from towpath.commands import Append, Claim, Claimed, Done, Retry, Settle, Want
 
 ledger = open_ledger("sqlite:///work.db")
 

@@ -13,16 +13,6 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 SAYS = {
     "quickstart.py": ["waits for 1 job", "attempt 2 at publish", "finished: done", "done=2", "['publish', 'shrink']"],
-    "demo.py": [
-        "in the order of priority: True",
-        "after 2 attempts: failed/exhausted",
-        "ran: read, broken, work 1, work 2, work 3, write",
-        "before the seal 0 ran, after it 50; the group is closed, done",
-        "callbacks that ran: 1",
-        "upkeep took back 200 leases",
-        "LostClaim",
-        "everything adds up",
-    ],
 }
 
 

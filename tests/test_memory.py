@@ -158,22 +158,23 @@ class TestJumps:
     def test_the_first_time_is_no_jump(self) -> None:
         jumps = Jumps()
         jumps.note(NOW)
-        assert not jumps.spares(SECOND, NOW)
+        assert not jumps.spares(SECOND, NOW, NOW)
 
     def test_a_jump_of_more_than_half_a_lease_spares_it_for_one_lease(self) -> None:
         jumps = Jumps()
         jumps.note(NOW)
         jumps.note(NOW + 5 * SECOND)
-        assert jumps.spares(10 * SECOND - 1, NOW + 5 * SECOND)
-        assert not jumps.spares(10 * SECOND, NOW + 5 * SECOND)
-        assert jumps.spares(4 * SECOND, NOW + 9 * SECOND - 1)
-        assert not jumps.spares(4 * SECOND, NOW + 9 * SECOND)
+        assert jumps.spares(10 * SECOND - 1, NOW + 1, NOW + 5 * SECOND)
+        assert not jumps.spares(10 * SECOND, NOW + 1, NOW + 5 * SECOND)
+        assert jumps.spares(4 * SECOND, NOW + 1, NOW + 9 * SECOND - 1)
+        assert not jumps.spares(4 * SECOND, NOW + 1, NOW + 9 * SECOND)
+        assert not jumps.spares(4 * SECOND, NOW, NOW + 5 * SECOND)
 
     def test_short_jumps_and_steps_back_do_not_count(self) -> None:
         jumps = Jumps()
         for now in (NOW, NOW + SECOND // 2, NOW, NOW + SECOND // 2):
             jumps.note(now)
-        assert not jumps.spares(1, NOW + SECOND // 2)
+        assert not jumps.spares(1, NOW + 1, NOW + SECOND // 2)
 
     def test_the_largest_are_kept_for_a_day(self) -> None:
         jumps = Jumps()
@@ -183,6 +184,6 @@ class TestJumps:
         for _ in range(2 * KEPT):
             now += SECOND
             jumps.note(now)
-        assert jumps.spares(7000 * SECOND, now)
+        assert jumps.spares(7000 * SECOND, 1, now)
         jumps.note(now := now + 86_400 * SECOND)
-        assert jumps.until(7000 * SECOND) == now + 7000 * SECOND
+        assert jumps.until(7000 * SECOND, now) == now + 7000 * SECOND

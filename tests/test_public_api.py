@@ -16,36 +16,43 @@ import pytest
 import towpath
 import towpath.commands
 import towpath.core.commands
-from towpath import app
+from towpath.core import job
+from towpath.runtime import newids
 
 SURFACE = [
     "After",
+    "App",
+    "Call",
+    "Cancel",
     "Claim",
     "Counts",
-    "Done",
     "Explanation",
+    "Exponential",
     "Fail",
+    "GroupHandle",
     "GroupView",
     "Job",
+    "JobHandle",
     "Key",
     "KeyPolicy",
     "Ledger",
     "NoteView",
     "Page",
     "PartView",
+    "Policy",
     "Query",
     "QueueView",
     "Rate",
     "Reason",
-    "Refuse",
-    "Release",
     "Retry",
+    "Running",
     "Selector",
     "Snooze",
     "Spec",
     "State",
-    "Stop",
+    "Task",
     "commands",
+    "current",
     "errors",
     "micros",
     "new_id",
@@ -76,18 +83,22 @@ def test_star_import_gives_the_surface() -> None:
     assert set(SURFACE) == names.keys() - {"__builtins__"}
 
 
+LANGUAGE = ("towpath.core.commands", "towpath.core.results")
+OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
+
+
 def _language() -> Iterator[str]:
     """Every public class of core.commands, and the two unions."""
     module = towpath.core.commands
     for name, value in vars(module).items():
-        if name in ("Command", "Result") or (inspect.isclass(value) and value.__module__ == module.__name__ and name[0] != "_"):
+        if name in ("Command", "Result") or (inspect.isclass(value) and value.__module__ in LANGUAGE and name[0] != "_"):
             yield name
 
 
 def test_commands_are_all_there() -> None:
-    assert sorted(towpath.commands.__all__) == sorted(_language())
+    assert sorted(towpath.commands.__all__) == sorted([*_language(), *OUTCOMES])
     for name in towpath.commands.__all__:
-        assert getattr(towpath.commands, name) is getattr(towpath.core.commands, name)
+        assert getattr(towpath.commands, name) is getattr(job if name in OUTCOMES else towpath.core.commands, name)
 
 
 def test_every_command_has_its_own_tag() -> None:
@@ -99,6 +110,12 @@ def test_every_command_has_its_own_tag() -> None:
 
 def test_the_two_claims_are_different_things() -> None:
     assert towpath.Claim is not towpath.commands.Claim  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("name", ["Retry", "Snooze", "Fail", "Cancel"])
+def test_what_a_handler_raises_is_not_what_a_ledger_is_told(name: str) -> None:
+    assert issubclass(getattr(towpath, name), Exception)
+    assert issubclass(getattr(towpath.commands, name), msgspec.Struct)
 
 
 def test_new_ids_grow() -> None:
@@ -136,7 +153,7 @@ def test_a_forked_child_has_ids_of_its_own_even_if_the_lock_was_held() -> None:
     towpath.new_id()
     context = multiprocessing.get_context("fork")
     near, far = context.Pipe()
-    with app._sources[os.getpid()]._lock:
+    with newids._source._lock:
         child = context.Process(target=_send_ids, args=(far,))
         child.start()
     assert near.poll(30), "the child hangs: it waits for a lock of its parent"

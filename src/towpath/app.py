@@ -18,6 +18,8 @@ from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
+from towpath.schedules import Scheduler
+from towpath.service import RunOptions, Service
 from towpath.settings import resolve
 from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
 from towpath.timetable import CronOptions, Scheduled, make_schedule
@@ -45,6 +47,7 @@ class App(Engine):
         """The tasks by their names, which are the kinds of their jobs."""
         self.declared: dict[str, Schedule] = {}
         """The schedules that the code declares. A worker writes them down when it starts."""
+        self._scheduler = Scheduler(self)
 
     def __repr__(self) -> str:
         return f"<App {self.url}>"
@@ -133,6 +136,17 @@ class App(Engine):
         group = Group(self, id, on_failure)
         answers: list[Result] = [each for step in group.commands(calls, then) for each in await self.acall_all(step)]
         return group.handle(answers)
+
+    def run(self, **options: Unpack[RunOptions]) -> None:
+        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once."""
+        Service(self, options).run()
+
+    async def arun(self, **options: Unpack[RunOptions]) -> None:
+        """Be a worker on this event loop until the coroutine is cancelled."""
+        await Service(self, options).arun()
+
+    def _due(self, now: int) -> int | None:
+        return self._scheduler.due(now)
 
     def testing(self) -> AbstractContextManager[Bench]:
         """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move."""

@@ -85,7 +85,7 @@ class Codec:
             elif each.kind is Parameter.VAR_KEYWORD:
                 hint = dict[str, hint]  # type: ignore[valid-type]
             self._decoder_of(hint, each.name)
-            fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))
+            fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))  # noqa: UP007
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
 
     def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:

@@ -1,7 +1,7 @@
-"""The ledger's language for users: the commands that `Ledger.apply` takes and the results it answers.
+"""The ledger's language for users: the commands that `Ledger.apply` takes, the outcomes of an attempt, and the results.
 
-They live apart from the top level because a command and a noun may share a name: `towpath.commands.Claim` asks for jobs,
-`towpath.Claim` is one that was given.
+They live apart from the top level because names are shared: `towpath.commands.Claim` asks for jobs, `towpath.Claim` is one that
+was given; `towpath.commands.Retry` is told to a ledger, `towpath.Retry` is raised by a handler.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
+from towpath.core.job import Done, Fail, Outcome, Refuse, Release, Retry, Snooze, Stop
 
 __all__ = [
     "Abort",
@@ -52,21 +53,27 @@ __all__ = [
     "Claim",
     "Claimed",
     "Command",
+    "Done",
+    "Fail",
     "GroupSet",
     "GroupState",
     "Note",
     "Noted",
     "OnFailure",
     "Open",
+    "Outcome",
     "Placed",
     "Progress",
     "Progressed",
     "Purge",
     "Purged",
     "QueueSet",
+    "Refuse",
+    "Release",
     "Renew",
     "Renewed",
     "Result",
+    "Retry",
     "Revive",
     "Revived",
     "Seal",
@@ -75,6 +82,8 @@ __all__ = [
     "SetQueue",
     "Settle",
     "Settled",
+    "Snooze",
+    "Stop",
     "Upkeep",
     "Upkept",
     "Want",

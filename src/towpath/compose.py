@@ -7,11 +7,13 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from msgspec.structs import replace
+
 from towpath.core.commands import Append, Command, OnFailure, Open, Result, Seal
 from towpath.core.ids import derived
 from towpath.core.job import After, Spec
 from towpath.errors import InvalidInput
-from towpath.handles import Collector, GroupHandle, JobHandle, open_collector, ids_of
+from towpath.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
 from towpath.options import AFTER, after_header
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
@@ -21,12 +23,11 @@ Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
 """What follows a group: one call however it ends, or a call for each way it may end."""
 
 
-def after(call: Call[Any], needed: Sequence[After], **more: Any) -> Spec:
+def after(call: Call[Any], *needed: After, id: str = "") -> Spec:
     """The spec of a call that also waits for these."""
-    spec = call.spec(**more)
+    spec = call.spec(id=id)
     all_of = (*spec.after, *needed)
-    own = {**spec.headers, **after_header(all_of)}
-    return call.spec(**more, id=spec.id, after=all_of, headers=own)
+    return replace(spec, after=all_of, headers={**spec.headers, **after_header(all_of)})
 
 
 class Chain:
@@ -39,7 +40,7 @@ class Chain:
         self._last = calls[-1]
         specs = [calls[0].spec()]
         for call in calls[1:]:
-            specs.append(after(call, (After(specs[-1].id),)))
+            specs.append(after(call, After(specs[-1].id)))
         self.command = Append(tuple(specs))
 
     def handle(self, answer: Result) -> JobHandle[Any]:
@@ -68,12 +69,11 @@ class Group:
         specs = [self._member(call, n) for n, call in enumerate(self._calls)]
         assert self._on_failure is not None
         if isinstance(then, Mapping):
-            callbacks = {ending: (self._callback(call),) for ending, call in then.items()}
+            callbacks = {str(ending): (self._callback(call),) for ending, call in then.items()}
             return [[Open(self.id, self._on_failure, callbacks), Append(tuple(specs))], [Seal(self.id)]]
         if then is not None:
             self._then = then
-            needed = (After(self.id, run_anyway=True, group=True),)
-            specs.append(after(then, needed, id=derived(self.id, "then")))
+            specs.append(after(then, After(self.id, run_anyway=True, group=True), id=derived(self.id, "then")))
         return [[Open(self.id, self._on_failure), Append(tuple(specs)), Seal(self.id)]]
 
     def handle(self, answers: Sequence[Result]) -> GroupHandle[Any]:
@@ -87,7 +87,7 @@ class Group:
 
     def _callback(self, call: Call[Any]) -> Spec:
         spec = call.spec()
-        return call.spec(id=spec.id, headers={**spec.headers, AFTER: f"@{self.id}"})
+        return replace(spec, headers={**spec.headers, AFTER: f"@{self.id}"})
 
 
 class Batch(Collector):

@@ -7,24 +7,29 @@ stop (`ask`), and takes what the handler collected for the settling transaction 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol
 
 from towpath.codec import decode, encode
-from towpath.core.commands import Note, Progress, Progressed
+from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
 from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import AFTER
-from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Call, R, Task
 
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
+
+
+class Poster(Protocol):
+    """Somebody who takes commands and calls back with the replies."""
+
+    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], /) -> None: ...
 
 
 class Host(Protocol):
@@ -34,7 +39,10 @@ class Host(Protocol):
     def ledger(self) -> Ledger: ...
 
     @property
-    def committer(self) -> Committer: ...
+    def committer(self) -> Poster: ...
+
+    @property
+    def transactional(self) -> bool: ...
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]: ...
@@ -98,7 +106,7 @@ class Running:
         self._post(Progress(self.id, self.fence, cursor=self._cursor))
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
-        """A child: it is enqueued in the transaction that finishes this attempt, if that succeeds or fails for good."""
+        """A child: it is enqueued in the transaction that settles this job as done, and not at all if the attempt fails."""
         spec = call.spec()
         self._spawn.append(spec)
         return JobHandle(call.task.app, spec.id, call.task.decode_result)
@@ -106,8 +114,10 @@ class Running:
     def commit(self, function: Callable[[Any], object]) -> None:
         """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or neither. Needs a
         ledger with a database."""
-        if not self._app.ledger.capabilities.transactional:
-            raise Unsupported(what="a function in the transaction of a settle, which needs a ledger with a database")
+        if not self._app.transactional:
+            raise Unsupported(
+                what="run a function in the settle of this job, which needs a ledger with a database, in this process"
+            )
         self._functions.append(function)
 
     def results(self, *, errors: bool = False) -> list[Any]:
@@ -130,7 +140,7 @@ class Running:
         with self._lock:
             last, self._waiting = self._waiting, None
         if last is not None:
-            self._app.committer.post([(last, self._heard)])
+            self._app.committer.post([(last, self.heard)])
         return tuple(self._spawn), tuple(self._notes), self._within()
 
     def __enter__(self) -> Running:
@@ -158,9 +168,9 @@ class Running:
                 self._waiting = _merged(self._waiting, progress)
                 return
             self._in_flight = True
-        self._app.committer.post([(progress, self._heard)])
+        self._app.committer.post([(progress, self.heard)])
 
-    def _heard(self, reply: Reply) -> None:
+    def heard(self, reply: Reply) -> None:
         """In the committing thread: at most one progress of a job is on its way."""
         if isinstance(reply, Progressed) and reply.cancel is not None:
             self.ask(reply.cancel)
@@ -171,7 +181,7 @@ class Running:
             self._in_flight = following is not None
         if following is not None:
             try:
-                self._app.committer.post([(following, self._heard)])
+                self._app.committer.post([(following, self.heard)])
             except TowpathError:
                 # The engine closes. Progress is a courtesy, and this is not the handler's thread.
                 return

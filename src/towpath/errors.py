@@ -26,9 +26,9 @@
         ├── NewerSchema         (fatal)
         ├── ReadOnly            (fatal)
         ├── NetworkFileSystem   (fatal)
-        ├── WrongConnection     (fatal)
+        ├── WrongConnection
         ├── Forked              (fatal)
-        ├── NestedCall          (fatal) a ledger call from inside a ledger call
+        ├── NestedCall          a ledger call from inside a ledger call
         ├── Damaged             (fatal)
         └── StoreFailed         anything else the store below reported
 
@@ -197,7 +197,6 @@ class NetworkFileSystem(LedgerError):
 
 class WrongConnection(LedgerError):
     sentence = "{why}"
-    fatal = True
 
 
 class Forked(LedgerError):
@@ -207,7 +206,6 @@ class Forked(LedgerError):
 
 class NestedCall(LedgerError):
     sentence = "{path}: a ledger call inside a ledger call; return what you need done instead"
-    fatal = True
 
 
 class Damaged(LedgerError):

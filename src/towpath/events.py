@@ -53,12 +53,18 @@ class JobsAppended(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsClaimed(Event):
-    """Taken on lease by this process; not started yet."""
+    """Taken on lease by this process; not started yet. `jobs` are the records (`towpath.Job`), owner and fence included."""
 
-    sentence = "{owner} claimed {ids}"
+    sentence = "claimed: {ids}"
 
-    owner: str
-    ids: tuple[str, ...]
+    jobs: tuple[Any, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(job.id for job in self.jobs)
+
+    def __str__(self) -> str:
+        return self.sentence.format(ids=self.ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ Every verb has an async form with an `a` in front. A message in hand is kept on 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack
@@ -26,12 +25,12 @@ import msgspec
 from towpath import codec
 from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
-from towpath.core.commands import MAX_BULK, Append, Appended, Note, Noted, Renew, Renewed, Result, Settle, Settled
+from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renewed, Result, Settle, Settled
 from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
 from towpath.core.job import State as JobState
-from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, LostClaim, TowpathError
-from towpath.runtime.inbox import LOOK, Host, Inbox, Nap, Steps, Terms, arun, run
+from towpath.runtime.document import Document
+from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.newids import new_id
 
 log = logging.getLogger("towpath.messages")
@@ -108,10 +107,11 @@ class Queue:
     async def aget_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
         return await arun(self._fetch(n, wait, terms_of(lease, max_hold)))
 
-    def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription:
+    def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription[Message]:
         """All messages as they come, for `for` and `async for`, with `prefetch` of them in hand."""
         checks.whole("prefetch", prefetch, 1, MAX_BULK)
-        return Subscription(self._host, self.name, terms_of(lease, max_hold), prefetch)
+        host, terms = self._host, terms_of(lease, max_hold)
+        return Subscription(Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms))
 
     def _fetch(self, n: int, wait: Span, terms: Terms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
@@ -141,6 +141,10 @@ class Queue:
         elif conflict is not None:
             raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
         return Spec(queue=self.name, **fields)
+
+
+class State(Document):
+    """The state of a message: the note `state/<id>`."""
 
 
 class Message:
@@ -201,7 +205,7 @@ class Message:
     def state(self) -> State:
         """A JSON document that survives nacks and crashes, and goes with the ack."""
         if self._state is None:
-            self._state = State(self._host, self)
+            self._state = State(self._host.ledger, self._host.committer, _state_key(self.id), STATE_TTL)
         return self._state
 
     def text(self) -> str:
@@ -321,50 +325,45 @@ class Message:
         log.warning("message %s could not be given back: %s", self.id, failure)
 
 
-class State:
-    """The state of a message: `value` (None if there is none) at `version` (0). `save` writes it unless somebody else did in the
-    meantime (`NoteConflict`). The first look reads the ledger; `aload` does that without blocking an event loop."""
+def terms_of(lease: Span, max_hold: Span) -> Terms:
+    return Terms(micros(lease, "lease"), micros(max_hold, "max_hold") / SECOND)
 
-    def __init__(self, host: Host, message: Message) -> None:
-        self._host = host
-        self._message = weakref.ref(message)
-        self._key = _state_key(message.id)
-        self._value: Any = None
-        self._version: int | None = None
 
-    @property
-    def value(self) -> Any:
-        if self._version is None:
-            self.load()
-        return self._value
+def _body(payload: object) -> tuple[bytes, str]:
+    """The payload as bytes, and what they are."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), "application/octet-stream"
+    if isinstance(payload, str):
+        try:
+            return payload.encode(), "text/plain; charset=utf-8"
+        except UnicodeEncodeError:
+            raise InvalidInput(field="payload", value=payload, expected="text without lone surrogates") from None
+    try:
+        return codec.encode(payload), "application/json"
+    except InvalidInput as error:
+        raise InvalidInput(field="payload", value=payload, expected=error.details["expected"]) from None
 
-    @value.setter
-    def value(self, value: Any) -> None:
-        if self._version is None:
-            self.load()
-        self._value = value
 
-    @property
-    def version(self) -> int:
-        if self._version is None:
-            self.load()
-        assert self._version is not None
-        return self._version
+def _key(name: str, conflict: str) -> Key:
+    if conflict not in _POLICIES:
+        raise InvalidInput(field="on_conflict", value=conflict, expected=f"one of {', '.join(_POLICIES)}")
+    return Key(name, _POLICIES[conflict])
 
-    def load(self) -> Any:
-        """Read it again; the value."""
-        return self._loaded(self._host.ledger.note(self._key))
 
-    async def aload(self) -> Any:
-        return self._loaded(await asyncio.to_thread(self._host.ledger.note, self._key))
+def _ids(answer: Result) -> list[str]:
+    assert isinstance(answer, Appended)
+    return [placed.id for placed in answer.jobs]
 
-    def save(self, *value: Any) -> int:
-        """Write the value given, or the one at hand after it was changed; the new version."""
-        return self._saved(self._host.committer.call(self._note(*value)))
 
-    async def asave(self, *value: Any) -> int:
-        if self._version is None:
-            held = value or (await self.aload(),)
-            await self.aload()
-            value = held
-        return self._saved(await self._host.committer.acall(self._note(*value)))
+def _state_key(id: str) -> str:
+    return f"state/{id}"
+
+
+def _last_words(error: BaseException | None) -> dict[str, Any]:
+    """How to nack a message that was left without a word. An interrupt is not its fault."""
+    if error is None:
+        return {"reason": "left without ack or nack"}
+    if not isinstance(error, Exception):
+        return {"defer": True}
+    text = f"{type(error).__name__}: {error}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return {"reason": text[:MAX_ERROR]}

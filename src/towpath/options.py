@@ -104,7 +104,7 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
     fields = {**terms.fields, **_common(options), **_when(options)}
     for name in ("queue", "correlation_id", "id"):
         if name in options:
-            fields[name] = options[name]  # type: ignore[literal-required]
+            fields[name] = options[name]
     headers = {**fields.get("headers", {}), **options.get("headers", {})}
     if "after" in options:
         after = dependencies(options["after"])
@@ -174,8 +174,10 @@ def policy_of(backoff: Span | Sequence[Span] | Backoff | Policy | None) -> Polic
 
 
 def dependencies(given: Iterable[Dependency] | Dependency) -> tuple[After, ...]:
-    one = isinstance(given, JobHandle | GroupHandle | After | str)
-    return tuple(_dependency(each) for each in ([given] if one else given))  # type: ignore[union-attr,list-item]
+    """One or many dependencies as the ledger names them."""
+    if isinstance(given, JobHandle | GroupHandle | After | str):
+        return (_dependency(given),)
+    return tuple(_dependency(each) for each in given)
 
 
 def _dependency(given: Dependency) -> After:

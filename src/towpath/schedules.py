@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -27,17 +27,12 @@ from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.newids import new_id
-from towpath.tasks import Decorator, Task
 
 __all__ = [
-    "Declared",
     "Host",
     "Missed",
-    "Repeat",
     "Schedule",
     "Scheduler",
-    "cron",
-    "every",
     "get_schedule",
     "list_schedules",
     "next_fire",
@@ -46,7 +41,6 @@ __all__ = [
     "remove",
     "resume",
     "set_schedule",
-    "sync",
     "trigger",
 ]
 
@@ -57,74 +51,6 @@ AGAIN: Final = SECOND
 """After a queue that was full."""
 SCHEDULED_AT: Final = "scheduled-at"
 """The header of a fired job with the time it was meant for (ISO 8601, UTC)."""
-
-
-# Declared in code
-
-
-class Repeat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task is repeated, besides when. `name` is the schedule's (the task's kind if left out), `args` the arguments by
-    name. `anchor` (seconds since 1970) is where fixed intervals are counted from."""
-
-    name: str | None = None
-    args: Mapping[str, Any] = {}
-    tz: str = "UTC"
-    missed: str = "skip"
-    anchor: float = 0.0
-
-
-PLAIN: Final = Repeat()
-
-
-class Declared(msgspec.Struct, frozen=True):
-    """A schedule in code: a task and a draft. Its arguments are checked when it is needed, because a type in the signature may
-    be defined further down in the module."""
-
-    task: Task[..., Any]
-    args: Mapping[str, Any]
-    draft: Schedule
-
-    def schedule(self) -> Schedule:
-        """Raises InvalidInput if the arguments do not fit the task."""
-        return replace(self.draft, spec=self.task.spec_for((), self.args))
-
-
-def cron(declared: dict[str, Declared], make: Decorator, expression: str, repeat: Repeat = PLAIN) -> Decorator:
-    """What `@app.cron(expression, ...)` is: makes a task of a function (or takes a task) and puts a schedule into `declared`."""
-    return _decorator(declared, make, repeat, {"cron": expression})
-
-
-def every(declared: dict[str, Declared], make: Decorator, span: float | timedelta, repeat: Repeat = PLAIN) -> Decorator:
-    """What `@app.every(span, ...)` is. The fires lie on a fixed grid, however long a job takes and whenever a worker starts."""
-    return _decorator(declared, make, repeat, {"every": checks.micros(span, "every")})
-
-
-def _decorator(declared: dict[str, Declared], make: Decorator, repeat: Repeat, when: Mapping[str, Any]) -> Decorator:
-    anchor = checks.micros(repeat.anchor, "anchor")
-    missed = missed_of(repeat.missed)
-
-    def draft(name: str) -> Schedule:
-        return Schedule(name=name, spec=Spec(id=name, queue="x"), tz=repeat.tz, missed=missed, anchor=anchor, **when)
-
-    def decorate(function: Callable[..., Any]) -> Task[..., Any]:
-        task = function if isinstance(function, Task) else make(function)
-        name = repeat.name or task.kind
-        if name in declared:
-            raise InvalidInput(field="schedule", value=name, expected="a name of its own for each schedule")
-        declared[name] = Declared(task, dict(repeat.args), draft(name))
-        return task
-
-    # Wrong times are the author's mistake: said at the line that makes it, before there is a name.
-    draft(repeat.name or "schedule")
-    return cast(Decorator, decorate)
-
-
-def sync(host: Host, declared: Mapping[str, Declared]) -> list[Schedule]:
-    """Tell the ledger what the code declares. A worker does it when it starts."""
-    return [register(host, each.schedule()) for each in declared.values()]
-
-
-# The notes
 
 
 class Host(Protocol):

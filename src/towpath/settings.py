@@ -53,7 +53,7 @@ def resolve(
 ) -> Settings:
     """The settings for these arguments, here. `given` has any of the names of `Settings`; None means not given."""
     values: dict[str, Any] = {}
-    origins = {name: "the default" for name in NAMES}
+    origins = dict.fromkeys(NAMES, "the default")
     sources = [
         _from_file(folder or Path.cwd()),
         _from_environment(os.environ if environment is None else environment),

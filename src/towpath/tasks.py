@@ -23,7 +23,7 @@ from towpath.core.job import Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, ids_of
-from towpath.options import CallOptions, TaskOptions, Terms, call_terms, names, policy_of, task_terms
+from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
 from towpath.tracing import inject

@@ -180,7 +180,15 @@ def test_why_a_job_failed(state: str, outcome: str, reason: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_has_a_sentence_that_its_fields_fill(kind: type[Event]) -> None:
-    words = {"str": "word", "int": 7, "float": 0.5, "bool": True, "tuple[str, ...]": ("a", "b"), "str | None": None}
+    words = {
+        "str": "word",
+        "int": 7,
+        "float": 0.5,
+        "bool": True,
+        "tuple[str, ...]": ("a", "b"),
+        "str | None": None,
+        "tuple[Any, ...]": (),
+    }
     event = kind(**{name: words[note] for name, note in kind.__annotations__.items() if "ClassVar" not in note})
     assert str(event)
     assert "{" not in str(event)

@@ -99,7 +99,7 @@ def test_the_writer_is_set_up_as_promised(tmp_path: Path) -> None:
         "synchronous": 2,
         "wal_autocheckpoint": 0,
         "cache_size": -3072,
-        "foreign_keys": 0,
+        "foreign_keys": 1,
         "temp_store": 2,
     }
     assert (pragma(writer, "busy_timeout"), pragma(writer, "max_page_count")) == (1500, 5000)

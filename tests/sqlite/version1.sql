@@ -44,10 +44,12 @@ INSERT INTO towpath_gate VALUES
     ('sealed', 17, 0),
     ('sealed', 18, 1);
 INSERT INTO towpath_group VALUES
-    ('aborting', 'aborting', NULL, 'continue', 1, 1, 0, 0, 0, 0, 1700000001000000, NULL, '{}'),
-    ('closed', 'closed', 'done', 'continue', 0, 0, 0, 0, 0, 0, 1700000001000000, 1700000001000000, '{}'),
-    ('open', 'open', NULL, 'continue', 1, 1, 0, 0, 0, 0, 1700000001000000, NULL, '{}'),
-    ('sealed', 'sealed', NULL, 'abort', 2, 2, 0, 0, 0, 0, 1700000001000000, NULL, '{"done":[{"id":"then","queue":"callbacks","payload":"dA=="}],"failed":[{"id":"undo","queue":"callbacks"}]}');
+    ('aborting', 'aborting', NULL, 'continue', 1, 1, 0, 0, 0, 0, 1700000001000000, NULL),
+    ('closed', 'closed', 'done', 'continue', 0, 0, 0, 0, 0, 0, 1700000001000000, 1700000001000000),
+    ('open', 'open', NULL, 'continue', 1, 1, 0, 0, 0, 0, 1700000001000000, NULL),
+    ('sealed', 'sealed', NULL, 'abort', 2, 2, 0, 0, 0, 0, 1700000001000000, NULL);
+INSERT INTO towpath_then VALUES
+    ('sealed', '{"done":[{"id":"then","queue":"callbacks","payload":"dA=="}],"failed":[{"id":"undo","queue":"callbacks"}]}');
 INSERT INTO towpath_key VALUES
     ('', 'r', 'newer', 21, 0, NULL),
     ('', 'u', 'unique', 19, 1700003601000000, NULL);

@@ -43,13 +43,16 @@ def _run(arguments: list[str]) -> int:
     from towpath.cli.root import root
 
     try:
-        code = root.main(arguments, prog_name="towpath", standalone_mode=False)
+        # Not `root.main`, which has endings of its own.
+        with root.make_context("towpath", arguments) as context:
+            code = root.invoke(context)
     except BrokenPipeError:
         raise
     except BaseException as error:
-        if os.environ.get("TOWPATH_DEBUG") == "1" and not isinstance(error, KeyboardInterrupt):
+        failure = as_failure(error)
+        if os.environ.get("TOWPATH_DEBUG") == "1" and failure.message:
             import traceback
 
             traceback.print_exception(error)
-        return report(as_failure(error), as_json="--json" in arguments)
+        return report(failure, as_json="--json" in arguments)
     return code if isinstance(code, int) else 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from towpath import Done, Ledger, Spec, commands, micros, new_id, open_ledger
+from towpath import Ledger, Spec, commands, micros, new_id, open_ledger
 from towpath.cli.base import Session, command, pass_session
 from towpath.cli.failures import OK
 from towpath.cli.output import show, table
@@ -29,7 +29,10 @@ SHARE = 0.2
 )
 @pass_session
 def bench(session: Session, /, span: float, folder: Path | None) -> int:
-    """Appends, claims and settles per second on a temporary ledger, next to what the disk can sync."""
+    """How fast a ledger is on this disk.
+
+    Appends, claims and settles per second on a temporary ledger, next to what the disk itself can sync.
+    """
     with tempfile.TemporaryDirectory(prefix="towpath-bench-", dir=folder) as name:
         data = measure(Path(name), span * SHARE)
     show(session.json, data, lambda: _table(data))
@@ -91,7 +94,7 @@ def _work(ledger: Ledger, count: int) -> int:
     if not answer.claims:
         _append(ledger, BULK)
         return 0
-    ledger.apply([commands.Settle(each.id, each.fence, Done()) for each in answer.claims])
+    ledger.apply([commands.Settle(each.id, each.fence, commands.Done()) for each in answer.claims])
     return len(answer.claims)
 
 

@@ -56,7 +56,10 @@ def _copy(ledger: Ledger, path: Path, quiet: bool) -> int:
 @command("check")
 @pass_session
 def check(session: Session, /) -> int:
-    """Recount the whole ledger and have the store examine its file. Exit code 1 if anything does not add up."""
+    """Recount the whole ledger.
+
+    The store examines its file too. Exit code 1 if anything does not add up.
+    """
     with session.ledger() as ledger:
         problems = examine(ledger)
     lines = [*problems, "Stop every process, keep a copy, restore a backup."] if problems else ["Everything adds up."]

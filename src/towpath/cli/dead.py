@@ -39,7 +39,10 @@ def list_dead(session: Session, /, **options: Any) -> int:
 @selectors(states=False)
 @pass_session
 def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Bring failed jobs back: by id, all of a queue or kind, or --all."""
+    """Bring failed jobs back.
+
+    By id, all of a queue or kind, or --all. Exit code 1 if any is refused.
+    """
     return revived(session, _failed(session, ids, options), yes, FAILED)
 
 
@@ -48,7 +51,10 @@ def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) 
 @selectors(states=False)
 @pass_session
 def purge(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Delete failed jobs for good: by id, all of a queue or kind, or --all."""
+    """Delete failed jobs for good.
+
+    By id, all of a queue or kind, or --all.
+    """
     return purged(session, _failed(session, ids, options), yes, FAILED)
 
 

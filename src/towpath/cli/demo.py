@@ -13,12 +13,13 @@ from pathlib import Path
 
 import click
 
-from towpath import After, Claim, Done, Job, Ledger, Retry, Selector, Spec, State, commands, micros, new_id, open_ledger
+from towpath import After, Claim, Job, Ledger, Selector, Spec, State, commands, micros, new_id, open_ledger
 from towpath.cli.base import Session, command, pass_session
 from towpath.cli.failures import OK, REFUSED, Failure, bad_input
 from towpath.cli.output import emit
 from towpath.cli.specs import tell
 from towpath.cli.stage import Advance, Stage
+from towpath.commands import Done, Retry
 
 Handler = Callable[[Job], Done | Retry]
 
@@ -34,7 +35,10 @@ PATIENCE = 20.0
 )
 @pass_session
 def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
-    """Some thousand real jobs: priorities, a delay, a dead letter, a graph, a group, and a worker that is killed."""
+    """A demonstration with real work.
+
+    Some thousand jobs on a fresh ledger: priorities, a delay, a dead letter, a graph, a group, and a worker that is killed.
+    """
     if keep is not None and (keep.exists() or not keep.absolute().parent.is_dir()):
         raise bad_input(f"{keep} is there already, or its directory is not.", "Name a new file.")
     stage = Stage(session.json)

@@ -12,7 +12,7 @@ import msgspec
 from towpath import Ledger, Query, QueueView, State, open_ledger
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.care import examine
-from towpath.cli.doors import file_of
+from towpath.cli.doors import check_slashes, file_of
 from towpath.cli.failures import OK, REFUSED, as_failure
 from towpath.cli.output import pairs, show, spell
 from towpath.cli.values import now
@@ -39,8 +39,13 @@ class Finding(msgspec.Struct, frozen=True):
 @command("doctor")
 @pass_session
 def doctor(session: Session, /) -> int:
-    """Settings and where each came from, the health of the ledger, versions, and advice. Exit code 1 if something is wrong."""
+    """What is wrong, and what to do about it.
+
+    Settings and where each came from, versions, the health of the ledger, and common mistakes with advice. Exit code 1 if
+    something needs you, 4 if the ledger cannot be opened.
+    """
     settings = resolve(session.url)
+    check_slashes(settings.url, _origin(session, settings, "url"))
     health, findings, code = _look(settings)
     if code == OK and any(finding.grave for finding in findings):
         code = REFUSED

@@ -39,10 +39,17 @@ def open_door(given: str | None, make: bool) -> Ledger:
 def usable(given: str | None) -> str:
     """The URL, unless it names something that a command cannot share with anybody."""
     url, origin = resolved(given)
+    check_slashes(url, origin)
     if urlsplit(url).scheme == "memory":
         step = "Name a file: --url sqlite:///work.db"
         raise bad_input(f"{url} (from {origin}) lives and dies with one process; the command line cannot share it.", step)
     return url
+
+
+def check_slashes(url: str, origin: str) -> None:
+    if url.startswith("sqlite:") and not url.startswith("sqlite:///"):
+        step = "sqlite:///file.db is relative, sqlite:////absolute/file.db absolute."
+        raise bad_input(f"{url} (from {origin}) has too few slashes.", step)
 
 
 def must_be_there(given: str | None) -> str:

@@ -84,12 +84,16 @@ def as_failure(error: BaseException) -> Failure:
             return error
         case errors.TowpathError():
             return _of_towpath(error)
+        case click.exceptions.NoArgsIsHelpError():
+            return _named("Usage", bad_input(error.format_message()))
         case click.UsageError():
             return _named("Usage", bad_input(error.format_message(), _usage_step(error)))
         case click.Abort() | KeyboardInterrupt():
             return _named("Interrupted", Failure("interrupted", INTERRUPTED))
         case click.ClickException():
             return bad_input(error.format_message())
+        case click.exceptions.Exit():
+            return Failure("", error.exit_code)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else REFUSED
             return Failure("" if code == OK else f"the program ended itself: {error.code}", code)
@@ -111,7 +115,7 @@ class _Named(dict[str, Any]):
 
 
 def _plain(details: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, int | float | str | None) else str(value) for name, value in details.items()}
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in details.items()}
 
 
 def _named(kind: str, failure: Failure) -> Failure:
@@ -130,7 +134,8 @@ def report(failure: Failure, as_json: bool) -> int:
         content["details"] = failure.details
         say([msgspec.json.encode({"error": content}).decode()])
     elif failure.message:
-        say([f"Error: {failure.message}", *filter(None, [failure.step])])
+        say([failure.message if failure.message.startswith("Usage:") else f"Error: {failure.message}"])
+        say([*filter(None, [failure.step])])
     return failure.code
 
 

@@ -13,6 +13,8 @@ from types import FrameType
 
 LIFELINE = "TOWPATH_LIFELINE"
 """The variable with the number of a pipe that closes when the parent is gone."""
+LEAVE = 2.0
+"""Seconds for a child that was asked twice."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -50,10 +52,13 @@ class Child:
             return False
         return True
 
-    def close(self, grace: float) -> int:
-        """Ask it to end, wait, and end it; its exit code."""
-        self.stop()
-        if not self.wait(grace):
+    def close(self, grace: float = 0.0) -> int:
+        """Ask it to end, ask it to leave at once, end it; its exit code."""
+        for patience in (grace, LEAVE):
+            self.stop()
+            if self.wait(patience):
+                break
+        else:
             self.process.kill()
         code = self.process.wait()
         os.close(self._lifeline)

@@ -166,7 +166,10 @@ def explain(session: Session, /, id: str) -> int:
 @selectors()
 @pass_session
 def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Bring failed and canceled jobs back, by id or by selectors. Their dependents that failed for them come too."""
+    """Bring failed and canceled jobs back.
+
+    By id or by selectors. Jobs that failed because one of these did come back too. Exit code 1 if any is refused.
+    """
     return revived(session, Where(ids=ids, **options), yes, (State.FAILED, State.CANCELED))
 
 
@@ -188,7 +191,10 @@ def revived(session: Session, where: Where, yes: bool, states: tuple[State, ...]
 @selectors()
 @pass_session
 def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Cancel jobs that wait, and ask running ones to stop, by id or by selectors."""
+    """Cancel jobs by id or by selectors.
+
+    Those that wait are canceled, those that run are asked to stop. Exit code 1 if one of the ids has finished already.
+    """
     where = Where(ids=ids, **options)
     unfinished = tuple(state for state in State if state not in FINISHED)
     selector = where.selector(unfinished)
@@ -212,7 +218,10 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
 @selectors()
 @pass_session
 def purge(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Delete finished jobs for good, by id or by selectors. Unfinished ones are left alone."""
+    """Delete finished jobs for good.
+
+    By id or by selectors. Unfinished ones are left alone.
+    """
     return purged(session, Where(ids=ids, **options), yes, FINISHED)
 
 

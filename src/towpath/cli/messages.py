@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from towpath import Claim, Done, Ledger, Retry, Snooze, Spec, State, commands
+from towpath import Claim, Ledger, Spec, State, commands
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import NOTHING, OK, REFUSED, Failure, say
 from towpath.cli.output import body, emit, moment, pairs, show, shown_body
@@ -125,7 +125,7 @@ def _show_claim(session: Session, claim: Claim) -> None:
 def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
     """The message is done. Its state note (what `Message.state` saved) goes with it, in the same transaction."""
     note = commands.Note(key=f"state/{receipt.id}", value=None)
-    return _settle(session, commands.Settle(receipt.id, receipt.fence, Done(result), notes=(note,)))
+    return _settle(session, commands.Settle(receipt.id, receipt.fence, commands.Done(result), notes=(note,)))
 
 
 @command("nack")
@@ -136,7 +136,7 @@ def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
 @pass_session
 def nack(session: Session, /, receipt: Receipt, delay: int, reason: str | None, defer: bool) -> int:
     """Give the message back. After its last allowed failure it becomes a dead letter."""
-    outcome = Snooze(delay) if defer else Retry(delay, reason)
+    outcome: commands.Outcome = commands.Snooze(delay) if defer else commands.Retry(delay, reason)
     return _settle(session, commands.Settle(receipt.id, receipt.fence, outcome))
 
 
@@ -146,7 +146,7 @@ def _settle(session: Session, settle: commands.Settle) -> int:
         answer = tell(ledger, settle)
     assert isinstance(answer, commands.Settled)
     # A receipt that was used before gets the answer it got then, which need not be what is asked now.
-    if (answer.state is State.DONE) is not isinstance(settle.outcome, Done):
+    if (answer.state is State.DONE) is not isinstance(settle.outcome, commands.Done):
         step = "Each delivery has its own receipt; `towpath jobs show` says where the message is now."
         raise Failure(f"This receipt was used before: the message became {answer.state} then.", REFUSED, step)
     show(session.json, {"id": answer.id, "state": answer.state}, f"{answer.id} is {answer.state}")

@@ -19,12 +19,12 @@ from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
 
 @click.group("queues", cls=Branch)
 def queues() -> None:
-    """Queues: list them, pause and resume them, set their limits."""
+    """List queues, pause them, set their limits."""
 
 
 @click.group("parts", cls=Branch)
 def parts() -> None:
-    """Parts of a queue (one per customer, say): list, pause, resume, set their limits."""
+    """Parts of a queue, each with limits of its own."""
 
 
 _gate = all_of(
@@ -72,22 +72,20 @@ def list_queues(session: Session, /) -> int:
     """Every queue with what waits in it and its limits."""
     with session.ledger() as ledger:
         views = sorted(ledger.queues().items())
-    columns = ("queue", "waiting", "running", "paused", "capacity", "cap", "rate", "retention", "keep", "why")
-
-    def people() -> object:
-        rows = [
-            (view.name, view.counts.waiting, view.counts.running, view.paused, view.capacity, view.cap)
-            + (rate(view.rate), spell(view.retention), view.keep, view.why)
-            for _, view in views
-        ]
-        return (
-            table(columns, rows, numbers=("waiting", "running", "capacity", "cap", "keep"))
-            if rows
-            else "There are no queues yet."
-        )
-
-    show(session.json, {"queues": [queue_data(view) for _, view in views]}, people)
+    data = [queue_data(view) for _, view in views]
+    show(session.json, {"queues": data}, lambda: _queue_table([view for _, view in views]))
     return OK
+
+
+def _queue_table(views: list[QueueView]) -> object:
+    if not views:
+        return "There are no queues yet."
+    columns = ("queue", "waiting", "running", "paused", "capacity", "cap", "rate", "retention", "keep", "why")
+    rows = []
+    for view in views:
+        limits = (view.capacity, view.cap, rate(view.rate), spell(view.retention), view.keep)
+        rows.append((view.name, view.counts.waiting, view.counts.running, view.paused, *limits, view.why))
+    return table(columns, rows, numbers=("waiting", "running", "capacity", "cap", "keep"))
 
 
 @queues.command("pause")

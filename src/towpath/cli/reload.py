@@ -10,6 +10,8 @@ import os
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from sysconfig import get_paths
@@ -37,6 +39,8 @@ def keep_running(arguments: list[str], target: str) -> int:
             child = Child(arguments, {REPORT: str(report)})
             children[:] = [child]
             changed = _until_change(child, _watched(report, target), asked, report, target)
+            if changed is None:
+                child.wait()  # it was asked to stop and has its own grace; a second Ctrl-C reaches it too
             child.close(GRACE)
             if changed is not None:
                 say([f"Changed: {changed}. Starting again."])
@@ -47,11 +51,11 @@ def _until_change(child: Child, times: Times, asked: threading.Event, report: Pa
     """The file that changed; None if we are asked to stop."""
     told = False
     while not asked.wait(LOOK):
-        for path, time in times.items():
-            if _time(path) != time:
+        for path, then in times.items():
+            if _time(path) != then:
                 return path
         # Modules that the child has imported meanwhile are watched from now on.
-        times |= {path: time for path, time in _watched(report, target).items() if path not in times}
+        times |= {path: then for path, then in _watched(report, target).items() if path not in times}
         if child.code is not None and not told:
             told = True
             say([f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C ends)."])
@@ -70,22 +74,40 @@ def _time(path: Path) -> int | None:
         return None
 
 
-def report_modules() -> None:
-    """In the child: keep the list of the program's files up to date, for as long as it lives."""
-    target = os.environ.get(REPORT)
-    if target is None:
-        return
+class Reporter:
+    """In the child: keeps the list of the program's files up to date for as long as it lives."""
 
-    def keep() -> None:
-        known: set[str] = set()
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._known: set[str] = set()
+        threading.Thread(target=self._keep, name="towpath-dev", daemon=True).start()
+
+    @classmethod
+    def of_dev(cls) -> Reporter | None:
+        """None unless `dev` started this process."""
+        target = os.environ.pop(REPORT, None)
+        return None if target is None else cls(Path(target))
+
+    def failed(self, failure: BaseException) -> None:
+        """The program could not be imported: the files on the way to the error are what will be corrected."""
+        files: set[str] = set(project_files(sys.modules.copy().values()))
+        error: BaseException | None = failure
+        while error is not None:
+            files |= {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+            if isinstance(error, SyntaxError) and error.filename:
+                files.add(error.filename)
+            error = error.__cause__
+        self._add({file for file in files if Path(file).is_file()})
+
+    def _keep(self) -> None:
         while True:
-            found = set(project_files(sys.modules.copy().values()))
-            if found - known:
-                known |= found
-                _write(Path(target), known)
-            threading.Event().wait(LOOK)
+            self._add(set(project_files(sys.modules.copy().values())))
+            time.sleep(LOOK)
 
-    threading.Thread(target=keep, name="towpath-dev", daemon=True).start()
+    def _add(self, files: set[str]) -> None:
+        if files - self._known:
+            self._known |= files
+            _write(self._target, self._known)
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -27,7 +27,10 @@ BREATH = 0.1
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many looks.")
 @pass_session
 def stats(session: Session, /, queue: tuple[str, ...], watch: bool, interval: float, count: int | None) -> int:
-    """Jobs by queue and state, the age of the oldest ready job, and what is paused."""
+    """What every queue holds.
+
+    Jobs by state, the age of the oldest ready job, and what is paused. QUEUE: only these.
+    """
     with session.ledger() as ledger:
         if watch:
             _watch(session, ledger, queue, interval, count)

@@ -14,9 +14,9 @@ from towpath import Rate, micros
 from towpath.clock import SystemClock
 from towpath.errors import InvalidInput
 
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|w)?")
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|m|h|d|w)?")
 _UNITS = {"us": 1e-6, "ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_RATE = re.compile(r"(\d+)/(?:(\d+(?:\.\d+)?)?\s*(ms|s|m|h|d))(?::(\d+))?")
+_RATE = re.compile(r"([0-9]+)/(?:([0-9]+(?:\.[0-9]+)?)?\s*(ms|s|m|h|d))(?::([0-9]+))?")
 NONE = "none"
 """The word that lifts a limit."""
 
@@ -103,7 +103,7 @@ class Whole(_Type):
     name = "number"
 
     def read(self, text: str) -> int:
-        if not re.fullmatch(r"\d{1,15}", text.strip()):
+        if not re.fullmatch(r"[0-9]{1,15}", text.strip()):
             raise InvalidInput(field=self.name, value=text, expected="a whole number" + (" or none" if self.optional else ""))
         return int(text)
 
@@ -114,7 +114,7 @@ class Priority(_Type):
     name = "priority"
 
     def read(self, text: str) -> int | str:
-        return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+        return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else text
 
 
 class Json(_Type):
@@ -157,7 +157,7 @@ class ReceiptType(_Type):
 
     def read(self, text: str) -> Receipt:
         id, colon, fence = text.rpartition(":")
-        if not (colon and 0 < len(id) <= 255 and re.fullmatch(r"\d{1,18}", fence)):
+        if not (colon and 0 < len(id) <= 255 and re.fullmatch(r"[0-9]{1,18}", fence)):
             raise InvalidInput(field=self.name, value=text, expected="the receipt that `towpath get` printed, ID:FENCE")
         return Receipt(id, int(fence))
 

@@ -11,9 +11,10 @@ import msgspec
 
 from towpath.cli.base import Session, all_of, command, pass_session
 from towpath.cli.doors import load_app
-from towpath.cli.failures import OK, REFUSED, say
+from towpath.cli.failures import OK, REFUSED, Failure, say
 from towpath.cli.family import Child, caught, hold_on_to_parent
 from towpath.cli.output import emit
+from towpath.cli.reload import Reporter, keep_running
 from towpath.cli.values import Span
 from towpath.settings import resolve
 
@@ -66,10 +67,19 @@ worker_options = all_of(
 @click.option("--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1.")
 @pass_session
 def worker(session: Session, /, target: str, processes: int | None, **options: Any) -> int:
-    """Run the jobs of an app's tasks until SIGINT or SIGTERM: the first lets jobs finish, the second leaves at once."""
+    """Run the jobs of an app's tasks.
+
+    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way.
+    """
     hold_on_to_parent()
     wanted = WorkerOptions(**options)
-    app = load_app(target, session.url)
+    reporter = Reporter.of_dev()
+    try:
+        app = load_app(target, session.url)
+    except Failure as failure:
+        if reporter is not None:
+            reporter.failed(failure)
+        raise
     settings = resolve(session.url, {"processes": processes})
     if settings.processes > 1:
         return _several(session, target, wanted, settings.processes)
@@ -89,7 +99,9 @@ def _several(session: Session, target: str, wanted: WorkerOptions, processes: in
             for slot in slots:
                 slot.look(stopping=asked.is_set())
             children[:] = [slot.child for slot in slots if slot.child is not None]
-            asked.wait(LOOK) if not asked.is_set() else time.sleep(LOOK)
+            time.sleep(LOOK)
+        for slot in slots:
+            slot.look(stopping=True)
     codes = [slot.code for slot in slots]
     if session.json:
         emit({"processes": processes, "codes": codes, "restarts": sum(slot.restarts for slot in slots)})
@@ -119,7 +131,7 @@ class _Slot:
     def look(self, stopping: bool) -> None:
         now = time.monotonic()
         if self.child is not None and (code := self.child.code) is not None:
-            self.code = self.child.close(0)
+            self.code = self.child.close()
             self.child = None
             if stopping:
                 return
@@ -136,7 +148,8 @@ class _Slot:
 @worker_options
 @pass_session
 def dev(session: Session, /, target: str, **options: Any) -> int:
-    """A worker for the desk: like `worker`, and started again whenever a file of your program changes."""
-    from towpath.cli.reload import keep_running
+    """A worker that restarts when your code changes.
 
+    Like `worker`, in a child process; the files of your program that it has imported are looked at twice a second.
+    """
     return keep_running(_arguments(session, target, WorkerOptions(**options), 1), target)

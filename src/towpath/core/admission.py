@@ -151,7 +151,9 @@ class _Admitting:
         self.redirect: dict[str, str] = {}
         self.placed: dict[str, Placed] = {}
         self.holders: dict[KeyName, Holder] = dict(facts.holders)
-        self.replaces: dict[str, str] = {}
+        self.replaces: dict[str, tuple[str, int]] = {}
+        """By the id of a new job: the id and seq of the older waiting one whose place it takes."""
+        self.taken: dict[KeyName, KeyTaken] = {}
         self.stops: dict[str, int] = {}
         self.endings: dict[str, tuple[State, Reason]] = {}
         self.result = Admission(jobs=[], edges=[], gates=[], aliases=[], keys=[], freed=[], superseded=[], asked=[])
@@ -167,11 +169,11 @@ class _Admitting:
             _check_room(self.new.values(), self.facts.rooms)
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
-        dead = {self.seqs[id] for id in self.endings}
-        self.result.superseded = [(old, old if newer in dead else newer) for old, newer in self.result.superseded]
-        ended = {taken.name for taken in self.result.keys if taken.id in self.endings and taken.until <= self.now}
+        # A newer job that ended at birth takes nobody's dependents over.
+        self.result.superseded = [(seq, seq if id in self.endings else self.seqs[id]) for id, (_, seq) in self.replaces.items()]
+        ended = {name for name, taken in self.taken.items() if taken.id in self.endings and taken.until <= self.now}
         self.result.freed = sorted(ended)
-        self.result.keys = [taken for taken in self.result.keys if taken.name not in ended]
+        self.result.keys = [taken for name, taken in self.taken.items() if name not in ended]
         self.result.answers = tuple([self.placed[spec.id] for spec in self.specs])
         return self.result
 
@@ -210,8 +212,7 @@ class _Admitting:
         until = self.now + spec.key.window if spec.key.window else 0
         state = State.BLOCKED if runner is not None else State.READY
         self.holders[key] = Holder(spec.id, self.seq, state, until, runner)
-        self.result.keys = [taken for taken in self.result.keys if taken.name != key]
-        self.result.keys.append(KeyTaken(key, spec.id, self.seq, until, runner))
+        self.taken[key] = KeyTaken(key, spec.id, self.seq, until, runner)
         return True
 
     def _supersede(self, spec: Spec, holder: Holder) -> int | None:
@@ -224,12 +225,9 @@ class _Admitting:
             self.endings[holder.id] = (State.CANCELED, Reason.SUPERSEDED)
             if holder.id in self.replaces:
                 # The older job that the holder itself replaced now gives its dependents to the newest.
-                old = self.replaces.pop(holder.id)
-                self.replaces[spec.id] = old
-                self.result.superseded = [(o, self.seq if n == holder.seq else n) for o, n in self.result.superseded]
+                self.replaces[spec.id] = self.replaces.pop(holder.id)
         else:
-            self.replaces[spec.id] = holder.id
-            self.result.superseded.append((holder.seq, self.seq))
+            self.replaces[spec.id] = (holder.id, holder.seq)
         if holder.runner is not None:
             self.stops.pop(holder.id, None)
             self.stops[spec.id] = holder.runner
@@ -291,7 +289,7 @@ class _Admitting:
         for spec in self.new.values():
             if spec.group is not None:
                 members.setdefault(node(spec.group), []).append(spec.id)
-        for id, old in self.replaces.items():
+        for id, (old, _) in self.replaces.items():
             members.setdefault(old, []).append(id)
         graph: dict[str, list[str]] = {id: list(deps) for id, deps in needs.items()}
         todo = [name for deps in graph.values() for name in deps]

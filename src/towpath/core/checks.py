@@ -51,16 +51,25 @@ def patterns(field: str, value: object) -> None:
         pattern(field, each)
 
 
-@lru_cache(maxsize=512)
-def _compiled(value: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(piece) for piece in value.split("*")))
-
-
 def matches(value: str, queue: str) -> bool:
     """Does the queue pattern `value` (or one of several with commas between them) cover `queue`?"""
     if "," in value:
         return any(matches(each, queue) for each in value.split(","))
-    return value == queue or ("*" in value and _compiled(value).fullmatch(queue) is not None)
+    return value == queue or ("*" in value and _covers(value.split("*"), queue))
+
+
+def _covers(pieces: list[str], queue: str) -> bool:
+    """The pieces between stars in order, each at its first place: no going back, so no pattern is slow."""
+    first, last = pieces[0], pieces[-1]
+    if len(queue) < len(first) + len(last) or not (queue.startswith(first) and queue.endswith(last)):
+        return False
+    at, end = len(first), len(queue) - len(last)
+    for piece in pieces[1:-1]:
+        found = queue.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
 
 
 def text(field: str, value: object, limit: int = MAX_NAME, least: int = 0) -> None:
@@ -75,6 +84,11 @@ def text(field: str, value: object, limit: int = MAX_NAME, least: int = 0) -> No
             value.encode()
         except UnicodeEncodeError:
             raise InvalidInput(field=field, value=value, expected="text without lone surrogates") from None
+
+
+def storable(value: str) -> bool:
+    """Could any ledger have stored this text? What is not storable is not there."""
+    return "\0" not in value and (value.isascii() or value.encode(errors="replace").decode() == value)
 
 
 def optional_text(field: str, value: object, limit: int = MAX_NAME) -> None:

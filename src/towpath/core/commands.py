@@ -1,18 +1,31 @@
-"""The ledger's language: commands in, results out. A business error takes the place of a result (see `errors.Refused`)."""
+"""The ledger's language: commands in, results out (`core.results`, importable from here too)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Outcome, Reason, Spec, State, Word
+from towpath.core.job import SERIAL, Outcome, Spec, State, Word
 from towpath.core.limits import Rate
+from towpath.core.results import Appended as Appended
+from towpath.core.results import Canceled as Canceled
+from towpath.core.results import Claimed as Claimed
+from towpath.core.results import GroupSet as GroupSet
+from towpath.core.results import Noted as Noted
+from towpath.core.results import Placed as Placed
+from towpath.core.results import Progressed as Progressed
+from towpath.core.results import Purged as Purged
+from towpath.core.results import QueueSet as QueueSet
+from towpath.core.results import Renewed as Renewed
+from towpath.core.results import Result as Result
+from towpath.core.results import Revived as Revived
+from towpath.core.results import Settled as Settled
+from towpath.core.results import Upkept as Upkept
 from towpath.errors import InvalidInput
 
 MAX_SPECS = 100_000
@@ -24,6 +37,9 @@ TOMBSTONE = checks.HOUR
 """How long a deleted job's id, a refused id and a command's answer are remembered at least."""
 KEEP = 1_000_000
 """Done and canceled jobs a queue keeps at most."""
+
+
+_OUTCOMES = frozenset(get_args(Outcome))
 
 
 class GroupState(Word):
@@ -52,20 +68,27 @@ class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             checks.text("token", self.token)
 
 
+def token_of(command: Any) -> str:
+    """Under what the command's answer is kept; nothing if it has no token. Each kind of command has tokens of its own."""
+    token: str = getattr(command, "token", "")
+    return f"{type(command).__struct_config__.tag}:{token}" if token else ""
+
+
 class Append(_Value, frozen=True, gc=False, tag="append"):
     """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs."""
 
     specs: tuple[Spec, ...]
 
     def __post_init__(self) -> None:
-        force_setattr(self, "specs", tuple(self.specs))
+        force_setattr(self, "specs", all_of("specs", self.specs, Spec))
         if not 1 <= len(self.specs) <= MAX_SPECS:
             raise InvalidInput(field="specs", value=f"{len(self.specs)} specs", expected=f"1 to {MAX_SPECS}")
 
 
 class Want(_Value, frozen=True, gc=False):
-    """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may be jobs with a single attempt, which are
-    lost for good if the claimer dies: ask only for as many as can start at once (None: all n)."""
+    """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may
+    be jobs with a single attempt, which are lost for good if the claimer dies: ask only for as many as can start at once
+    (None: all n)."""
 
     queue: str
     n: int = 1
@@ -86,7 +109,7 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
         _Tokened.__post_init__(self)
         checks.text("owner", self.owner, least=1)
         checks.whole("lease", self.lease, 1, MAX_LEASE)
-        force_setattr(self, "wants", tuple(self.wants))
+        force_setattr(self, "wants", all_of("wants", self.wants, Want))
         if not 1 <= len(self.wants) <= 1000:
             raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")
 
@@ -101,8 +124,11 @@ class Renew(_Value, frozen=True, gc=False, tag="renew"):
         force_setattr(self, "held", tuple(self.held))
         checks.whole("lease", self.lease, 1, MAX_LEASE)
         checks.whole("len(held)", len(self.held), 0, MAX_SPECS)
-        for id, _ in self.held:
-            checks.text("held", id)
+        for pair in self.held:
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise InvalidInput(field="held", value=pair, expected="pairs of id and fence")
+            checks.text("held", pair[0])
+            checks.whole("held", pair[1], most=2**62)
 
 
 class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
@@ -137,11 +163,14 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
 
     def __post_init__(self) -> None:
         checks.text("id", self.id)
+        checks.whole("fence", self.fence, most=2**62)
+        if type(self.outcome) not in _OUTCOMES:
+            raise InvalidInput(field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()")
         if self.spawn:
-            force_setattr(self, "spawn", tuple(self.spawn))
+            force_setattr(self, "spawn", all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
         if self.notes:
-            force_setattr(self, "notes", tuple(self.notes))
+            force_setattr(self, "notes", all_of("notes", self.notes, Note))
             checks.whole("len(notes)", len(self.notes), 0, 1000)
 
 
@@ -154,6 +183,7 @@ class Progress(_Value, frozen=True, gc=False, tag="progress"):
 
     def __post_init__(self) -> None:
         checks.text("id", self.id)
+        checks.whole("fence", self.fence, most=2**62)
         checks.optional_whole("done", self.done, most=2**62)
         checks.optional_whole("total", self.total, most=2**62)
         if self.cursor is not None:
@@ -174,7 +204,7 @@ class Selector(_Value, frozen=True, kw_only=True, gc=False):
     finished_before: int | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "ids", tuple(self.ids))
+        force_setattr(self, "ids", all_of("ids", self.ids, str))
         force_setattr(self, "states", states_of(self.states))
         if len(self.ids) > MAX_BULK:
             raise InvalidInput(field="ids", value=f"{len(self.ids)} ids", expected=f"at most {MAX_BULK}")
@@ -193,8 +223,19 @@ class Selector(_Value, frozen=True, kw_only=True, gc=False):
             raise InvalidInput(field="selector", value="empty", expected="at least one condition")
 
 
+def all_of(field: str, values: Iterable[Any], kind: type) -> tuple[Any, ...]:
+    """The values as a tuple, if each is of this kind. A text is not taken for a list of letters."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(field=field, value=values, expected=f"a tuple of {kind.__name__}")
+    found = tuple(values)
+    for each in found:
+        if not isinstance(each, kind):
+            raise InvalidInput(field=field, value=each, expected=f"a {kind.__name__}")
+    return found
+
+
 def states_of(states: tuple[State | str, ...]) -> tuple[State, ...]:
-    for each in states:
+    for each in all_of("states", states, str):
         if each not in State._value2member_map_:
             raise InvalidInput(field="state", value=each, expected=f"one of {', '.join(State)}")
     return tuple(State(each) for each in states)
@@ -209,6 +250,8 @@ class _Bulk(_Tokened, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         _Tokened.__post_init__(self)
         checks.whole("limit", self.limit, 1, MAX_BULK)
+        if not isinstance(self.where, Selector):
+            raise InvalidInput(field="where", value=self.where, expected="a Selector")
 
 
 class Cancel(_Bulk, frozen=True, kw_only=True, gc=False, tag="cancel"):
@@ -237,9 +280,11 @@ class Open(_Value, frozen=True, gc=False, tag="open"):
         for ending, specs in self.then.items():
             if ending not in ("done", "failed", "canceled"):
                 raise InvalidInput(field="then", value=ending, expected="done, failed or canceled")
-            for spec in specs:
+            for spec in all_of(f"then[{ending}]", specs, Spec):
                 if spec.after or spec.group:
                     raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected="specs without after and group")
+        total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)
+        checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
 
 
 class _OfGroup(_Value, frozen=True, gc=False):
@@ -292,6 +337,8 @@ class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
         checks.name("queue", self.queue)
         checks.text("part", self.part, least=1)
         _check_gate(self)
+        if self.part.startswith(SERIAL) and self.cap not in (UNSET, 0, 1):
+            raise InvalidInput(field="cap", value=self.cap, expected="0 or 1: the part of a serial key runs one at a time")
         if self.weight is not UNSET:
             checks.whole("weight", self.weight, 1, 1000)
 
@@ -301,6 +348,8 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
         raise InvalidInput(field="paused", value=setting.paused, expected="true or false")
     if setting.why is not UNSET:
         checks.optional_text("why", setting.why, 1000)
+    if setting.rate is not UNSET and not isinstance(setting.rate, Rate | None):
+        raise InvalidInput(field="rate", value=setting.rate, expected="a Rate, or None to lift it")
     if setting.cap is not UNSET:
         checks.optional_whole("cap", setting.cap, most=1_000_000)
     if setting.not_before is not UNSET:
@@ -318,82 +367,3 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
 Command = _OfJobs | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
-
-
-class Placed(_Value, frozen=True, gc=False):
-    """Where a spec ended up: its own id, or that of the job that already held its key."""
-
-    id: str
-    seq: int
-
-
-class Appended(_Value, frozen=True, gc=False, tag="appended"):
-    jobs: tuple[Placed, ...]
-
-
-class Claimed(_Value, frozen=True, gc=False, tag="claimed"):
-    claims: tuple[ClaimedJob, ...]
-
-
-class Renewed(_Value, frozen=True, gc=False, tag="renewed"):
-    until: int
-    lost: tuple[str, ...] = ()
-    cancel: tuple[tuple[str, Reason], ...] = ()
-
-
-class Settled(_Value, frozen=True, gc=False, tag="settled"):
-    id: str
-    state: State
-
-
-class Progressed(_Value, frozen=True, gc=False, tag="progressed"):
-    cancel: Reason | None = None
-
-
-class Canceled(_Value, frozen=True, gc=False, tag="canceled"):
-    canceled: int
-    requested: int
-    more: bool = False
-
-
-class Revived(_Value, frozen=True, gc=False, tag="revived"):
-    """`revived` counts what came back with it too; `refused` says of each asked job why it could not."""
-
-    revived: int
-    refused: tuple[tuple[str, str], ...] = ()
-    more: bool = False
-
-
-class Purged(_Value, frozen=True, gc=False, tag="purged"):
-    purged: int
-    more: bool = False
-
-
-class GroupSet(_Value, frozen=True, gc=False, tag="group-set"):
-    group: str
-
-
-class QueueSet(_Value, frozen=True, gc=False, tag="queue-set"):
-    queue: str
-    part: str | None = None
-
-
-class Noted(_Value, frozen=True, gc=False, tag="noted"):
-    key: str
-    version: int
-    fence: int
-
-
-class Upkept(_Value, frozen=True, gc=False, tag="upkept"):
-    reaped: int = 0
-    expired: int = 0
-    woken: int = 0
-    purged: int = 0
-    swept: int = 0
-    more: bool = False
-    next_due: int | None = None
-
-
-Result = (
-    Appended | Claimed | Renewed | Settled | Progressed | Canceled | Revived | Purged | GroupSet | QueueSet | Noted | Upkept
-)

@@ -90,7 +90,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         checks.text("key.name", self.name, checks.MAX_KEY, least=1)
-        if self.policy not in KeyPolicy._value2member_map_:
+        if not isinstance(self.policy, str) or self.policy not in KeyPolicy._value2member_map_:
             raise InvalidInput(field="key.policy", value=self.policy, expected="unique, replace or serial")
         force_setattr(self, "policy", KeyPolicy(self.policy))
         checks.whole("key.window", self.window)
@@ -129,7 +129,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
         checks.text("kind", self.kind)
         checks.data("payload", self.payload, checks.MAX_PAYLOAD)
         checks.text("content_type", self.content_type)
-        if self.headers:
+        if self.headers or self.headers is None:
             checks.headers(self.headers)
         if type(self.priority) is not int or not HIGHEST <= self.priority <= LOWEST:
             force_setattr(self, "priority", rank(self.priority))
@@ -160,8 +160,17 @@ def _check_optional(spec: Spec) -> None:
     checks.optional_text("group", spec.group)
     checks.optional_text("parent", spec.parent)
     checks.optional_text("correlation_id", spec.correlation_id)
-    if spec.generation:
+    if spec.generation != 0:
         checks.whole("generation", spec.generation, most=2**31)
+    if spec.key is not None and not isinstance(spec.key, Key):
+        raise InvalidInput(field="key", value=spec.key, expected="a Key")
+    if spec.after:
+        _check_after(spec)
+
+
+def _check_after(spec: Spec) -> None:
+    if not isinstance(spec.after, tuple) or not all(isinstance(each, After) for each in spec.after):
+        raise InvalidInput(field="after", value=spec.after, expected="a tuple of After")
     if len(spec.after) > 10_000:
         raise InvalidInput(field="after", value=f"{len(spec.after)} dependencies", expected="at most 10000; use a group")
 

@@ -28,12 +28,13 @@ class Jumps:
         jumps.append((now - last, now))
         self._jumps = sorted(jumps)[-KEPT:]
 
-    def until(self, lease_len: int) -> int:
-        """The time before which a job with this lease is not reaped; 0 if no jump protects it."""
-        return max((at + lease_len for size, at in self._jumps if 2 * size > lease_len), default=0)
+    def until(self, lease_len: int, lease_until: int) -> int:
+        """The time before which a job with this lease is not reaped; 0 if no jump protects it. A jump protects only the
+        leases that it ran over: one that had ended before was lost without its help."""
+        return max((at + lease_len for size, at in self._jumps if 2 * size > lease_len and lease_until > at - size), default=0)
 
-    def spares(self, lease_len: int, now: int) -> bool:
-        return now < self.until(lease_len)
+    def spares(self, lease_len: int, lease_until: int, now: int) -> bool:
+        return now < self.until(lease_len, lease_until)
 
     @property
     def recorded(self) -> list[tuple[int, int]]:

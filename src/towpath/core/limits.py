@@ -25,11 +25,12 @@ class Rate(msgspec.Struct, frozen=True, gc=False):
         checks.whole("rate.period", self.period, 1, 366 * checks.DAY)
         checks.whole("rate.burst", self.burst, 1, 1_000_000)
         # A start may not cost less than a microsecond: that is what time is counted in.
-        checks.whole("rate.period / rate.count", self.period // self.count, 1)
+        checks.whole("rate.count", self.count, 1, self.period)
 
     @property
     def interval(self) -> int:
-        return self.period // self.count
+        # Rounded up: a rate is a promise of at most.
+        return -(-self.period // self.count)
 
 
 def permits(next_at: int, rate: Rate | None, now: int, most: int) -> int:
@@ -47,7 +48,8 @@ def spend(next_at: int, rate: Rate | None, now: int, count: int) -> int:
     if rate is None or count == 0:
         return next_at
     if count < 0:
-        return max(0, next_at + count * rate.interval)
+        # Further ahead than any start can put it, it was set by hand, and stays.
+        return next_at if next_at > now + rate.interval else max(0, next_at + count * rate.interval)
     return max(next_at, now - rate.interval * (rate.burst - 1)) + count * rate.interval
 
 

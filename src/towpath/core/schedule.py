@@ -42,7 +42,7 @@ class Missed(Word):
 
 
 def missed_of(word: object) -> Missed:
-    if word not in Missed._value2member_map_:
+    if not isinstance(word, str) or word not in Missed._value2member_map_:
         raise InvalidInput(field="missed", value=word, expected="skip, once or all")
     return Missed(word)
 

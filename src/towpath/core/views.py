@@ -128,6 +128,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         checks.optional_whole("created_from", self.created_from)
         checks.optional_whole("created_before", self.created_before)
         if self.header is not None:
+            if not (isinstance(self.header, tuple) and len(self.header) == 2):
+                raise InvalidInput(field="header", value=self.header, expected="a pair of name and value")
             checks.headers(dict([self.header]))
         checks.whole("limit", self.limit, 1, MAX_PAGE)
         if self.page is not None:

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -28,21 +28,33 @@ from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.leases import Leases
 from towpath.runtime.newids import new_id
 from towpath.runtime.tickets import Reply, outcome
+from towpath.runtime.upkeep import Caretaker, Due
 from towpath.runtime.watch import Watch
 
 
 class Parts:
     """Everything that is open. `owner` names this incarnation of the process in every claim."""
 
-    def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
+    def __init__(self, ledger: Ledger, committer: Committer, owner: str, watch: Watch | None = None) -> None:
         self.ledger = ledger
         self.committer = committer
         self.owner = owner
         self.leases = Leases(committer)
         self.dispatcher = Dispatcher(committer, owner)
-        self.watch = Watch(ledger)
+        self.watch = watch or Watch(ledger)
+        self._caretaker: Caretaker | None = None
+        self._attending = threading.Lock()
+
+    def attend(self, clock: Clock, due: Due) -> None:
+        """Have the ledger looked after from now on."""
+        with self._attending:
+            if self._caretaker is None:
+                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due)
+                self._caretaker.start()
 
     def close(self) -> None:
+        if self._caretaker is not None:
+            self._caretaker.close()
         self.watch.close()
         self.leases.close()
         self.committer.close()
@@ -117,6 +129,29 @@ class Engine:
     def new_id(self) -> str:
         """A new id for a job, later than every id this process made before."""
         return new_id()
+
+    @property
+    def transactional(self) -> bool:
+        """Can a function of the user's be part of the transaction that settles a job?"""
+        return self.ledger.capabilities.transactional
+
+    def attend(self) -> None:
+        """Have the ledger looked after (a caretaker: upkeep, schedules, other processes' commits). May be called again."""
+        self.parts.attend(self.clock, self._due)
+
+    def _due(self, now: int) -> int | None:
+        """Do what an app has to do at `now`, and say when the next is due."""
+        return None
+
+    @contextlib.contextmanager
+    def substituted(self, parts: Parts, clock: Clock) -> Iterator[None]:
+        """Work with these parts and this clock until the end of the block; what was open before stays open. For tests."""
+        before = self._parts, self.clock, self._closed
+        self._parts, self.clock = parts, clock
+        try:
+            yield
+        finally:
+            self._parts, self.clock, self._closed = before
 
     def close(self) -> None:
         """Commit what waits, then close the ledger. Later calls raise `LedgerClosed`."""

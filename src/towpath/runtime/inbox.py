@@ -11,8 +11,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -125,7 +126,6 @@ class Inbox:
         self._lock = threading.Lock()
         self._claims: deque[Claim] = deque()
         self._wake: Callable[[], None] | None = None
-        self._answered = False
         self._error: TowpathError | None = None
         self._waiter: Waiter | None = None
         self.closed = False
@@ -229,6 +229,66 @@ class Inbox:
         """A claim was lost while it lay here."""
         with self._lock:
             self._claims = deque([claim for claim in self._claims if claim.id != id])
+
+
+class Subscription(Generic[T]):
+    """Everything that comes, for `for` or `async for`, with `prefetch` claims in hand. Leaving the loop or the `with` closes it:
+    what was not consumed goes back. `close` may be called by another thread, which ends the loop."""
+
+    def __init__(self, inbox: Inbox, prefetch: int, make: Callable[[Claim], T]) -> None:
+        self._inbox = inbox
+        self._prefetch = prefetch
+        self._make = make
+        self._owed = 0
+        self._open = False
+
+    def __iter__(self) -> Iterator[T]:
+        with self:
+            while (claim := run(self._next())) is not None:
+                yield self._make(claim)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with self:
+            while (claim := await arun(self._next())) is not None:
+                yield self._make(claim)
+
+    def close(self) -> None:
+        self._inbox.close()
+
+    async def aclose(self) -> None:
+        self._inbox.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next(self) -> Steps[Claim | None]:
+        """The next claim; None when closed."""
+        inbox = self._inbox
+        if not self._open and not inbox.closed:
+            self._open = True
+            inbox.expect(self._prefetch, once=1)
+        while not inbox.closed:
+            if taken := inbox.take(1):
+                self._owed += 1
+                # Half of them at a time: a batch for every single message would be mostly empty.
+                if 2 * self._owed >= self._prefetch:
+                    owed, self._owed = self._owed, 0
+                    inbox.more(owed)
+                return taken[0]
+            yield Nap(inbox.wake_when_filled, LOOK)
+            inbox.check_open()
+        return None
 
 
 def give_back(committer: Committer, claims: Sequence[Claim]) -> None:

@@ -32,7 +32,8 @@ STAND_BY: Final = SECOND // 4
 could notice."""
 LEAST: Final = SECOND // 20
 """Between two upkeeps, and between two looks at the schedules."""
-MOST: Final = 5 * SECOND
+MOST: Final = SECOND
+"""A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the job a while."""
 AGAIN: Final = SECOND
 """After an error."""
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
@@ -95,6 +96,7 @@ class Caretaker:
         times = [self._chair.next(), self._ears.next()]
         if self._chair.held_until > now:
             self._rounds.go(now)
+            self._ears.forgive()
             times += [self._chores.next(), self._rounds.next()]
         return max(now, min(time for time in times if time is not None))
 
@@ -167,6 +169,12 @@ class _Ears:
         self.version, self._heard = version, batches
         return changed
 
+    def forgive(self) -> None:
+        """Batches of our own that have written nothing so far hide nobody."""
+        batches = self._batches
+        if self._ledger.version() == self.version:
+            self._heard = batches
+
     def _kick(self) -> None:
         self._suspect, self._pause = None, SHORTEST_PAUSE
         self._committer.kick()
@@ -204,24 +212,16 @@ class _Chair:
         return self.held_until > now
 
     def _ask(self, now: int) -> None:
-        held = self._note
-        if held is None and self._ledger.note(KEY) is not None:
-            return
-        try:
-            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=held.version if held else 0, ttl=TTL))
-        except NoteConflict:
-            self._note = self._same(held)
-            self.held_until = self.held_until if self._note else 0
-            return
-        assert isinstance(answer, Noted)
-        self._note, self.held_until = answer, now + TTL
-
-    def _same(self, held: Noted | None) -> Noted | None:
-        """The note as it is now, if it still is the one that we made: then an answer was lost on its way to us."""
+        """Write the note if there is none, or if it is ours: the fence tells, also when an answer to us was lost."""
         view = self._ledger.note(KEY)
-        if held is None or view is None or view.fence != held.fence:
-            return None
-        return Noted(view.key, view.version, view.fence)
+        if view is None or (self._note is not None and self._note.fence == view.fence):
+            with contextlib.suppress(NoteConflict):
+                expect = 0 if view is None else view.version
+                answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=TTL))
+                assert isinstance(answer, Noted)
+                self._note, self.held_until = answer, now + TTL
+                return
+        self._note, self.held_until = None, 0
 
     def resign(self) -> None:
         """Let another one have it at once. If this fails, it runs out by itself."""

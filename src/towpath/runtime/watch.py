@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from towpath.core.commands import GroupState
@@ -98,7 +99,7 @@ class Watch:
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             woken: asyncio.Future[None] = loop.create_future()
-            with self._registered(Waiting(id, group, lambda: _set(loop, woken))) as waiting:
+            with self._registered(Waiting(id, group, partial(_set, loop, woken))) as waiting:
                 if (found := look()) is not None:
                     return found
                 try:

@@ -31,6 +31,7 @@ from towpath.core.commands import (
     SetQueue,
     Settle,
     Upkeep,
+    token_of,
 )
 from towpath.core.explain import Explanation
 from towpath.core.job import Claim as ClaimedJob
@@ -51,15 +52,16 @@ def _tokened(handler: Handler) -> Handler:
     """The handler of a command that may carry a token: the same token gets the first answer again."""
 
     def run(book: Book, command: Any, now: int) -> Result:
-        if not command.token:
+        token = token_of(command)
+        if not token:
             return handler(book, command, now)
-        if command.token in book.replies:
-            return _again(book, command.token)
+        if token in book.replies:
+            return _again(book, token)
         answer = handler(book, command, now)
         if _worth_keeping(answer):
             kept = tuple([(each.id, each.fence) for each in answer.claims]) if isinstance(answer, Claimed) else answer
-            book.replies[command.token] = (kept, now + TOMBSTONE)
-            book.reply_ends.push(now + TOMBSTONE, command.token)
+            book.replies[token] = (kept, now + TOMBSTONE)
+            book.reply_ends.push(now + TOMBSTONE, token)
         return answer
 
     return run

@@ -190,11 +190,7 @@ def _heaps(book: Book) -> Iterator[str]:
     yield from _missing("reply ends", {(row[1], token) for token, row in book.replies.items()}, book.reply_ends)
     notes = {(note.expires_at, key) for key, note in book.notes.items() if note.expires_at is not None}
     yield from _missing("note ends", notes, book.note_ends)
-    windows = set()
-    for name, row in book.keys.items():
-        job = book.jobs.get(row.seq)
-        if job is None or job.state in FINISHED:
-            windows.add((row.until, name))
+    windows = {(row.until, name) for name, row in book.keys.items() if row.until}
     yield from _missing("key ends", windows, book.key_ends)
     for queue in book.queues.values():
         yield from _queue_heaps(book, queue)

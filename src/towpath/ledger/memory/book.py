@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from towpath.core.admission import KeyName, KeyTaken, namespace
 from towpath.core.commands import TOMBSTONE, Result
-from towpath.core.job import FINISHED, READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
+from towpath.core.job import READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
 from towpath.core.jumps import Jumps
 from towpath.core.views import NoteView
 from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
@@ -64,6 +64,8 @@ class Book:
             lambda at, key: (row := self.notes.get(key)) is not None and row.expires_at == at
         )
         self.key_ends: Timeline[KeyName] = Timeline(self._key_ends)
+        self.group_ends: Timeline[str] = Timeline(lambda at, name: name in self.groups)
+        """When closed groups may go, if their members are gone."""
 
     def find(self, id: str) -> Job | None:
         seq = self.seqs.get(id)
@@ -152,7 +154,7 @@ class Book:
     def hold(self, row: KeyTaken) -> None:
         """Write a key row."""
         self.keys[row.name] = row
-        if row.until and self.jobs[row.seq].state in FINISHED:
+        if row.until:
             self.key_ends.push(row.until, row.name)
 
     def release(self, job: Job, now: int) -> None:
@@ -162,9 +164,7 @@ class Book:
         row = self.keys.get((namespace(job.queue), job.key))
         if row is None or row.seq != job.seq:
             return
-        if row.until > now:
-            self.key_ends.push(row.until, row.name)
-        else:
+        if row.until <= now:
             del self.keys[row.name]
 
     def set_next(self, part: Part, next_at: int) -> None:
@@ -226,10 +226,7 @@ class Book:
 
     def _key_ends(self, at: int, name: KeyName) -> bool:
         row = self.keys.get(name)
-        if row is None or row.until != at:
-            return False
-        holder = self.jobs.get(row.seq)
-        return holder is None or holder.state in FINISHED
+        return row is not None and row.until == at
 
 
 def _remove(rows: dict[A, dict[B, bool]], at: A, other: B) -> None:

@@ -16,6 +16,7 @@ from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.errors import LostClaim
 from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.endings import expire
 from towpath.ledger.memory.rows import Part, Queue
 from towpath.ledger.memory.timeline import Line
 
@@ -24,6 +25,7 @@ NONE = Reason.NONE
 
 def claim(book: Book, command: Claim, now: int) -> Claimed:
     taken: list[ClaimedJob] = []
+    expire(book, now, PROMOTE)
     for want in command.wants:
         queues = _queues(book, want.queue)
         for queue in queues:

@@ -11,7 +11,7 @@ from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, WAITING, Job, Reason, State
-from towpath.core.lifecycle import Change, awaken, purge_time
+from towpath.core.lifecycle import RETENTION, Change, awaken, purge_time
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Group
@@ -65,6 +65,16 @@ def lower(book: Book, job: Job, now: int) -> None:
         return
     state = awaken(job.ready_at, 0, now)
     book.put(job, replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE))
+
+
+def expire(book: Book, now: int, limit: int) -> int:
+    """End at most `limit` waiting jobs that are past their time; how many there were."""
+    due = book.expiries.take(now, limit)
+    if due:
+        finishing = Finishing(book, now)
+        finishing.add(due, State.FAILED, Reason.EXPIRED)
+        finishing.run()
+    return len(due)
 
 
 class Finishing:
@@ -147,6 +157,7 @@ class Finishing:
         else:
             outcome = State.DONE
         group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, self._now
+        self._book.group_ends.push(self._now + RETENTION, group.id)
         self._book.dirty = True
         lost = []
         for dst, run_anyway in self._book.open_gates(group.id).items():

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
+from towpath.core.facts import KeyName
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import lose
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.claims import wake
-from towpath.ledger.memory.endings import Finishing
+from towpath.ledger.memory.endings import Finishing, expire
 from towpath.ledger.memory.rows import Queue
 
 
 def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
     left = command.limit
     left -= (reaped := _reap(book, now, left))
-    left -= (expired := _expire(book, now, left))
+    left -= (expired := expire(book, now, left))
     left -= (woken := _wake(book, now, left))
     left -= (purged := _purge(book, now, left))
     left -= (swept := _sweep(book, now, left))
@@ -31,7 +32,7 @@ def _reap(book: Book, now: int, limit: int) -> int:
     while len(lost) < limit and (entry := book.leases.pop(now - 1)) is not None:
         job = book.jobs[entry[1]]
         assert job.lease_len is not None
-        if book.jumps.spares(job.lease_len, now):
+        if book.jumps.spares(job.lease_len, entry[0], now):
             spared.append(entry)
         else:
             lost.append(job)
@@ -51,14 +52,6 @@ def _reap(book: Book, now: int, limit: int) -> int:
     finishing.add(ended[State.CANCELED], State.CANCELED, None)
     finishing.run()
     return len(lost)
-
-
-def _expire(book: Book, now: int, limit: int) -> int:
-    due = book.expiries.take(now, limit)
-    finishing = Finishing(book, now)
-    finishing.add(due, State.FAILED, Reason.EXPIRED)
-    finishing.run()
-    return len(due)
 
 
 def _wake(book: Book, now: int, limit: int) -> int:
@@ -102,11 +95,36 @@ def _sweep(book: Book, now: int, limit: int) -> int:
         del book.notes[key]
         left -= 1
     for name in book.key_ends.take(now, left):
-        del book.keys[name]
+        _close_window(book, name)
         left -= 1
     left -= _sweep_parts(book, now, left)
+    left -= _sweep_groups(book, now, left)
     book.dirty = book.dirty or left < limit
     return limit - left
+
+
+def _close_window(book: Book, name: KeyName) -> None:
+    """The window of a key is over: it is held by an unfinished job only."""
+    row = book.keys[name]
+    holder = book.jobs.get(row.seq)
+    if holder is None or holder.state in FINISHED:
+        del book.keys[name]
+    else:
+        book.keys[name] = replace(row, until=0)
+
+
+def _sweep_groups(book: Book, now: int, limit: int) -> int:
+    """Closed groups go some time after their last member."""
+    count, kept = 0, []
+    while count < limit and (entry := book.group_ends.pop(now)) is not None:
+        if book.groups[entry[1]].members:
+            kept.append(entry)
+        else:
+            del book.groups[entry[1]]
+            count += 1
+    for at, id in kept:
+        book.group_ends.push(at, id)
+    return count
 
 
 def _sweep_parts(book: Book, now: int, limit: int) -> int:
@@ -164,4 +182,4 @@ def _next_reap(book: Book, now: int) -> int | None:
 def _reap_time(book: Book, at: int, seq: int, now: int) -> int:
     lease_len = book.jobs[seq].lease_len
     assert lease_len is not None
-    return max(at + 1, book.jumps.until(lease_len)) if book.jumps.spares(lease_len, now) else at + 1
+    return max(at + 1, book.jumps.until(lease_len, at)) if book.jumps.spares(lease_len, at, now) else at + 1

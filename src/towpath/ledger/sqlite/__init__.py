@@ -51,7 +51,7 @@ class SqliteLedger:
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
 
     def __init__(self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(os.path.realpath(path))
         self._options = options or SqliteOptions()
         self._clock = clock or SystemClock()
         self._fault = self._options.fault or _no_fault
@@ -123,8 +123,9 @@ class SqliteLedger:
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
     ) -> tuple[list[Answer], bool]:
         db = self._db
-        db.execute("BEGIN IMMEDIATE")
         try:
+            # Inside the try: an interrupt is raised when the statement has already begun the transaction.
+            db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
             batch = Batch(db, now, self._jumps)
             batch.spoiled = spoiled
@@ -187,14 +188,14 @@ class SqliteLedger:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
 
     def check(self) -> list[str]:
-        return self._read(state.check)
+        return self._study(state.check)
 
     def dump(self) -> dict[str, Any]:
-        return self._read(state.dump)
+        return self._study(state.dump)
 
     def integrity(self) -> list[str]:
         """What SQLite finds wrong with the file, and what `check` finds wrong with its content."""
-        damage = self._read(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
+        damage = self._study(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
         return [line for line in damage if line != "ok"] + self.check()
 
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
@@ -233,14 +234,27 @@ class SqliteLedger:
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
-            self._reader.execute("BEGIN")
+            return self._ask(self._reader, question)
+
+    def _study(self, question: Callable[[apsw.Connection], T]) -> T:
+        """A long question: on a connection of its own, so that it keeps nobody waiting."""
+        self._guard()
+        with self._translated():
+            connection = connect_reader(self.path, self._options)
             try:
-                return question(self._reader)
-            except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
-                raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
+                return self._ask(connection, question)
             finally:
-                if self._reader.in_transaction:
-                    self._reader.execute("COMMIT")
+                connection.close()
+
+    def _ask(self, db: apsw.Connection, question: Callable[[apsw.Connection], T]) -> T:
+        try:
+            db.execute("BEGIN")
+            return question(db)
+        except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
+            raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
+        finally:
+            if db.in_transaction:
+                db.execute("COMMIT")
 
     def _time(self, db: apsw.Connection, now: int | None) -> int:
         last: int = one(db, "SELECT last FROM towpath_meta")[0]
@@ -290,7 +304,7 @@ def _one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
             raise
         except Exception as error:
             if isinstance(error, apsw.Error) and not isinstance(
-                error, apsw.ConstraintError | apsw.SQLError | apsw.MismatchError
+                error, apsw.ConstraintError | apsw.SQLError | apsw.MismatchError | apsw.TooBigError
             ):
                 raise
             batch.db.execute("ROLLBACK TO towpath_command")

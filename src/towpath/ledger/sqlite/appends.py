@@ -145,6 +145,14 @@ def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
 
 def write(batch: Batch, admission: Admission) -> None:
     """The effects of an admission, in the order of the rules."""
+    insert_admitted(batch, admission)
+    endings.finish(batch, [old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED)
+    ended = {str(job.group) for job in admission.jobs if job.group is not None and job.state in FINISHED}
+    endings.look_after(batch, ended)
+
+
+def insert_admitted(batch: Batch, admission: Admission) -> None:
+    """All of it but the ending of those that are superseded, and the groups."""
     jobs = admission.jobs
     if not jobs and not admission.aliases:
         return
@@ -156,12 +164,9 @@ def write(batch: Batch, admission: Admission) -> None:
         _write_relations(batch, admission)
     if admission.aliases:
         _write_aliases(batch, admission)
-    members = [job for job in jobs if job.group is not None]
-    for job in members:
-        batch.count_member(str(job.group), job.state, job.reason, None)
-    endings.finish(batch, [old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED)
-    ended = {str(job.group) for job in members if job.state in FINISHED}
-    endings.look_after(batch, ended)
+    for job in jobs:
+        if job.group is not None:
+            batch.count_member(job.group, job.state, job.reason, None)
 
 
 def _simple(admission: Admission) -> bool:

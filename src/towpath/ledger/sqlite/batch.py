@@ -89,7 +89,6 @@ class GroupRow(msgspec.Struct, array_like=True):
     superseded: int = 0
     created_at: int = 0
     closed_at: int | None = None
-    thens: str = "{}"
 
 
 _QUEUE = f"INSERT OR REPLACE INTO towpath_queue ({', '.join(QueueRow.__struct_fields__)})"

@@ -14,7 +14,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Job, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
-from towpath.ledger.sqlite import jobs
+from towpath.ledger.sqlite import endings, jobs
 from towpath.ledger.sqlite.batch import Batch, PartRow, QueueRow
 from towpath.ledger.sqlite.db import array, named, rows
 
@@ -54,6 +54,7 @@ class _Offer(msgspec.Struct):
 
 def claim(batch: Batch, command: Claim) -> Claimed:
     taken: list[Job] = []
+    endings.expire(batch, PROMOTE)
     for want in command.wants:
         offers = [_offer(batch, command, row, want.n) for row in _wanted_queues(batch, want)]
         chosen = list(_merged(offers, want))

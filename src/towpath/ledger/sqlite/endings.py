@@ -15,7 +15,7 @@ from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import awaken, purge_time
 from towpath.ledger.sqlite import appends
 from towpath.ledger.sqlite.batch import Batch, GroupRow, moved
-from towpath.ledger.sqlite.db import array, named, rows
+from towpath.ledger.sqlite.db import array, named, one, rows
 from towpath.ledger.sqlite.jobs import by_seq
 
 Ending = tuple[list[int], State, Reason]
@@ -36,6 +36,13 @@ def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> N
     """End these jobs (those not finished yet), and all that must end or wake because of it."""
     if todo := list(seqs):
         _run(batch, deque([(todo, state, reason)]))
+
+
+def expire(batch: Batch, limit: int) -> int:
+    """End at most `limit` waiting jobs that are past their time; how many there were."""
+    seqs = rows(batch.db, named("expired_jobs"), (batch.now, limit), int)
+    finish(batch, seqs, State.FAILED, Reason.EXPIRED)
+    return len(seqs)
 
 
 def look_after(batch: Batch, groups: Iterable[str]) -> None:
@@ -152,10 +159,13 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, batch.now
     batch.wrote = True
     _open_gates(batch, group.id, outcome, work)
-    specs = appends.specs_of(group.thens).get(outcome, [])
-    if specs:
-        named_ = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
-        appends.place(batch, named_, Origin())
+    then = one(batch.db, named("then_of"), (group.id,))
+    if then is not None and (specs := appends.specs_of(then[0]).get(outcome)):
+        follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
+        admission = appends.decide(batch, follow, Origin())
+        appends.insert_admitted(batch, admission)
+        # What it supersedes ends after what this group had already put on the list.
+        work.append(([old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED))
 
 
 def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:

@@ -80,6 +80,7 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
         try:
             if connection.readonly("main"):
                 raise ReadOnly(path=str(real))
+            _check_encoding(connection, real)
             _tune(connection, options)
             _to_wal(connection, real, options)
             # Reads the schema, so that a torn file is found now and not in the middle of the first batch.
@@ -90,6 +91,13 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
     except apsw.Error as error:
         raise translate(error, real, options) from error
     return connection
+
+
+def _check_encoding(connection: apsw.Connection, path: Path) -> None:
+    """The ledger joins blobs as text, which is only the identity where text is UTF-8."""
+    (encoding,) = next(connection.execute("PRAGMA encoding"))
+    if encoding != "UTF-8":
+        raise NotALedger(path=str(path), why=f"its text encoding is {encoding}, and a ledger needs UTF-8")
 
 
 def connect_reader(path: Path, options: SqliteOptions) -> apsw.Connection:
@@ -138,7 +146,7 @@ def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
         "fullfsync": "1",  # without it fsync on macOS stops at the drive's cache; no other system heeds it
         "wal_autocheckpoint": "0",
         "cache_size": str(-1024 * options.cache_mb),
-        "foreign_keys": "0",
+        "foreign_keys": "1",
         "temp_store": "memory",
     }
     if options.max_pages is not None:

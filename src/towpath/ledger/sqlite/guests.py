@@ -26,6 +26,9 @@ _CONTROL = {
 }
 _READING = {apsw.SQLITE_READ, apsw.SQLITE_SELECT, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
 
+_NOT_ITS_FAULT = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NoMemError, apsw.BusyError)
+"""What ends a transaction without the function's doing."""
+
 
 def _authorize(operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
     """Deny what would end our transaction, and every write to our tables (also by a trigger of theirs)."""
@@ -46,16 +49,27 @@ class TransactionEnded(Exception):
 
 def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object]) -> None:
     """Run the user's function of a settle. Setting an authorizer also expires cached statements, so it sees them all."""
+    cursors: list[apsw.Cursor] = []
+
+    def cursor(connection: apsw.Connection) -> apsw.Cursor:
+        cursors.append(apsw.Cursor(connection))
+        return cursors[-1]
+
     db.authorizer = _authorize
     db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
+    db.cursor_factory = cursor
     try:
         function(db)
     except Exception as error:
-        if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError) and not db.in_transaction:
-            raise  # a full disk, for one, is not the function's fault
+        if isinstance(error, _NOT_ITS_FAULT) and not db.in_transaction:
+            raise
         failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
         raise (failed if db.in_transaction else TransactionEnded(failed)) from error
     finally:
+        db.cursor_factory = apsw.Cursor
+        for each in cursors:
+            # One that was left in the middle of a statement would keep our transaction from ending.
+            each.close(True)
         db.authorizer = db.row_trace = db.exec_trace = None
         db.set_commit_hook(None)
     if not db.in_transaction:

@@ -38,6 +38,11 @@ FROM (SELECT b.slot, b.data FROM json_each(?) v
       CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191 ORDER BY b.slot)
 """
 
+_SIZES = """
+SELECT json_group_array((SELECT coalesce(sum(length(b.data)), 0) FROM towpath_body b
+    WHERE b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191)) FROM json_each(?) v
+"""
+
 
 def by_seq(db: apsw.Connection, seqs: Iterable[int]) -> list[Job]:
     """The jobs (without bodies), in the order of seq."""
@@ -75,14 +80,21 @@ def put_bodies(db: apsw.Connection, bodies: Iterable[tuple[int, bytes]]) -> None
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
     """Give freshly read jobs their bodies, some megabytes at a time. (They are nobody else's yet, so this may write them.)"""
-    start = 0
+    start, sizes = 0, _sizes(db, jobs)
     while start < len(jobs):
         end, size = start, 0
-        while end < len(jobs) and (end == start or size + jobs[end].size <= BYTES_AT_ONCE):
-            size += jobs[end].size
+        while end < len(jobs) and (end == start or size + sizes[end] <= BYTES_AT_ONCE):
+            size += sizes[end]
             end += 1
         _fill(db, jobs[start:end])
         start = end
+
+
+def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
+    """How much each brings. Only a finished job has a result, which may be as large as a payload."""
+    if not any(job.finished_at for job in jobs):
+        return [job.size for job in jobs]
+    return rows(db, _SIZES, (array([job.seq for job in jobs]),), int)
 
 
 def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:

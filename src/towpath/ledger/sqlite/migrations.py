@@ -26,14 +26,15 @@ def migrate(db: apsw.Connection, path: Path) -> None:
     schema = _schema(db, path)
     if schema >= len(steps()):
         return
-    db.execute("BEGIN IMMEDIATE")
     try:
+        db.execute("BEGIN IMMEDIATE")
         for number, step in enumerate(steps()[_schema(db, path) :], _schema(db, path) + 1):
             db.execute(step)
             db.execute("UPDATE towpath_meta SET schema = ?", (number,))
         db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
         raise
 
 

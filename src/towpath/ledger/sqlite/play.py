@@ -31,6 +31,7 @@ from towpath.core.commands import (
     SetQueue,
     Settle,
     Upkeep,
+    token_of,
 )
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import State
@@ -78,8 +79,8 @@ def check_commands(commands: Sequence[Command]) -> None:
 
 
 def _single(batch: Batch, command: Any) -> Answer:
-    token = getattr(command, "token", "")
-    if token and (kept := _recall(batch, command)) is not None:
+    token = token_of(command)
+    if token and (kept := _recall(batch, token)) is not None:
         return kept
     try:
         answer = _SINGLE[type(command)](batch, command)
@@ -107,8 +108,8 @@ def _worth_keeping(answer: Answer) -> str:
     return ""
 
 
-def _recall(batch: Batch, command: Any) -> Answer | None:
-    row = one(batch.db, named("read_reply"), (command.token,))
+def _recall(batch: Batch, token: str) -> Answer | None:
+    row = one(batch.db, named("read_reply"), (token,))
     if row is None:
         return None
     if not row[0].startswith("["):

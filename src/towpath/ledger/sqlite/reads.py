@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 
+from towpath.core.checks import storable
 from towpath.core.commands import GroupState
 from towpath.core.explain import SHOWN, Explanation, Facts, explain
 from towpath.core.job import Job, State
@@ -23,13 +24,11 @@ AHEAD = 1000
 
 
 def get(db: apsw.Connection, id: str) -> Job | None:
-    found = list(jobs.by_id(db, [id]).values())
-    jobs.fill(db, found)
-    return found[0] if found else None
+    return get_many(db, [id], True).get(id)
 
 
 def get_many(db: apsw.Connection, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
-    found = jobs.by_id(db, ids)
+    found = jobs.by_id(db, filter(storable, ids))
     if bodies:
         jobs.fill(db, list(found.values()))
     return found
@@ -82,7 +81,8 @@ def _oldest_ready(db: apsw.Connection, row: QueueRow) -> int | None:
 
 
 def parts(db: apsw.Connection, queue: str) -> dict[str, PartView]:
-    return {row.name: part_view(row) for row in rows(db, named("parts_of_queue"), (queue,), PartRow)}
+    found = rows(db, named("parts_of_queue"), (queue,), PartRow) if storable(queue) else []
+    return {row.name: part_view(row) for row in found}
 
 
 def part_view(row: PartRow) -> PartView:
@@ -102,7 +102,7 @@ def part_view(row: PartRow) -> PartView:
 
 
 def group(db: apsw.Connection, id: str) -> GroupView | None:
-    found = rows(db, named("groups_by_id"), (array([id]),), GroupRow)
+    found = rows(db, named("groups_by_id"), (array(filter(storable, [id])),), GroupRow)
     return group_view(found[0]) if found else None
 
 
@@ -111,12 +111,12 @@ def group_view(row: GroupRow) -> GroupView:
 
 
 def note(db: apsw.Connection, key: str, now: int) -> NoteView | None:
-    row = one(db, named("read_note"), (key, now))
+    row = one(db, named("read_note"), (key, now)) if storable(key) else None
     return None if row is None else NoteView(*row)
 
 
 def explain_job(db: apsw.Connection, id: str, now: int) -> Explanation:
-    found = jobs.by_id(db, [id])
+    found = jobs.by_id(db, filter(storable, [id]))
     if id not in found:
         raise UnknownJob(id=id)
     job = found[id]

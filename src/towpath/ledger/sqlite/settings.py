@@ -9,13 +9,15 @@ from towpath.errors import Refused, UnknownGroup
 from towpath.ledger.sqlite import endings
 from towpath.ledger.sqlite.appends import text_of
 from towpath.ledger.sqlite.batch import Batch, GroupRow, PartRow, QueueRow
+from towpath.ledger.sqlite.db import insert
 
 
 def open_group(batch: Batch, command: Open) -> GroupSet:
     if batch.group(command.group) is None:
         batch.wrote = True
-        thens = text_of({ending: list(specs) for ending, specs in command.then.items() if specs})
-        batch.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=batch.now, thens=thens))
+        batch.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=batch.now))
+        if thens := {ending: list(specs) for ending, specs in command.then.items() if specs}:
+            insert(batch.db, "INSERT INTO towpath_then (id, specs)", [(command.group, text_of(thens))])
     return GroupSet(command.group)
 
 

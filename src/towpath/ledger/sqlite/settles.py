@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, Progress, Progressed, Renew, Renewed, Settle, Settled
-from towpath.core.job import FINISHED, Done, Fail, Job, Outcome, Reason, Refuse, Release, Retry, State, Stop
+from towpath.core.job import (
+    CANCELED,
+    DONE,
+    FAILED,
+    FINISHED,
+    Done,
+    Fail,
+    Job,
+    Outcome,
+    Reason,
+    Refuse,
+    Release,
+    Retry,
+    State,
+    Stop,
+)
 from towpath.core.lifecycle import Change, settle
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, Refused
@@ -30,6 +46,8 @@ class _Gathered(msgspec.Struct):
     """A stretch of settles that can be written together because none of them has consequences for the others."""
 
     done: list[Job] = []
+    over: list[tuple[Job, Change]] = []
+    """Failed or canceled, with nobody who waits for them and no group."""
     again: list[tuple[Job, Change]] = []
     bodies: list[tuple[int, bytes]] = []
     with_edges: list[int] = []
@@ -51,12 +69,13 @@ def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refus
 
 def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | Refused]) -> tuple[_Gathered, str | None]:
     """Gather from the start as far as possible. Also the group that the last one leaves without unfinished members."""
-    gathered = _Gathered([], [], [], [])
-    if _needs_care(commands[0]):
+    gathered = _Gathered([], [], [], [], [])
+    plain = list(takewhile(lambda command: not _needs_care(command), commands))
+    if not plain:
         return gathered, None
-    held = {job.id: (job, edges) for job, edges in rows(batch.db, _HELD, (array([c.id for c in commands]),), tuple[Job, int])}
+    held = {job.id: (job, edges) for job, edges in rows(batch.db, _HELD, (array([c.id for c in plain]),), tuple[Job, int])}
     settled: dict[tuple[str, int], State] = {}
-    for command in commands:
+    for command in plain:
         job, edges = held.get(command.id, (None, 0))
         if (command.id, command.fence) in settled:
             answers.append(Settled(command.id, settled[command.id, command.fence]))
@@ -66,7 +85,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
             answers.append(LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command))
             continue
         change = settle(job, command.outcome, batch.now)
-        if _needs_care(command) or change.state is State.FAILED or change.state is State.CANCELED:
+        if change.state in (FAILED, CANCELED) and (edges or job.group is not None):
             break
         settled[job.id, job.fence] = change.state
         answers.append(Settled(job.id, change.state))
@@ -83,10 +102,10 @@ def _needs_care(command: Settle) -> bool:
 
 
 def _gather(batch: Batch, gathered: _Gathered, job: Job, change: Change, outcome: Outcome) -> None:
-    if change.state is State.DONE:
+    if change.state is DONE:
         gathered.done.append(job)
     else:
-        gathered.again.append((job, change))
+        (gathered.over if change.state in FINISHED else gathered.again).append((job, change))
         if type(outcome) is Release or type(outcome) is Refuse:
             _refund(batch, job)
     gathered.bodies += _bodies(job, outcome)
@@ -134,6 +153,9 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
         moves[job.queue, job.part, State.RUNNING, State.DONE] += 1
     for purge_at, seqs in by_time.items():
         batch.db.execute(named("settle_done"), (batch.now, purge_at, array(seqs)))
+    if gathered.over:
+        _write_over(batch, gathered.over)
+        moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.over)
     if gathered.again:
         changes = [(job.seq, c.state, c.reason, c.attempts, c.failures, c.ready_at) for job, c in gathered.again]
         batch.db.execute(named("settle_again"), (array(changes),))
@@ -142,8 +164,14 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
     if moves:
         batch.move(moves)
     endings.free_keys(batch, gathered.done)
+    endings.free_keys(batch, [job for job, _ in gathered.over])
     if gathered.with_edges:
         endings.release(batch, gathered.with_edges)
+
+
+def _write_over(batch: Batch, over: Sequence[tuple[Job, Change]]) -> None:
+    ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, endings.purge_of(batch, job, c.state)) for job, c in over]
+    batch.db.execute(named("settle_over"), (batch.now, array(ends)))
 
 
 def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
@@ -198,7 +226,7 @@ def _change(batch: Batch, job: Job, command: Settle) -> Settled:
             _refund(batch, job)
         endings.finish(batch, [job.seq], change.state, change.reason)
     else:
-        gathered = _Gathered([], [], [], [])
+        gathered = _Gathered([], [], [], [], [])
         _gather(batch, gathered, job, change, command.outcome)
         gathered.bodies = []
         _write(batch, gathered)

@@ -127,12 +127,13 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
     next_seq, next_version, last = one(db, "SELECT next_seq, next_version, last FROM towpath_meta")
     edges = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_edge ORDER BY 1, 2")]
     gates = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_gate ORDER BY 1, 2")]
+    thens = {str(id): specs_of(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")}
     tombs = "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
     return {
         "jobs": found,
         "edges": edges,
         "gates": gates,
-        "groups": [(reads.group_view(row), specs_of(row.thens)) for row in rows(db, named("all_groups"), (), GroupRow)],
+        "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in rows(db, named("all_groups"), (), GroupRow)],
         "keys": list(db.execute("SELECT namespace, key, id, seq, until, runner FROM towpath_key ORDER BY 1, 2")),
         "notes": [NoteView(*row) for row in db.execute("SELECT * FROM towpath_note ORDER BY key")],
         "queues": [(reads.queue_view(row, None), row.served, row.clock) for row in rows(db, named("all_queues"), (), QueueRow)],

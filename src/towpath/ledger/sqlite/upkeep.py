@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.lifecycle import Change, lose
+from towpath.core.lifecycle import RETENTION, Change, lose
 from towpath.ledger.sqlite import bulk, claims, endings
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import array, named, one, rows
@@ -17,10 +17,10 @@ _LATE = f"""
 SELECT json_group_array({AS_JSON}) FROM (
     SELECT * FROM towpath_job WHERE state = 'running' AND lease_until < :now
     AND NOT EXISTS (SELECT 1 FROM json_each(:jumps) g
-        WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len)
+        WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
+        AND lease_until > (g.value ->> 0) - (g.value ->> 1))
     ORDER BY lease_until, seq LIMIT :limit) j
 """
-_SWEEPS = ("sweep_tombstones", "sweep_replies", "sweep_notes", "sweep_keys", "sweep_parts")
 
 
 def upkeep(batch: Batch, command: Upkeep) -> Upkept:
@@ -28,7 +28,7 @@ def upkeep(batch: Batch, command: Upkeep) -> Upkept:
     left = command.limit
     reaped = _reap(batch, left)
     left -= reaped
-    expired = _expire(batch, left) if left else 0
+    expired = endings.expire(batch, left) if left else 0
     left -= expired
     woken = _wake(batch, left) if left else 0
     left -= woken
@@ -70,12 +70,6 @@ def _give_back(batch: Batch, jobs: list[Job]) -> None:
         batch.move(Counter((job.queue, job.part, State.RUNNING, State.READY) for job in jobs))
 
 
-def _expire(batch: Batch, limit: int) -> int:
-    seqs = rows(batch.db, named("expired_jobs"), (batch.now, limit), int)
-    endings.finish(batch, seqs, State.FAILED, Reason.EXPIRED)
-    return len(seqs)
-
-
 def _wake(batch: Batch, limit: int) -> int:
     batch.flush()
     woken = 0
@@ -111,18 +105,37 @@ def _delete(batch: Batch, queue: str, until: int | None, limit: int) -> int:
 
 def _sweep(batch: Batch, limit: int) -> int:
     batch.flush()
-    swept = 0
-    for name in _SWEEPS:
-        before = batch.db.total_changes()
-        batch.db.execute(named(name), (batch.now, limit - swept))
-        gone = batch.db.total_changes() - before
-        swept += gone
-        if gone and name == "sweep_parts":
-            batch.parts.clear()
-        if swept == limit:
-            break
-    batch.wrote = batch.wrote or swept > 0
-    return swept
+    now, left = batch.now, limit
+    for name in ("sweep_tombstones", "sweep_replies", "sweep_notes"):
+        left -= _delete_rows(batch, named(name), now, left)
+    left -= _close_windows(batch, left)
+    left -= _delete_rows(batch, named("sweep_parts"), now, left)
+    groups = _delete_rows(batch, named("sweep_groups"), now - RETENTION, left)
+    if groups:
+        batch.db.execute(named("sweep_thens"))
+    if left < limit or groups:
+        batch.wrote = True
+        batch.parts.clear()
+        batch.groups.clear()
+    return limit - left + groups
+
+
+def _delete_rows(batch: Batch, sql: str, until: int, limit: int) -> int:
+    if not limit:
+        return 0
+    before = batch.db.total_changes()
+    batch.db.execute(sql, (until, limit))
+    return batch.db.total_changes() - before
+
+
+def _close_windows(batch: Batch, limit: int) -> int:
+    """A key whose window is over is held by an unfinished job only."""
+    over = rows(batch.db, named("closed_windows"), (batch.now, limit), tuple[str, str, int]) if limit else []
+    if kept := [(space, key) for space, key, held in over if held]:
+        batch.db.execute(named("close_windows"), (array(kept),))
+    if free := [(space, key) for space, key, held in over if not held]:
+        batch.db.execute(named("delete_keys"), (array(free),))
+    return len(over)
 
 
 def _next_due(batch: Batch) -> int | None:

@@ -26,7 +26,7 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry
+from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.core.views import Query, page_token
 from towpath.errors import InvalidInput, UnknownJob
@@ -145,7 +145,24 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "rate of zero": (lambda: Rate(0), "rate.count"),
     "NaN rate": (lambda: Rate(NAN), "rate.count"),  # type: ignore[arg-type]
     "rate without burst": (lambda: Rate(1, burst=0), "rate.burst"),
-    "rate too fast": (lambda: Rate(2, 1), "rate.period / rate.count"),
+    "rate too fast": (lambda: Rate(2, 1), "rate.count"),
+    "fence beyond all bounds": (lambda: Settle("a", 2**70, Done()), "fence"),
+    "negative fence": (lambda: Progress("a", -1), "fence"),
+    "fence of a renewal": (lambda: Renew((("a", 2**70),), 1), "held"),
+    "a renewal that is no pair": (lambda: Renew(("ab",), 1), "held"),  # type: ignore[arg-type]
+    "outcome that is a word": (lambda: Settle("a", 1, "done"), "outcome"),  # type: ignore[arg-type]
+    "dependency that is a word": (lambda: Spec(id="a", queue="q", after=("b",)), "after"),  # type: ignore[arg-type]
+    "key that is a word": (lambda: Spec(id="a", queue="q", key="k"), "key"),  # type: ignore[arg-type]
+    "generation that is nothing": (lambda: Spec(id="a", queue="q", generation=None), "generation"),  # type: ignore[arg-type]
+    "headers that are nothing": (lambda: Spec(id="a", queue="q", headers=None), "headers"),  # type: ignore[arg-type]
+    "append of a word": (lambda: Append(("x",)), "specs"),  # type: ignore[arg-type]
+    "want that is a word": (lambda: Claim(owner="o", wants=("q",), lease=1), "wants"),  # type: ignore[arg-type]
+    "selector that is a mapping": (lambda: Cancel(where={}), "where"),  # type: ignore[arg-type]
+    "ids that are one word": (lambda: Selector(ids="abc"), "ids"),  # type: ignore[arg-type]
+    "rate that is a number": (lambda: SetQueue(queue="q", rate=5), "rate"),  # type: ignore[arg-type]
+    "header of three": (lambda: Query(header=("a", "b", "c")), "header"),  # type: ignore[arg-type]
+    "states that are nothing": (lambda: Query(states=None), "states"),  # type: ignore[arg-type]
+    "cap of a serial part": (lambda: SetPart(queue="q", part="serial:k", cap=None), "cap"),
     "empty note key": (lambda: Note(key="", value=b""), "key"),
     "surrogate in a note key": (lambda: Note(key=SURROGATE, value=b""), "key"),
     "large note": (lambda: Note(key="k", value=bytes(256 * 1024 + 1)), "value"),

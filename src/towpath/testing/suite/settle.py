@@ -131,12 +131,6 @@ class SettleSuite(Suite):
         desk.done(new)
         desk.refusal(LostClaim, Settle("a", old.fence, Done()))
 
-    def test_a_fence_beyond_all_bounds_is_lost(self, desk: Desk) -> None:
-        desk.started("a")
-        desk.refusal(LostClaim, Settle("a", 2**70, Done()))
-        desk.refusal(LostClaim, Settle("a", -1, Done()))
-        assert desk.do(Renewed, Renew((("a", 2**70),), LEASE)).lost == ("a",)
-
     def test_a_job_that_was_reaped_is_lost(self, desk: Desk) -> None:
         claim = desk.started("a")
         desk.lose()

@@ -90,13 +90,19 @@ class ReapSuite(Suite):
         assert desk.upkeep().reaped == 0
 
     def test_a_jump_is_measured_by_the_lease_of_each_job(self, desk: Desk) -> None:
-        desk.append(spec("short"), spec("long"))
-        desk.take(lease=20 * SECOND)
+        desk.append(spec("long"), spec("short"))
         desk.take(lease=60 * SECOND)
         desk.advance(45 * SECOND, step=5 * SECOND)
-        desk.jump(16 * SECOND)
+        desk.take(lease=20 * SECOND)
+        desk.jump(21 * SECOND)
         assert desk.upkeep().reaped == 1
         assert desk.at("short", "long") == "running ready/lost"
+
+    def test_a_jump_protects_only_what_it_ran_over(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.advance(LEASE, step=LEASE // 4)
+        desk.jump(LEASE)
+        assert desk.upkeep().reaped == 1
 
     def test_a_claim_after_the_jump_is_reaped_in_its_time(self, desk: Desk) -> None:
         desk.add("a")
@@ -209,13 +215,42 @@ class UpkeepSuite(Suite):
         desk.jump(SECOND)
         assert desk.upkeep() == Upkept(swept=1)
 
-    def test_key_windows_are_swept_when_their_holder_is_finished(self, desk: Desk) -> None:
+    def test_key_windows_are_swept(self, desk: Desk) -> None:
         desk.done(desk.started("a", key=unique("k", window=SECOND)))
         desk.add("b", key=unique("l", window=SECOND))
         desk.jump(SECOND)
-        assert desk.upkeep().swept == 1
+        assert desk.upkeep().swept == 2
+        # The second key is still held, by an unfinished job; only its window is closed.
+        assert [(row[1], row[2], row[4]) for row in desk.ledger.dump()["keys"]] == [("l", "b", 0)]
         desk.done(desk.take())
+        assert desk.ledger.dump()["keys"] == []
         assert desk.upkeep().swept == 0
+
+    def test_upkeep_at_its_own_next_due_reaps_in_the_end(self, desk: Desk) -> None:
+        desk.started("a")
+        # Once the idle time up to it looks like a jump; the second time it does not help any more.
+        for _ in range(2):
+            due = desk.upkeep().next_due
+            assert due is not None
+            desk.now = max(desk.now, due)
+        desk.upkeep()
+        assert desk.at("a") == "ready/lost"
+
+    def test_closed_groups_go_after_their_members(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.add("a", group="g")
+        desk.seal("g")
+        desk.done(desk.take())
+        desk.open("empty")
+        desk.seal("empty")
+        desk.jump(7 * DAY - 1)
+        desk.upkeep()
+        assert desk.ledger.group("g") is not None
+        assert desk.ledger.group("empty") is not None
+        desk.jump(1)
+        desk.upkeep()
+        assert desk.ledger.group("g") is None
+        assert desk.ledger.group("empty") is None
 
     def test_idle_parts_are_swept(self, desk: Desk) -> None:
         desk.done(desk.started("a", part="p"))

@@ -114,9 +114,16 @@ CREATE TABLE towpath_group (
     superseded INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
     closed_at  INTEGER,
-    thens      TEXT    NOT NULL,
     CHECK ((state = 'closed') = (outcome IS NOT NULL) AND (outcome IS NULL) = (closed_at IS NULL)),
     CHECK (total = unfinished + done + failed + canceled + superseded)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX towpath_group_closed ON towpath_group (closed_at) WHERE state = 'closed';
+
+-- What follows when a group closes; apart, because the counters beside it change with every member.
+CREATE TABLE towpath_then (
+    id    TEXT PRIMARY KEY,
+    specs TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE towpath_key (
@@ -175,6 +182,7 @@ CREATE TABLE towpath_part (
 -- A part whose cap is reached is not in the index: claims never step over it.
 CREATE INDEX towpath_part_open ON towpath_part (queue, served, name)
     WHERE ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap);
+CREATE INDEX towpath_part_held ON towpath_part (next_at) WHERE ready > 0;
 CREATE INDEX towpath_part_idle ON towpath_part (queue, name) WHERE ready = 0 AND running = 0 AND configured = 0;
 
 CREATE TABLE towpath_note (

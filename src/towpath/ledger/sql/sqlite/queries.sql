@@ -39,12 +39,12 @@ FROM (SELECT * FROM towpath_part
 
 -- name: groups_by_id
 SELECT json_group_array(json_array(g.id, g.state, g.outcome, g.on_failure, g.total, g.unfinished,
-    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at, g.thens))
+    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at))
 FROM json_each(?) v CROSS JOIN towpath_group g ON g.id = v.value;
 
 -- name: all_groups
 SELECT json_group_array(json_array(id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded,
-    created_at, closed_at, thens) ORDER BY id)
+    created_at, closed_at) ORDER BY id)
 FROM towpath_group;
 
 -- name: known_ids
@@ -123,6 +123,12 @@ WHERE seq IN (SELECT value FROM json_each(?));
 -- name: settle_again
 UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3, failures = v.value ->> 4,
     ready_at = coalesce(v.value ->> 5, ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
+    settled_as = v.value ->> 1
+FROM json_each(?) v WHERE seq = v.value ->> 0;
+
+-- name: settle_over
+UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3, failures = v.value ->> 4,
+    purge_at = v.value ->> 5, finished_at = ?, owner = NULL, lease_until = NULL, settled_fence = fence,
     settled_as = v.value ->> 1
 FROM json_each(?) v WHERE seq = v.value ->> 0;
 
@@ -273,16 +279,31 @@ DELETE FROM towpath_reply WHERE token IN (SELECT token FROM towpath_reply WHERE 
 DELETE FROM towpath_note WHERE key IN (
     SELECT key FROM towpath_note WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at, key LIMIT ?);
 
--- name: sweep_keys
-DELETE FROM towpath_key WHERE (namespace, key) IN (
-    SELECT k.namespace, k.key FROM towpath_key k LEFT JOIN towpath_job j ON j.seq = k.seq
-    WHERE k.until > 0 AND k.until <= ? AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled'))
-    ORDER BY k.until, k.namespace, k.key LIMIT ?);
+-- name: closed_windows
+-- Keys whose window is over, and whether an unfinished job still holds them.
+SELECT json_group_array(json_array(namespace, key, held)) FROM (
+    SELECT k.namespace, k.key, EXISTS (SELECT 1 FROM towpath_job j WHERE j.seq = k.seq
+        AND j.state NOT IN ('done', 'failed', 'canceled')) AS held
+    FROM towpath_key k WHERE k.until > 0 AND k.until <= ? ORDER BY k.until, k.namespace, k.key LIMIT ?);
+
+-- name: close_windows
+UPDATE towpath_key SET until = 0 WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
 
 -- name: sweep_parts
 DELETE FROM towpath_part WHERE (queue, name) IN (
     SELECT queue, name FROM towpath_part WHERE ready = 0 AND running = 0 AND configured = 0 AND next_at <= ?
     ORDER BY queue, name LIMIT ?);
+
+-- name: sweep_groups
+DELETE FROM towpath_group WHERE id IN (
+    SELECT g.id FROM towpath_group g WHERE g.state = 'closed' AND g.closed_at <= ?
+    AND NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j."group" = g.id) ORDER BY g.closed_at, g.id LIMIT ?);
+
+-- name: sweep_thens
+DELETE FROM towpath_then WHERE id NOT IN (SELECT id FROM towpath_group);
+
+-- name: then_of
+SELECT specs FROM towpath_then WHERE id = ?;
 
 -- name: next_lease
 SELECT min(lease_until) + 1 FROM towpath_job WHERE state = 'running';
@@ -290,7 +311,8 @@ SELECT min(lease_until) + 1 FROM towpath_job WHERE state = 'running';
 -- name: next_lease_after_jump
 SELECT min(max(lease_until + 1, coalesce((
     SELECT max((g.value ->> 0) + lease_len) FROM json_each(:jumps) g
-    WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len), 0)))
+    WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
+    AND lease_until > (g.value ->> 0) - (g.value ->> 1)), 0)))
 FROM towpath_job WHERE state = 'running';
 
 -- name: next_due
@@ -311,8 +333,7 @@ SELECT min(at) FROM (
     UNION ALL
     SELECT min(expires_at) FROM towpath_note WHERE expires_at IS NOT NULL
     UNION ALL
-    SELECT min(k.until) FROM towpath_key k LEFT JOIN towpath_job j ON j.seq = k.seq
-        WHERE k.until > 0 AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled'))
+    SELECT min(until) FROM towpath_key WHERE until > 0
     UNION ALL
     SELECT min(next_at) FROM towpath_part WHERE ready > 0 AND next_at > :now
     UNION ALL

@@ -1,0 +1,208 @@
+"""One attempt at a job of a task: decode, run, say how it ended. The worker, its processes and the test bench all use this.
+
+A task with `process=True` runs in a spawned process: `Attempt.request` is what to do, `serve` does it there, and what comes back
+(progress on the way, the settle at the end) goes through `Attempt.heard`. Only JSON and MessagePack cross; no pickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import msgspec
+
+from towpath import control, tracing
+from towpath.context import Host, Running
+from towpath.core.checks import SECOND
+from towpath.core.commands import Command, Progress, Progressed, Settle
+from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
+from towpath.core.retry import Chance
+from towpath.ledger import Ledger
+from towpath.runtime.tickets import Reply
+from towpath.runtime.worker import Stopped
+from towpath.tasks import Task, outcome_of
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a process is asked: this job, with the task of that kind in that module."""
+
+    module: str
+    name: str
+    kind: str
+    job: Job
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """How an attempt in a process ended."""
+
+    outcome: Outcome
+    spawn: tuple[Spec, ...] = ()
+
+
+_reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
+_requests = msgspec.msgpack.Decoder(Request)
+
+
+class Attempt:
+    """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
+
+    def __init__(self, app: Host, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> None:
+        self.claim = claim
+        self.error: BaseException | None = None
+        """What the handler raised."""
+        self._chance = chance
+        self.task = task
+        self.running = Running(app, claim, task)
+        self.mode: Literal["loop", "thread", "process"] = "process" if task.process else "loop" if task.is_async else "thread"
+        self.timeout = None if claim.job.timeout is None else claim.job.timeout / SECOND
+        self._app = app
+
+    async def arun(self) -> Settle:
+        try:
+            with self.running, self._span():
+                args, kwargs = self.task.decode(self.claim.job)
+                result = self.task.function(*args, **kwargs)
+                if self.task.is_async:
+                    result = await result
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return self.ended(error)
+        return self._settle(outcome_of(self.task, self.claim.job, result))
+
+    def run(self) -> Settle:
+        try:
+            with self.running, self._span():
+                args, kwargs = self.task.decode(self.claim.job)
+                result = self.task.function(*args, **kwargs)
+                if self.task.is_async:
+                    result = _finished(result)
+        except BaseException as error:
+            return self.ended(error)
+        return self._settle(outcome_of(self.task, self.claim.job, result))
+
+    def ended(self, error: BaseException) -> Settle:
+        """It ended with this error, its own or one that says why it was stopped."""
+        self.error = error
+        if isinstance(error, Stopped):
+            return self._settle(Stop(error=str(error)))
+        return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
+
+    def stop(self, reason: Reason) -> None:
+        """Tell the handler that it should stop."""
+        if reason is Reason.LOST:
+            self.running.lose()
+        else:
+            self.running.ask(reason)
+
+    def _settle(self, outcome: Outcome) -> Settle:
+        """Children, notes and functions belong to success: another attempt brings its own."""
+        spawn, notes, within = self.running.outcome_extras()
+        if not isinstance(outcome, Done):
+            return Settle(self.claim.id, self.claim.fence, outcome)
+        return Settle(self.claim.id, self.claim.fence, outcome, spawn, notes, within)
+
+    def _span(self) -> Any:
+        job = self.claim.job
+        if not tracing.AVAILABLE:
+            return tracing.span(job.kind, job.headers)
+        attributes = tracing.job_attributes(job.id, job.queue, job.attempts)
+        return tracing.span(job.kind, job.headers, attributes, (control.Control,))
+
+    # In another process
+
+    def request(self) -> bytes:
+        """What a process needs to run it."""
+        function = self.task.function
+        return msgspec.msgpack.encode(Request(function.__module__, function.__qualname__, self.task.kind, self.claim.job))
+
+    def heard(self, message: bytes) -> Settle | None:
+        """A message of the process; the settle if it was the last."""
+        report = _reports.decode(message)
+        if isinstance(report, Answer):
+            return self._settle_of(report)
+        self._app.committer.post([(report, self.running.heard)])
+        return None
+
+    def _settle_of(self, answer: Answer) -> Settle:
+        return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn)
+
+
+def _finished(coroutine: Any) -> Any:
+    """A coroutine in a thread or process that has no event loop."""
+    with asyncio.Runner() as runner:
+        return runner.run(coroutine)
+
+
+def serve(connection: Connection) -> None:
+    """The other process: answers requests until nobody asks any more."""
+    while True:
+        try:
+            request = _requests.decode(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection)))
+
+
+def _answer(request: Request, connection: Connection) -> Answer:
+    try:
+        task = _find(request)
+    except Exception as error:
+        return Answer(Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}"))
+    settle = Attempt(_Remote(task, connection), Claim(request.job), task).run()
+    return Answer(settle.outcome, settle.spawn)
+
+
+def _find(request: Request) -> Task[..., Any]:
+    """The task in its module, under its own name or in an app there."""
+    main = sys.modules.get("__mp_main__") or sys.modules["__main__"]
+    module = main if request.module in ("__main__", "__mp_main__") else importlib.import_module(request.module)
+    found: Any = module
+    for name in request.name.split("."):
+        found = getattr(found, name, None)
+    if isinstance(found, Task) and found.kind == request.kind:
+        return found
+    for value in vars(module).values():
+        task = getattr(value, "tasks", {}).get(request.kind) if hasattr(value, "add_task") else None
+        if isinstance(task, Task):
+            return task
+    raise LookupError(
+        f"no task {request.kind} in module {request.module}; a task with process=True must be defined at its top level"
+    )
+
+
+class _Remote:
+    """The app as seen by a running job in another process: progress goes through the pipe, reads through a ledger of its own."""
+
+    def __init__(self, task: Task[..., Any], connection: Connection) -> None:
+        self._engine: Any = task.app
+        self.committer = _Pipe(connection)
+
+    @property
+    def ledger(self) -> Ledger:
+        ledger: Ledger = self._engine.ledger
+        return ledger
+
+    @property
+    def tasks(self) -> Any:
+        return self._engine.tasks
+
+    @property
+    def transactional(self) -> bool:
+        """The transaction is in the other process."""
+        return False
+
+
+class _Pipe:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]]) -> None:
+        for command, heard in commands:
+            self._connection.send_bytes(msgspec.msgpack.encode(command))
+            heard(Progressed())

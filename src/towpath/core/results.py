@@ -1,0 +1,90 @@
+"""What commands are answered with. A business error takes the place of a result (see `errors.Refused`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from towpath.core.job import Claim, Reason, State
+
+
+class _Value(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class Placed(_Value, frozen=True, gc=False):
+    """Where a spec ended up: its own id, or that of the job that already held its key."""
+
+    id: str
+    seq: int
+
+
+class Appended(_Value, frozen=True, gc=False, tag="appended"):
+    jobs: tuple[Placed, ...]
+
+
+class Claimed(_Value, frozen=True, gc=False, tag="claimed"):
+    claims: tuple[Claim, ...]
+
+
+class Renewed(_Value, frozen=True, gc=False, tag="renewed"):
+    until: int
+    lost: tuple[str, ...] = ()
+    cancel: tuple[tuple[str, Reason], ...] = ()
+
+
+class Settled(_Value, frozen=True, gc=False, tag="settled"):
+    id: str
+    state: State
+
+
+class Progressed(_Value, frozen=True, gc=False, tag="progressed"):
+    cancel: Reason | None = None
+
+
+class Canceled(_Value, frozen=True, gc=False, tag="canceled"):
+    canceled: int
+    requested: int
+    more: bool = False
+
+
+class Revived(_Value, frozen=True, gc=False, tag="revived"):
+    """`revived` counts what came back with it too; `refused` says of each asked job why it could not."""
+
+    revived: int
+    refused: tuple[tuple[str, str], ...] = ()
+    more: bool = False
+
+
+class Purged(_Value, frozen=True, gc=False, tag="purged"):
+    purged: int
+    more: bool = False
+
+
+class GroupSet(_Value, frozen=True, gc=False, tag="group-set"):
+    group: str
+
+
+class QueueSet(_Value, frozen=True, gc=False, tag="queue-set"):
+    queue: str
+    part: str | None = None
+
+
+class Noted(_Value, frozen=True, gc=False, tag="noted"):
+    key: str
+    version: int
+    fence: int
+
+
+class Upkept(_Value, frozen=True, gc=False, tag="upkept"):
+    reaped: int = 0
+    expired: int = 0
+    woken: int = 0
+    purged: int = 0
+    swept: int = 0
+    more: bool = False
+    next_due: int | None = None
+
+
+Result = (
+    Appended | Claimed | Renewed | Settled | Progressed | Canceled | Revived | Purged | GroupSet | QueueSet | Noted | Upkept
+)

@@ -1,0 +1,106 @@
+"""An app at work: its schedules written down, its ledger looked after, its jobs run, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypedDict
+
+from towpath.attempts import Attempt, serve
+from towpath.context import Host as RunningHost
+from towpath.core.job import Claim
+from towpath.core.schedule import Schedule
+from towpath.runtime.worker import Office, Worker, WorkerOptions
+from towpath.schedules import Host as ScheduleHost
+from towpath.settings import Settings
+from towpath.timetable import write_down
+
+log = logging.getLogger("towpath.worker")
+
+
+class RunOptions(TypedDict, total=False):
+    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are seconds."""
+
+    queues: tuple[str, ...] | None
+    concurrency: int | None
+    lease: float | None
+    grace: float | None
+
+
+class Staff(Office, RunningHost, ScheduleHost, Protocol):
+    """What running an app needs of it."""
+
+    settings: Settings
+    declared: dict[str, Schedule]
+
+    def attend(self) -> None: ...
+
+
+def worker_options(app: Staff, given: Mapping[str, Any]) -> WorkerOptions:
+    """The options given, else the settings; without queues, those that the tasks name."""
+    chosen = {name: getattr(app.settings, name) for name in ("queues", "concurrency", "lease", "grace")}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    queues = tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
+    return WorkerOptions(**{**chosen, "queues": queues})
+
+
+class Service:
+    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call."""
+
+    def __init__(self, app: Staff, options: RunOptions) -> None:
+        self._app = app
+        self._worker = Worker(app, self._attempt, worker_options(app, options), serve)
+
+    def _attempt(self, claim: Claim) -> Attempt | None:
+        task = self._app.tasks.get(claim.job.kind)
+        return None if task is None else Attempt(self._app, claim, task)
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    async def arun(self) -> None:
+        await asyncio.to_thread(write_down, self._app, self._app.declared)
+        self._app.attend()
+        await self._worker.run()
+
+    def run(self) -> None:
+        """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop it: the first
+        lets running jobs finish for the time of grace, the second leaves at once."""
+
+        async def main() -> None:
+            with _signals(asyncio.get_running_loop(), self.stop):
+                await self.arun()
+
+        asyncio.run(main())
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[signal.Signals] = []
+
+    def heard(number: signal.Signals) -> None:
+        if asked:
+            # The ledger is consistent at every instant; what runs now is run again when its lease is over.
+            os._exit(128 + number)
+        asked.append(number)
+        log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", number.name)
+        stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)

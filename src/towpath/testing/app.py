@@ -1,0 +1,282 @@
+"""Tests of your own tasks: `with app.testing() as bench`. A fresh memory ledger, a clock that you move, everything inline.
+
+Nothing runs by itself and nothing sleeps: `drain()` runs what is ready, `advance(seconds)` lets time pass with every retry,
+delay and schedule in it, so that a month takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from towpath.app import App
+from towpath.attempts import Attempt
+from towpath.clock import Clock
+from towpath.core import checks
+from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.commands import Claimed, Command, Result, Settle, Upkeep, Upkept, Want
+from towpath.core.job import Claim, Job, Release, Retry, State
+from towpath.core.views import GroupView, Query
+from towpath.errors import InvalidInput, Refused
+from towpath.ledger import Ledger
+from towpath.ledger.memory import MemoryLedger
+from towpath.runtime.committer import Committer, Demand
+from towpath.runtime.engine import Parts
+from towpath.runtime.tickets import Reply, outcome
+from towpath.runtime.upkeep import Due
+from towpath.runtime.watch import Watch
+from towpath.schedules import Scheduler
+from towpath.tasks import Task
+from towpath.testing.clock import ManualClock
+from towpath.timetable import write_down
+
+OWNER = "bench"
+LEASE = checks.DAY
+
+
+@contextlib.contextmanager
+def bench(app: App) -> Iterator[Bench]:
+    """Put a fresh ledger behind the app until the end of the block."""
+    clock = ManualClock()
+    ledger = MemoryLedger(clock)
+    parts = InlineParts(ledger, InlineCommitter(ledger), OWNER, InlineWatch(ledger))
+    with app.substituted(parts, clock):
+        try:
+            write_down(app, app.declared)
+            yield Bench(app, clock)
+        finally:
+            parts.close()
+
+
+class Bench:
+    """The app under test. `clock` is its time; `ledger` may be read as any other."""
+
+    def __init__(self, app: App, clock: ManualClock) -> None:
+        self.app = app
+        self.clock = clock
+        self._scheduler = Scheduler(app)
+        self._chance = random.Random(0).random
+        self._by_hand: set[str] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.app.ledger
+
+    def drain(self) -> int:
+        """Run everything that is ready, and what becomes ready by it, until nothing is; how many attempts that took."""
+        _refuse_inside_a_loop("drain")
+        ran = 0
+        with asyncio.Runner() as runner:
+            while claims := self._claim():
+                for claim in claims:
+                    attempt = self._attempt(claim)
+                    try:
+                        settle = runner.run(attempt.arun()) if attempt.task.is_async else attempt.run()
+                    except asyncio.CancelledError as error:
+                        settle = attempt.ended(error)
+                    self._settle(attempt, settle)
+                ran += len(claims)
+        return ran
+
+    async def adrain(self) -> int:
+        ran = 0
+        while claims := self._claim():
+            for claim in claims:
+                attempt = self._attempt(claim)
+                self._settle(attempt, await attempt.arun())
+            ran += len(claims)
+        return ran
+
+    def advance(self, seconds: float | timedelta) -> int:
+        """Let time pass: at every moment at which something is due, do what is due and drain; how many attempts that took."""
+        ran = self.drain()
+        for _ in self._moments(checks.micros(seconds, "seconds")):
+            ran += self.drain()
+        return ran
+
+    async def aadvance(self, seconds: float | timedelta) -> int:
+        ran = await self.adrain()
+        for _ in self._moments(checks.micros(seconds, "seconds")):
+            ran += await self.adrain()
+        return ran
+
+    def jobs(self, task: Task[..., Any] | None = None, *, state: State | str | None = None) -> list[Job]:
+        """The jobs there are, in the order in which they were enqueued."""
+        found: list[Job] = []
+        states = () if state is None else (State(state),)
+        query = Query(kind=None if task is None else task.kind, states=states, oldest_first=True, limit=1000)
+        while True:
+            page = self.ledger.find(query)
+            found += page.jobs
+            if page.next is None:
+                return found
+            query = Query(kind=query.kind, states=states, oldest_first=True, limit=1000, page=page.next)
+
+    def assert_enqueued(self, task: Task[..., Any], **arguments: Any) -> Job:
+        """There is a job of this task with these arguments, whatever its others and its state; the first one."""
+        jobs = self.jobs(task)
+        for job in jobs:
+            if _fits(task, job, arguments):
+                return job
+        seen = "\n".join(f"  {job.payload.decode('utf-8', 'replace')} ({job.state})" for job in jobs[:20])
+        raise AssertionError(f"no job of {task.kind} with {arguments}; there are {len(jobs)}:\n{seen}".rstrip(":\n"))
+
+    def assert_not_enqueued(self, task: Task[..., Any], **arguments: Any) -> None:
+        """There is no such job."""
+        fitting = [job for job in self.jobs(task) if _fits(task, job, arguments)]
+        if fitting:
+            raise AssertionError(f"{len(fitting)} jobs of {task.kind} with {arguments}, the first is {fitting[0].id}")
+
+    def _moments(self, span: int) -> Iterator[int]:
+        """Every moment within the span at which something is due, the clock being there, and the end."""
+        target = self.clock.now() + span
+        while (due := self._tend()) is not None and due <= target:
+            self.clock.set(max(due, self.clock.now() + 1))
+            self._tend()
+            yield self.clock.now()
+        if self.clock.now() < target:
+            self.clock.set(target)
+            self._tend()
+            yield target
+
+    def _tend(self) -> int | None:
+        """Wake, expire, reap, purge and fire what is due; when the next is."""
+        upkept = self.app.call(Upkeep())
+        assert isinstance(upkept, Upkept)
+        while upkept.more:
+            upkept = self.app.call(Upkeep())
+            assert isinstance(upkept, Upkept)
+        fires = self._scheduler.due(self.clock.now())
+        return min((due for due in (upkept.next_due, fires) if due is not None), default=None)
+
+    def _claim(self) -> list[Claim]:
+        while True:
+            claims = self._claim_once()
+            messages = [claim for claim in claims if not claim.job.kind]
+            for claim in messages:
+                # Somebody's to get by hand. Its queue is left alone from now on.
+                self._by_hand.add(claim.job.queue)
+                self.app.call(Settle(claim.id, claim.fence, Release()))
+            if not messages or len(messages) < len(claims):
+                return [claim for claim in claims if claim.job.kind]
+
+    def _claim_once(self) -> Sequence[Claim]:
+        wants: Sequence[Want] = [Want("*")]
+        if self._by_hand:
+            wants = [Want(name) for name in self.ledger.queues() if name not in self._by_hand]
+        if not wants:
+            return ()
+        answer = self.app.call(ClaimCommand(owner=OWNER, wants=tuple(wants), lease=LEASE))
+        assert isinstance(answer, Claimed)
+        return answer.claims
+
+    def _attempt(self, claim: Claim) -> Attempt:
+        task = self.app.tasks.get(claim.job.kind)
+        if task is None:
+            self.app.call(Settle(claim.id, claim.fence, Release()))
+            known = ", ".join(sorted(self.app.tasks)) or "none"
+            expected = f"the name of a task of this app ({known})"
+            raise InvalidInput(field=f"the kind of job {claim.id}", value=claim.job.kind, expected=expected)
+        return Attempt(self.app, claim, task, self._chance)
+
+    def _settle(self, attempt: Attempt, settle: Settle) -> None:
+        try:
+            self.app.call(settle)
+        except Refused as refused:
+            # What the handler wanted along with its end was refused: the attempt failed, as in a worker.
+            self.app.call(Settle(settle.id, settle.fence, Retry(error=str(refused))))
+        if isinstance(attempt.error, KeyboardInterrupt):
+            raise attempt.error
+
+
+class InlineParts(Parts):
+    """Nothing happens by itself: time is tended to by `advance`."""
+
+    def attend(self, clock: Clock, due: Due) -> None:
+        """Nobody does."""
+
+
+class InlineCommitter(Committer):
+    """Commits each command in the thread that brings it, at once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._one = threading.RLock()
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def close(self) -> None:
+        """There is nothing to wait for."""
+
+    def call(self, command: Command, outside: bool = True) -> Result:
+        with self._one:
+            [answer] = self._ledger.apply([command])
+            self.kick()
+        return outcome(answer)
+
+    async def acall(self, command: Command, outside: bool = True) -> Result:
+        return self.call(command, outside)
+
+    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], patient: bool = True) -> None:
+        with self._one:
+            answers = self._ledger.apply([command for command, _ in commands])
+            for (_, heard), answer in zip(commands, answers, strict=True):
+                heard(answer)
+            self.kick()
+
+    def add_demand(self, demand: Demand) -> None:
+        with self._one:
+            self._demands.append(demand)
+            self.kick()
+
+    def kick(self) -> None:
+        with self._one:
+            for demand in list(self._demands):
+                claim = demand.wanted()
+                if claim is not None:
+                    [answer] = self._ledger.apply([claim])
+                    assert isinstance(answer, Claimed)
+                    demand.taken(answer)
+
+
+class InlineWatch(Watch):
+    """Nobody else is at work, so waiting would be for ever: what is not finished now is a TimeoutError."""
+
+    def job(self, id: str, timeout: float | None = None) -> Job:
+        job = self._finished(id)
+        if job is None:
+            raise TimeoutError(
+                f"{self._ledger.explain(id)}; in app.testing() nothing runs by itself: drain() or advance() first"
+            )
+        return job
+
+    async def ajob(self, id: str, timeout: float | None = None) -> Job:
+        return self.job(id, timeout)
+
+    def group(self, id: str, timeout: float | None = None) -> GroupView:
+        view = self._shut(id)
+        if view is None:
+            raise TimeoutError(f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance() first")
+        return view
+
+    async def agroup(self, id: str, timeout: float | None = None) -> GroupView:
+        return self.group(id, timeout)
+
+
+def _fits(task: Task[..., Any], job: Job, arguments: dict[str, Any]) -> bool:
+    named = task.codec.full(task.codec.named(job.payload))
+    return all(name in named and named[name] == value for name, value in arguments.items())
+
+
+def _refuse_inside_a_loop(name: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"{name}() cannot run inside an event loop; use `await bench.a{name}()`")

@@ -1,0 +1,107 @@
+"""Argument, environment, file, default; and every value knows where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from towpath import App
+from towpath.errors import InvalidInput
+from towpath.settings import DEFAULT_URL, Settings, resolve
+
+
+def here(folder: Path, url: str | None = None, **environment: str) -> Settings:
+    return resolve(url, environment=environment, folder=folder)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = here(tmp_path)
+    assert (settings.url, settings.origin) == (DEFAULT_URL, "the default")
+    assert (settings.queues, settings.concurrency, settings.lease, settings.grace) == ((), 32, 30.0, 30.0)
+    assert set(settings.origins.values()) == {"the default"}
+
+
+def test_the_order(tmp_path: Path) -> None:
+    (tmp_path / "towpath.toml").write_text('url = "sqlite:////file.db"\nconcurrency = 7\n')
+    file = here(tmp_path)
+    assert (file.url, file.origin, file.concurrency) == ("sqlite:////file.db", str(tmp_path / "towpath.toml"), 7)
+    environment = here(tmp_path, TOWPATH_URL="memory://", TOWPATH_QUEUES="a, b*", TOWPATH_LEASE="2.5")
+    assert (environment.url, environment.origin) == ("memory://", "the environment variable TOWPATH_URL")
+    assert (environment.queues, environment.lease, environment.concurrency) == (("a", "b*"), 2.5, 7)
+    argument = here(tmp_path, "sqlite:///x.db", TOWPATH_URL="memory://")
+    assert (argument.url, argument.origin) == ("sqlite:///x.db", "the argument url")
+
+
+def test_the_nearest_file_upwards(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    (tmp_path / "towpath.toml").write_text("concurrency = 1\n")
+    assert here(deep).concurrency == 1
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.towpath]\nconcurrency = 2\n")
+    assert here(deep).concurrency == 2
+    (deep / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert here(deep).concurrency == 2
+
+
+def test_a_relative_path_in_a_file_is_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "towpath.toml").write_text('url = "sqlite:///work.db"\n')
+    (tmp_path / "sub").mkdir()
+    assert here(tmp_path / "sub").url == f"sqlite:///{tmp_path.resolve() / 'work.db'}"
+    assert here(tmp_path, TOWPATH_URL="sqlite:///work.db").url == "sqlite:///work.db"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("colour = 1", "colour"),
+        ("concurrency = 'many'", "concurrency in"),
+        ("concurrency = 0", "concurrency in"),
+        ("queues = 'mail'", "queues in"),
+        ("queues = ['a b']", "queues in"),
+        ("grace = -1", "grace in"),
+        ("url = 5", "url in"),
+        ("x = = 1", "TOML"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "towpath.toml").write_text(content + "\n")
+    with pytest.raises(InvalidInput) as caught:
+        here(tmp_path)
+    assert says in str(caught.value)
+    assert "towpath.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CONCURRENCY", "many"), ("LEASE", "nan"), ("QUEUES", "a b"), ("PROCESSES", "1.5"), ("NAME", "x" * 300)]
+)
+def test_a_bad_variable_is_named(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the environment variable TOWPATH_{name}"):
+        here(tmp_path, **{f"TOWPATH_{name}": value})
+
+
+def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+    assert here(tmp_path, TOWPATH_URL="").origin == "the default"
+
+
+def test_an_unknown_argument(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="colour"):
+        resolve(None, {"colour": 1}, {}, tmp_path)
+
+
+def test_a_folder_with_braces(tmp_path: Path) -> None:
+    folder = tmp_path / "{name}"
+    folder.mkdir()
+    (folder / "towpath.toml").write_text("concurrency = 3\n")
+    assert here(folder).origins["concurrency"] == str(folder / "towpath.toml")
+
+
+def test_the_app_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOWPATH_NAME", "ada")
+    monkeypatch.delenv("TOWPATH_URL", raising=False)
+    (tmp_path / "towpath.toml").write_text('url = "memory://"\n')
+    app = App()
+    assert (app.url, app.name, app.settings.origins["name"]) == ("memory://", "ada", "the environment variable TOWPATH_NAME")
+    with app:
+        assert app.owner.startswith("ada#")

@@ -1,0 +1,205 @@
+"""backup, check, doctor, bench, demo."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+import towpath
+from tests.cli.shell import Shell
+from towpath import Spec, commands, micros
+from towpath.clock import SystemClock
+
+HOUR = micros(3600)
+
+
+def test_backup(shell: Shell) -> None:
+    id = shell.put()
+    told = shell.run("backup", "copy.db", "--json").json
+    assert told["bytes"] == Path("copy.db").stat().st_size
+    assert told["pages"] > 0
+    assert shell("jobs", "show", id, "--url", "sqlite:///copy.db", "--json").json["id"] == id
+    assert "does not exist yet" in shell("backup", "copy.db", code=2).err
+    assert "directory that exists" in shell("backup", "no/where.db", code=2).err
+    assert "other.db: " in shell("backup", "other.db").out
+
+
+def test_check(shell: Shell) -> None:
+    shell.put()
+    assert shell.run("check", "--json").json == {"ok": True, "problems": []}
+    assert shell("check").out == "Everything adds up.\n"
+    _tamper()
+    told = shell("check", "--json", code=1).json
+    assert not told["ok"]
+    assert told["problems"]
+    assert "restore a backup" in shell("check", code=1).out
+
+
+def _tamper() -> None:
+    connection = apsw.Connection("towpath.db")
+    connection.execute("UPDATE towpath_queue SET ready = ready + 1")
+    connection.close()
+
+
+def _advice(shell: Shell, code: int) -> str:
+    told = shell("doctor", "--json", code=code).json
+    assert told["ok"] == (code == 0)
+    return "\n".join(f"{each['what']} {each['advice']} {each['grave']}" for each in told["findings"])
+
+
+def test_doctor_before_the_first_job(shell: Shell) -> None:
+    told = shell.run("doctor", "--json").json
+    assert told["settings"]["url"] == {"value": "sqlite:///towpath.db", "from": "the default"}
+    assert told["ledger"] == {"state": "not there yet"}
+    assert {"towpath", "python", "apsw", "sqlite", "msgspec"} <= told["versions"].keys()
+    assert not Path("towpath.db").exists()
+    assert "There is no ledger at towpath.db" in shell("doctor").out
+
+
+def test_doctor_is_content(shell: Shell) -> None:
+    shell.put()
+    out = shell.run("doctor").out
+    assert "Nothing is wrong." in out
+    assert "everything adds up" in out
+    assert str(shell.folder / "towpath.db") in out
+    assert "sqlite:///towpath.db  (the default)" in out
+
+
+def test_doctor_says_where_settings_come_from(shell: Shell) -> None:
+    (shell.folder / "towpath.toml").write_text('url = "sqlite:///a.db"\nconcurrency = 4\n')
+    told = shell.run("doctor", "--json", env={"TOWPATH_GRACE": "5"}).json["settings"]
+    assert told["url"]["from"] == told["concurrency"]["from"] == str(shell.folder / "towpath.toml")
+    assert told["grace"] == {"value": 5.0, "from": "the environment variable TOWPATH_GRACE"}
+    assert shell("doctor", "--url", "sqlite:///b.db", "--json").json["settings"]["url"]["from"] == "--url"
+
+
+def test_doctor_misses_a_worker(shell: Shell) -> None:
+    now = SystemClock().now()
+    ledger = shell.ledger()
+    ledger.apply([commands.Append((Spec(id="old", queue="orders"),))], now - HOUR)
+    ledger.close()
+    assert "1 ready, the oldest for 60m, and nobody takes them. Start one: towpath worker" in _advice(shell, 1)
+    ledger = shell.ledger()
+    ledger.apply([commands.Note(key="towpath/caretaker", value=b"x", ttl=HOUR)])
+    ledger.close()
+    assert "A worker is running, but not for this queue" in _advice(shell, 1)
+
+
+def test_doctor_misses_the_upkeep(shell: Shell) -> None:
+    now = SystemClock().now()
+    ledger = shell.ledger()
+    claim = commands.Claim(owner="gone", wants=(commands.Want("orders"),), lease=1000)
+    ledger.apply([commands.Append((Spec(id="old", queue="orders"),)), claim], now - HOUR)
+    ledger.close()
+    assert "1 leases ran out" in _advice(shell, 1)
+
+
+def test_doctor_finds_dead_letters_pauses_and_full_queues(shell: Shell) -> None:
+    shell.dead()
+    shell("queues", "pause", "ordres", "--new")
+    shell("queues", "set", "small", "--capacity", "1")
+    assert "1 dead letters in orders" in _advice(shell, 0)
+    assert "It never had a job: is the name right?" in _advice(shell, 0)
+    shell.put("small")
+    assert "Queue small is full: 1 of 1" in _advice(shell, 1)
+    assert "! Queue small is full" in shell("doctor", code=1).out
+
+
+def test_doctor_finds_a_clock_that_went_back(shell: Shell) -> None:
+    ledger = shell.ledger()
+    ledger.apply([commands.Append((Spec(id="early", queue="orders"),))], SystemClock().now() + HOUR)
+    ledger.close()
+    assert "in the future" in _advice(shell, 0)
+
+
+def test_doctor_finds_damage(shell: Shell) -> None:
+    shell.put()
+    _tamper()
+    assert "restore a backup. True" in _advice(shell, 1)
+
+
+def test_doctor_of_what_is_no_ledger(shell: Shell) -> None:
+    Path("text.db").write_text("not a database " * 100)
+    told = shell("doctor", "--url", "sqlite:///text.db", "--json", code=4).json
+    assert told["ledger"] == {"state": "unavailable"}
+    assert "not an SQLite database" in told["findings"][0]["what"]
+    assert shell("doctor", "--url", "memory://", "--json").json["ledger"] == {"state": "in memory"}
+    assert "slashes" in shell("doctor", "--url", "sqlite:text.db", code=2).err
+
+
+def test_bench(shell: Shell) -> None:
+    told = shell.run("bench", "--seconds", "0.5", "--dir", ".", "--json").json
+    assert told["fsyncs_per_second"] > 0
+    assert sorted(told["jobs_per_second"]) == ["append", "append_bulk", "claim_settle", "claim_settle_batch"]
+    assert min(told["jobs_per_second"].values()) > 0
+    assert list(shell.folder.iterdir()) == []
+    assert "raw: 4 KiB written and synced" in shell("bench", "--seconds", "0.5").out
+
+
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, float]:
+    """What it prints, and how long it takes."""
+    start = time.perf_counter()
+    shell = Shell(tmp_path_factory.mktemp("demo"))
+    return shell.run("demo").out, time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "6,000 jobs of three priorities",
+        "in the order of priority: yes",
+        "it ran after 0.3",
+        "after 2 attempts: failed (exhausted)",
+        'brought back: done, result "hello"',
+        "waits for 3 jobs",
+        "ran: read, broken, work 1, work 2, work 3, write",
+        "before the seal 0 ran, after it 50; the group is closed, done",
+        "callbacks that ran: 1",
+        "held 200, then kill -9; counted as running: 200",
+        "upkeep took back 200 leases",
+        "done by the living: 200, none lost",
+        "LostClaim",
+        "everything adds up",
+        "A job cost ",
+        "Try next:\n",
+    ],
+)
+def test_demo(demonstration: tuple[str, float], words: str) -> None:
+    assert words in demonstration[0]
+
+
+def test_demo_ends_by_itself(demonstration: tuple[str, float]) -> None:
+    assert demonstration[1] < 30
+
+
+def test_demo_names_three_commands_that_work(shell: Shell) -> None:
+    shell("demo", "--jobs", "300", "--keep", "kept.db")
+    told = shell("demo", "--jobs", "300", "--keep", "kept.db", code=2)
+    assert "Name a new file" in told.err
+    out = shell("demo", "--jobs", "300", "--keep", "other.db").out
+    tries = [line.strip() for line in out.partition("Try next:\n")[2].splitlines()]
+    assert len(tries) == 3
+    for line in tries:
+        words = line.split(" ")
+        shell(*words[words.index("--url") :])
+    assert shell("check", "--url", "sqlite:///other.db").out == "Everything adds up.\n"
+
+
+def test_demo_for_machines(shell: Shell) -> None:
+    told = shell.run("demo", "--jobs", "300", "--json").json
+    assert told["ok"]
+    assert told["in_order"]
+    assert told["jobs"] == 559
+    assert told["crash"] == {**told["crash"], "held": 200, "reaped": 200, "recovered": 200}
+    assert told["worked"]["us_per_job"] > 0
+    assert list(shell.folder.iterdir()) == []
+
+
+def test_memory_and_files_are_told_apart() -> None:
+    ledger = towpath.open_ledger("memory://")
+    assert not hasattr(ledger, "backup")
+    ledger.close()

@@ -1,0 +1,190 @@
+"""jobs, dead, groups, stats: looking at work and changing it in bulk."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.shell import Shell
+from towpath import Spec, commands, new_id
+
+
+def test_stats(shell: Shell) -> None:
+    shell.put("orders")
+    shell.put("mail", "--delay", "1h")
+    shell("queues", "pause", "mail", "--why", "night")
+    data = shell.run("stats", "--json").json
+    mail, orders = data["queues"]
+    assert (mail["queue"], mail["scheduled"], mail["paused"], mail["why"]) == ("mail", 1, True, "night")
+    assert (orders["queue"], orders["ready"]) == ("orders", 1)
+    assert orders["oldest_ready_seconds"] >= 0
+    assert data["total"]["ready"] == data["total"]["scheduled"] == 1
+    table = shell("stats").out
+    assert table.splitlines()[0].split()[:3] == ["queue", "blocked", "scheduled"]
+    assert "paused: night" in table
+    assert [each["queue"] for each in shell("stats", "orders", "--json").json["queues"]] == ["orders"]
+    assert "Queues: mail, orders" in shell("stats", "typo", code=3).err
+
+
+def test_stats_of_an_empty_ledger(shell: Shell) -> None:
+    shell.ledger().close()
+    assert "no queues yet" in shell("stats").out
+
+
+def test_stats_watch_is_a_stream_that_sees_changes(shell: Shell) -> None:
+    shell.put()
+    watching = shell.start("stats", "--watch", "--json", "--interval", "60", "--count", "2")
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["total"]["ready"] == 1
+    shell.put()
+    assert json.loads(watching.stdout.readline())["total"]["ready"] == 2
+    assert watching.wait(30) == 0
+    watching.communicate()
+
+
+def test_stats_watch_for_people(shell: Shell) -> None:
+    shell.put()
+    assert shell("stats", "--watch", "--count", "2", "--interval", "0.1").out.count("orders") == 2
+
+
+def test_list_filters_and_pages(shell: Shell) -> None:
+    ids = [shell.put("orders", "--header", f"n={n}") for n in range(5)]
+    shell.put("other", "--key", "k", "--correlation-id", "c")
+    first = shell.run("jobs", "list", "--queue", "orders", "--limit", "3", "--json").json
+    assert [job["id"] for job in first["jobs"]] == ids[:1:-1]
+    rest = shell("jobs", "list", "--queue", "orders", "--limit", "3", "--page", first["next"], "--json").json
+    assert [job["id"] for job in rest["jobs"]] == ids[1::-1]
+    assert rest["next"] is None
+    for filters in (["--key", "k"], ["--correlation-id", "c"], ["--queue", "oth*"]):
+        assert [job["queue"] for job in shell("jobs", "list", *filters, "--json").json["jobs"]] == ["other"]
+    assert [job["id"] for job in shell("jobs", "list", "--header", "n=2", "--json").json["jobs"]] == [ids[2]]
+    assert len(shell("jobs", "list", "--since", "1h", "--state", "ready", "--oldest-first", "--json").json["jobs"]) == 6
+    assert shell("jobs", "list", "--until", "1h", "--json").json["jobs"] == []
+    people = shell("jobs", "list", "--limit", "2")
+    assert people.out.splitlines()[0].split()[0] == "id"
+    assert "add --page" in people.err
+    assert "No job matches" in shell("jobs", "list", "--state", "done").err
+
+
+def test_show_and_explain(shell: Shell) -> None:
+    id = shell.put("orders", "--delay", "1h", "--header", "a=b")
+    shown = shell("jobs", "show", id).out
+    assert "scheduled (delay)" in shown
+    assert "a=b" in shown
+    told = shell("jobs", "explain", id, "--json").json
+    assert (told["id"], told["gate"]) == (id, "scheduled")
+    assert told["until"] > "2026"
+    assert told["sentence"] == shell("jobs", "explain", id).out.strip()
+    for command in ("show", "explain"):
+        assert shell("jobs", command, "nope", "--json", code=3).error["type"] == "UnknownJob"
+
+
+def test_retry_by_id(shell: Shell) -> None:
+    dead, waiting = shell.dead(), shell.put()
+    assert shell.run("jobs", "retry", dead, "--json").json == {"revived": 1, "refused": [], "more": False}
+    refused = shell("jobs", "retry", waiting, "--json", code=1).json["refused"]
+    assert refused == [{"id": waiting, "why": "it is ready"}]
+    assert f"refused: {waiting}: it is ready" in shell("jobs", "retry", waiting, code=1).out
+
+
+def test_an_unknown_id_stops_everything(shell: Shell) -> None:
+    dead = shell.dead()
+    for command in (
+        ["jobs", "retry"],
+        ["jobs", "cancel"],
+        ["jobs", "purge", "--yes"],
+        ["dead", "retry"],
+        ["dead", "purge", "--yes"],
+    ):
+        assert "no job" in shell(*command, dead, "nope", code=3).err
+        assert "nope, nix" in shell(*command, dead, "nope", "nix", code=3).err
+    assert shell("jobs", "show", dead, "--json").json["state"] == "failed"
+
+
+def test_cancel_by_id(shell: Shell) -> None:
+    held = shell.put()
+    shell("get", "orders")
+    waiting = shell.put()
+    assert shell("jobs", "cancel", held, waiting, "--json").json == {"canceled": 1, "requested": 1, "finished": []}
+    again = shell("jobs", "cancel", waiting, "--json").json
+    assert again["finished"] == [{"id": waiting, "state": "canceled"}]
+    shell("ack", f"{held}:1")
+    assert f"{held} is done already" in shell("jobs", "cancel", held, code=1).out
+
+
+def test_bulk_needs_a_word(shell: Shell) -> None:
+    shell.put()
+    assert "Say which" in shell("jobs", "cancel", "--yes", code=2).err
+    assert "--yes" in shell("jobs", "cancel", "--queue", "orders", code=2).err
+    assert "every unfinished job of queue orders" in shell("jobs", "cancel", "--queue", "orders", code=2).err
+    assert "not both" in shell("jobs", "cancel", "x", "--queue", "orders", code=2).err
+    assert shell("stats", "--json").json["total"]["ready"] == 1
+    assert "no queue typo" in shell("jobs", "cancel", "--queue", "typo", "--yes", code=3).err
+
+
+def test_cancel_and_retry_by_selectors(shell: Shell) -> None:
+    for _ in range(3):
+        shell.put("orders")
+    shell.put("mail")
+    assert shell("jobs", "cancel", "--queue", "orders", "--yes", "--json").json["canceled"] == 3
+    assert shell("jobs", "retry", "--queue", "orders", "--state", "canceled", "--yes", "--json").json["revived"] == 3
+    assert shell("jobs", "cancel", "--all", "--yes", "--json").json["canceled"] == 4
+
+
+def test_bulk_goes_on_while_there_is_more(shell: Shell) -> None:
+    ledger = shell.ledger()
+    for _ in range(3):
+        ledger.apply([commands.Append(tuple(Spec(id=new_id(), queue="many") for _ in range(4000)))])
+    ledger.close()
+    assert shell("jobs", "cancel", "--queue", "many", "--yes", "--json").json["canceled"] == 12_000
+    assert shell("jobs", "retry", "--queue", "many", "--yes", "--json").json["revived"] == 12_000
+    shell("jobs", "cancel", "--queue", "many", "--yes")
+    assert shell("jobs", "purge", "--queue", "many", "--yes", "--json").json["purged"] == 12_000
+
+
+def test_purge(shell: Shell) -> None:
+    done, waiting = shell.put(), shell.put()
+    shell("ack", shell("get", "orders", "--json").json["receipt"])
+    assert shell("jobs", "purge", "--queue", "orders", "--finished-before", "1h", "--yes", "--json").json["purged"] == 0
+    assert "--yes" in shell("jobs", "purge", done, code=2).err
+    told = shell("jobs", "purge", done, waiting, "--yes", "--json", code=1).json
+    assert told == {"purged": 1, "unfinished": [waiting]}
+    assert "cancel it first" in shell("jobs", "purge", waiting, "--yes", code=1).out
+
+
+def test_dead_letters(shell: Shell) -> None:
+    ids = [shell.dead("orders"), shell.dead("orders"), shell.dead("mail")]
+    listed = shell.run("dead", "list", "--json").json["jobs"]
+    assert [job["id"] for job in listed] == ids[::-1]
+    assert "broken" in shell("dead", "list", "--queue", "orders").out
+    assert "Say which" in shell("dead", "retry", "--yes", code=2).err
+    assert shell("dead", "retry", "--queue", "orders", "--yes", "--json").json["revived"] == 2
+    assert shell("dead", "retry", "--queue", "orders", "--yes", "--json").json["revived"] == 0
+    assert "not a dead letter" in shell("dead", "retry", ids[0], code=2).err
+    assert shell("dead", "purge", "--all", "--yes", "--json").json["purged"] == 1
+    assert shell("dead", "list", "--json").json["jobs"] == []
+
+
+def test_dead_retry_by_kind(shell: Shell) -> None:
+    for kind in ("a", "b"):
+        shell("enqueue", kind, "--queue", "work", "--max-attempts", "1")
+        shell("nack", shell("get", "work", "--json").json["receipt"])
+    assert shell("dead", "retry", "--kind", "a", "--yes", "--json").json["revived"] == 1
+
+
+def test_what_cannot_come_back_does_not_hang(shell: Shell) -> None:
+    """A key that another job holds refuses the revival every time it is asked."""
+    dead = shell.dead("orders", "--key", "k")
+    holder = shell.put("orders", "--key", "k")
+    told = shell("dead", "retry", "--queue", "orders", "--yes", "--json", code=1).json
+    assert told["refused"] == [{"id": dead, "why": f"its key is held by {holder}"}]
+
+
+def test_groups(shell: Shell) -> None:
+    ledger = shell.ledger()
+    ledger.apply([commands.Open("night"), commands.Append((Spec(id="a", queue="q", group="night"),))])
+    ledger.close()
+    data = shell.run("groups", "show", "night", "--json").json
+    assert (data["id"], data["state"], data["total"], data["unfinished"], data["closed_at"]) == ("night", "open", 1, 1, None)
+    assert "unfinished  1" in shell("groups", "show", "night").out
+    assert shell("put", "q", "x", "--group", "night", "--json").json["new"]
+    assert shell("groups", "show", "nope", "--json", code=3).error["type"] == "UnknownGroup"

@@ -1,0 +1,119 @@
+"""queues, parts and schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.shell import Shell
+from towpath import App, Spec, schedules
+from towpath.core.schedule import Schedule
+
+
+def test_set_and_lift(shell: Shell) -> None:
+    options = ["--capacity", "5", "--cap", "2", "--rate", "10/s", "--burst", "3", "--retention", "2d", "--keep", "7"]
+    set_ = shell.run("queues", "set", "orders", *options, "--json").json
+    assert (set_["capacity"], set_["cap"], set_["rate"], set_["retention"], set_["keep"]) == (5, 2, "10/s:3", 172800.0, 7)
+    lifted = shell("queues", "set", "orders", "--capacity", "none", "--rate", "none", "--json").json
+    assert (lifted["capacity"], lifted["cap"], lifted["rate"]) == (None, 2, None)
+    assert "orders: cap 2" in shell("queues", "set", "orders", "--cap", "2").out
+    assert "other (new)" in shell("queues", "set", "other", "--cap", "1").out
+    held = shell("queues", "set", "orders", "--not-before", "10m", "--json").json["not_before"]
+    assert held is not None
+    assert [each["queue"] for each in shell("queues", "list", "--json").json["queues"]] == ["orders", "other"]
+    assert shell("queues", "list").out.splitlines()[1].split()[0] == "orders"
+
+
+def test_a_full_queue_refuses(shell: Shell) -> None:
+    shell("queues", "set", "orders", "--capacity", "1")
+    shell.put()
+    error = shell("put", "orders", "x", "--json", code=1).error
+    assert (error["type"], error["details"]["capacity"]) == ("QueueFull", 1)
+    assert "towpath queues set orders --capacity" in error["next"]
+
+
+def test_pause_and_resume(shell: Shell) -> None:
+    shell.put()
+    assert shell.run("queues", "pause", "orders", "--why", "night", "--json").json["paused"]
+    assert "night" in shell("queues", "list").out
+    shell("get", "orders", code=3)
+    assert not shell("queues", "resume", "orders", "--json").json["paused"]
+    shell("get", "orders")
+
+
+def test_an_unknown_queue(shell: Shell) -> None:
+    shell.put()
+    for command in ("pause", "resume"):
+        error = shell("queues", command, "typo", "--json", code=3).error
+        assert "orders" in error["next"]
+    assert shell("queues", "pause", "later", "--new", "--json").json["paused"]
+    for command in (["parts", "list", "typo"], ["parts", "pause", "typo", "p"], ["jobs", "list", "--queue", "typo"]):
+        assert "no queue typo" in shell(*command, code=3).err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--burst", "3"], ["--rate", "fast"], ["--rate", "0/s"], ["--cap", "-1"], ["--cap", "many"], ["--retention", "soon"]],
+)
+def test_settings_that_make_no_sense(shell: Shell, options: list[str]) -> None:
+    shell("queues", "set", "orders", *options, code=2)
+    shell("parts", "set", "orders", "p", *options, code=2)
+
+
+def test_parts(shell: Shell) -> None:
+    shell.put("orders", "--part", "a")
+    assert (
+        shell.run("parts", "set", "orders", "a", "--cap", "2", "--rate", "5/10s", "--weight", "3", "--json").json["weight"] == 3
+    )
+    assert shell("parts", "pause", "orders", "a", "--why", "unpaid", "--json").json["paused"]
+    [part] = shell("parts", "list", "orders", "--json").json["parts"]
+    assert (part["part"], part["ready"], part["cap"], part["rate"], part["why"]) == ("a", 1, 2, "5/10s", "unpaid")
+    assert "unpaid" in shell("parts", "list", "orders").out
+    shell("get", "orders", code=3)
+    assert not shell("parts", "resume", "orders", "a", "--json").json["paused"]
+    assert "Parts: a" in shell("parts", "resume", "orders", "b", code=3).err
+    shell.put("plain")
+    assert "no parts" in shell("parts", "list", "plain").out
+
+
+@pytest.fixture
+def nightly(shell: Shell) -> Shell:
+    spec = Spec(id="template", queue="work", kind="clean", payload=b'{"deep": true}')
+    with App(shell.url) as app:
+        schedules.register(app, Schedule(name="nightly", spec=spec, cron="30 2 * * *"))
+        schedules.register(app, Schedule(name="often", spec=spec, every=60_000_000))
+    return shell
+
+
+def test_schedules(nightly: Shell) -> None:
+    listed = nightly.run("schedules", "list", "--json").json["schedules"]
+    assert [(each["name"], each["cron"], each["every"]) for each in listed] == [
+        ("nightly", "30 2 * * *", None),
+        ("often", None, 60.0),
+    ]
+    assert listed[0]["payload"] == {"deep": True}
+    assert "every 60s" in nightly("schedules", "list").out
+    assert nightly("schedules", "pause", "nightly", "--json").json["paused"]
+    assert "paused" in nightly("schedules", "list").out
+    assert not nightly("schedules", "resume", "nightly", "--json").json["paused"]
+    changed = nightly(
+        "schedules", "set", "nightly", "--cron", "0 4 * * *", "--missed", "once", "--args", '{"deep": false}', "--json"
+    ).json
+    assert (changed["cron"], changed["missed"], changed["payload"]) == ("0 4 * * *", "once", {"deep": False})
+    assert nightly("schedules", "set", "often", "--every", "2m", "--json").json["every"] == 120.0
+    id = nightly("schedules", "trigger", "nightly").out.strip()
+    assert nightly("jobs", "show", id, "--json").json["kind"] == "clean"
+    assert nightly("schedules", "remove", "nightly", "--json").json == {"name": "nightly", "removed": True}
+    assert [each["name"] for each in nightly("schedules", "list", "--json").json["schedules"]] == ["often"]
+
+
+def test_schedules_that_are_not_there(nightly: Shell) -> None:
+    for command in ("pause", "resume", "remove", "trigger"):
+        assert "Schedules: nightly, often" in nightly("schedules", command, "weekly", code=3).err
+    assert "Nothing to set" in nightly("schedules", "set", "nightly", code=2).err
+    nightly("schedules", "set", "nightly", "--cron", "when I like", code=2)
+    nightly("schedules", "set", "nightly", "--tz", "Mars/Olympus", code=2)
+
+
+def test_no_schedules(shell: Shell) -> None:
+    shell.put()
+    assert "no schedules" in shell("schedules", "list").out
