@@ -47,13 +47,13 @@ class Sizes:
     def __init__(self, quick: bool) -> None:
         self.rounds = 5 if quick else 11
         self.jobs = 6_000 if quick else 20_000
-        self.peer_jobs = 250 if quick else 500
+        self.peer_jobs = 200 if quick else 500
         self.enqueue_rounds = 11
         self.singles = 100
         self.threads = self.tasks = 64
         self.each = 20
         self.bulk = 3_000
-        self.budget = 20.0 if quick else 600.0
+        self.budget = 14.0 if quick else 600.0
         self.samples = 150 if quick else 1_000
         self.idle = 3 if quick else 10
         self.memory = 0 if quick else 1_000_000

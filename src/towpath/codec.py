@@ -102,11 +102,11 @@ class Codec:
         """The arguments by parameter name, as given: no defaults."""
         if self._plain and len(args) <= len(self._by_position):
             arguments = dict(zip(self._by_position, args, strict=False))
-            if not kwargs:
-                if self._required <= arguments.keys():
-                    return arguments
-            elif not (arguments.keys() & kwargs.keys()) and self._names >= kwargs.keys():
-                arguments.update(kwargs)
+            for name, value in kwargs.items():
+                if name in arguments or name not in self._names:
+                    break
+                arguments[name] = value
+            else:
                 if self._required <= arguments.keys():
                     return arguments
         return self._bind_by_signature(args, kwargs)

@@ -230,20 +230,22 @@ class Scheduler:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._version: int | None = None
+        self._seen: tuple[Ledger, int | None] | None = None
         self._times: dict[str, int | None] = {}
 
     def due(self, now: int) -> int | None:
         """Fire what is due at `now`; when to come again, None if only an edit can bring something."""
-        index = self._host.ledger.note(INDEX)
-        version = None if index is None else index.version
-        if version != self._version:
+        ledger = self._host.ledger
+        index = ledger.note(INDEX)
+        # A version says nothing about another ledger, which an App may have opened since.
+        seen = ledger, None if index is None else index.version
+        if seen != self._seen:
             self._times = dict.fromkeys(_names(index), 0)
-        self._version = None
+        self._seen = None
         for name, time in self._times.items():
             if time is not None and time <= now:
                 self._times[name] = self._fire(name, now)
-        self._version = version
+        self._seen = seen
         return min((time for time in self._times.values() if time is not None), default=None)
 
     def _fire(self, name: str, now: int) -> int | None:

@@ -31,12 +31,15 @@ from towpath.tracing import inject
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NO_HEADERS: Mapping[str, str] = {}
 MAX_TRACE = 16_000
 """Characters of a failure that are kept."""
 
 
 class Task(Generic[P, R]):
     """A function whose calls can be written down. Calling it runs it here and now, without the ledger."""
+
+    __name__: str
 
     def __init__(self, engine: Engine, function: Callable[..., Any], options: TaskOptions) -> None:
         update_wrapper(self, function)
@@ -129,12 +132,13 @@ class Task(Generic[P, R]):
 
     def _spec(self, arguments: Mapping[str, Any], payload: bytes, more: Mapping[str, Any]) -> Spec:
         terms = self._terms
-        fields = {"id": "", "kind": terms.kind, "payload": payload, **terms.fields, **more}
-        fields["id"] = fields["id"] or new_id()
-        fields["headers"] = inject(fields.get("headers", {}))
+        fields = {**terms.fields, **more} if more else terms.fields
         if terms.named:
-            fields |= names(terms, self.codec, arguments)
-        return Spec(**fields)
+            fields = {**fields, **names(terms, self.codec, arguments)}
+        if "id" in fields or "headers" in fields:
+            fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
+            return Spec(kind=terms.kind, payload=payload, **fields)
+        return Spec(id=new_id(), kind=terms.kind, payload=payload, headers=inject(_NO_HEADERS), **fields)
 
     # For whoever runs its jobs
 

@@ -240,7 +240,12 @@ def test_aenqueue(app: App) -> None:
 
 def test_nothing_is_written_if_the_arguments_do_not_fit(app: App) -> None:
     task: Any = app.task(add)
-    for wrong in [lambda: task.enqueue("x"), lambda: task.of(1, 2, 3), lambda: asyncio.run(task.aenqueue(c=1))]:
+    wrongs: list[Callable[[], Any]] = [
+        lambda: task.enqueue("x"),
+        lambda: task.of(1, 2, 3),
+        lambda: asyncio.run(task.aenqueue(c=1)),
+    ]
+    for wrong in wrongs:
         with pytest.raises(InvalidInput):
             wrong()
     assert app.ledger.queues() == {}

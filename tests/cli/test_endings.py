@@ -92,8 +92,12 @@ def test_help_is_not_an_error(shell: Shell) -> None:
         ["dead", "list"],
         ["queues", "list"],
         ["backup", "b.db"],
-    ]
-    + [["check"], ["schedules", "list"], ["queues", "pause", "q"], ["groups", "show", "g"], ["parts", "list", "q"]],
+        ["check"],
+        ["schedules", "list"],
+        ["queues", "pause", "q"],
+        ["groups", "show", "g"],
+        ["parts", "list", "q"],
+    ],
 )
 def test_a_ledger_that_is_not_there_is_not_made(shell: Shell, arguments: list[str]) -> None:
     error = shell(*arguments, "--url", "sqlite:///typo.db", "--json", code=4).error

@@ -46,8 +46,8 @@ def test_an_unknown_queue(shell: Shell) -> None:
         error = shell("queues", command, "typo", "--json", code=3).error
         assert "orders" in error["next"]
     assert shell("queues", "pause", "later", "--new", "--json").json["paused"]
-    for command in (["parts", "list", "typo"], ["parts", "pause", "typo", "p"], ["jobs", "list", "--queue", "typo"]):
-        assert "no queue typo" in shell(*command, code=3).err
+    for words in (["parts", "list", "typo"], ["parts", "pause", "typo", "p"], ["jobs", "list", "--queue", "typo"]):
+        assert "no queue typo" in shell(*words, code=3).err
 
 
 @pytest.mark.parametrize(

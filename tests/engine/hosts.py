@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, Self
 
 from towpath.clock import Clock, SystemClock
+from towpath.core.checks import SECOND
+from towpath.core.commands import Claim, Upkeep, Want
+from towpath.core.job import Job, State
 from towpath.ledger import Ledger
+from towpath.messages import Message, Queue
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.leases import Leases
@@ -62,3 +67,48 @@ def eventually(ledger: Ledger, true: Callable[[], bool]) -> None:
             return
         ledger.wait(seen, 0.05)
     raise AssertionError("it did not happen")
+
+
+class Verbs:
+    """The same test for both forms: `verbs.get(queue, ...)` is `queue.get(...)` or `await queue.aget(...)`."""
+
+    def __init__(self, is_async: bool) -> None:
+        self._is_async = is_async
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(on: object, *args: Any, **options: Any) -> Any:
+            if not self._is_async:
+                return getattr(on, name)(*args, **options)
+            return asyncio.run(getattr(on, f"a{name}")(*args, **options))
+
+        return call
+
+
+def job(ledger: Ledger, id: str) -> Job:
+    found = ledger.get(id)
+    assert found is not None
+    return found
+
+
+def taken(queue: Queue, **options: Any) -> Message:
+    message = queue.get(**options)
+    assert message is not None
+    return message
+
+
+def settled(ledger: Ledger, id: str, state: State) -> None:
+    eventually(ledger, lambda: job(ledger, id).state is state)
+
+
+def expire(ledger: Ledger, message: Message) -> None:
+    """Let the lease run out, as if the process had slept; a ledger that saw the time jump spares it once."""
+    job = message.job
+    assert job.lease_until is not None
+    assert job.lease_len is not None
+    for n in range(1, 5):
+        ledger.apply([Upkeep()], job.lease_until + n * job.lease_len)
+
+
+def steal(ledger: Ledger, message: Message) -> None:
+    expire(ledger, message)
+    ledger.apply([Claim(owner="thief", wants=(Want("orders"),), lease=60 * SECOND)])

@@ -121,8 +121,9 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 
 
 def project_files(modules: Iterable[object]) -> list[str]:
-    """The source files of modules that are neither Python's nor installed."""
+    """The source files of modules that are neither Python's, nor installed, nor ours."""
     known = get_paths()
-    foreign = tuple(os.path.join(known[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    foreign = tuple(os.path.join(folder, "") for folder in (*folders, Path(__file__).parents[1]))
     files = (getattr(module, "__file__", None) for module in modules)
     return [file for file in files if file and file.endswith(".py") and not os.path.abspath(file).startswith(foreign)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from typing import Any
@@ -35,14 +37,13 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace: int | None
     name: str | None
 
-    def resolved(self, url: str | None) -> dict[str, Any]:
-        """What `app.run` takes: argument, environment, file, default."""
+    def given(self) -> dict[str, Any]:
+        """What `app.run` takes, where None leaves it to the settings. Raises InvalidInput."""
         queues = None if self.queues is None else tuple(each.strip() for each in self.queues.split(",") if each.strip())
-        spans = {"lease": self.lease, "grace": self.grace}
-        given: dict[str, Any] = {name: None if span is None else span / 1_000_000 for name, span in spans.items()}
-        settings = resolve(url, {**given, "queues": queues, "concurrency": self.concurrency})
-        chosen: dict[str, Any] = {"concurrency": settings.concurrency, "lease": settings.lease, "grace": settings.grace}
-        return {**chosen, "queues": settings.queues or None}
+        lease, grace = (None if span is None else span / 1_000_000 for span in (self.lease, self.grace))
+        options = {"queues": queues, "concurrency": self.concurrency, "lease": lease, "grace": grace}
+        resolve(None, options)
+        return options
 
     def arguments(self) -> list[str]:
         """The same for a child's command line."""
@@ -73,6 +74,7 @@ def worker(session: Session, /, target: str, processes: int | None, **options: A
     """
     hold_on_to_parent()
     wanted = WorkerOptions(**options)
+    given = wanted.given()
     reporter = Reporter.of_dev()
     try:
         app = load_app(target, session.url)
@@ -80,13 +82,16 @@ def worker(session: Session, /, target: str, processes: int | None, **options: A
         if reporter is not None:
             reporter.failed(failure)
         raise
-    settings = resolve(session.url, {"processes": processes})
-    if settings.processes > 1:
-        return _several(session, target, wanted, settings.processes)
+    if (count := processes or app.settings.processes) > 1:
+        return _several(session, target, wanted, count)
     if wanted.name is not None:
         app.name = wanted.name
-    code = app.run(**wanted.resolved(session.url))
-    return code if isinstance(code, int) else OK
+    # What the program has set up itself stays as it is.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    queues = wanted.queues or ",".join(sorted({task.queue for task in app.tasks.values()})) or "*"
+    say([f"Worker {os.getpid()} of {target} on {app.url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+    app.run(**given)
+    return OK
 
 
 def _several(session: Session, target: str, wanted: WorkerOptions, processes: int) -> int:

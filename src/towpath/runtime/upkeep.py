@@ -85,6 +85,8 @@ class Caretaker:
             self._rounds.changed |= changed
             if self._chair.take(now):
                 self._chores.do(now)
+                self._rounds.go(now)
+                self._ears.forgive()
             elif self._chair.asked_at == now:
                 self._committer.kick()
             self._complained = ""
@@ -95,8 +97,6 @@ class Caretaker:
             return now + AGAIN
         times = [self._chair.next(), self._ears.next()]
         if self._chair.held_until > now:
-            self._rounds.go(now)
-            self._ears.forgive()
             times += [self._chores.next(), self._rounds.next()]
         return max(now, min(time for time in times if time is not None))
 

@@ -143,6 +143,8 @@ class Worker:
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
         self._settles: list[tuple[Settle, float]] = []
+        self._unheard: set[tuple[str, int]] = set()
+        """Settles on their way: `run` does not end before the ledger has them."""
         self._pace = _Pace()
         self._flushing = False
         self._stopping = False
@@ -151,6 +153,7 @@ class Worker:
         """Work until `stop()`, then drain."""
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
+        self._settled = asyncio.Event()
         self._stop = asyncio.Event()
         self._threads = Threads(self._options.concurrency, self._loop)
         self._processes = Processes(self._child) if self._child is not None else None
@@ -163,6 +166,8 @@ class Worker:
         try:
             await self._stop.wait()
             await self._drain()
+            self._flush()
+            await self._until(self._settled, lambda: not self._unheard, LAST_WORD)
         finally:
             self._office.dispatcher.remove(self._waiter)
             self._give_back()
@@ -188,7 +193,7 @@ class Worker:
 
     def _accept(self, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
-            self._office.bus.publish(JobsClaimed(tuple(claim.job for claim in claims)))
+            self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._buffer.extend(claims)
         if self._stopping:
@@ -297,10 +302,14 @@ class Worker:
             self._office.dispatcher.more(self._waiter, missing, kick=not self._settles)
 
     def _post(self, settles: Sequence[tuple[Settle, float]]) -> None:
+        self._unheard.update((settle.id, settle.fence) for settle, _ in settles)
         self._office.committer.post([(settle, self._heard(settle, at)) for settle, at in settles])
 
     def _heard(self, settle: Settle, at: float) -> Callable[[Reply], None]:
         def heard(reply: Reply) -> None:
+            self._unheard.discard((settle.id, settle.fence))
+            if self._stopping and not self._unheard:
+                self._call(self._settled.set)
             if at:
                 self._pace.committed(time.monotonic() - at)
             if isinstance(reply, LostClaim):
@@ -374,18 +383,20 @@ class Worker:
         self._stopping = True
         self._office.dispatcher.remove(self._waiter)
         self._give_back()
-        await self._until_drained(self._options.grace)
+        await self._until(self._drained, lambda: not self._runs, self._options.grace)
         for run in list(self._runs.values()):
             self._interrupt(run, Reason.RELEASED)
-        await self._until_drained(LAST_WORD)
+        await self._until(self._drained, lambda: not self._runs, LAST_WORD)
         for run in list(self._runs.values()):
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
             self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
 
-    async def _until_drained(self, seconds: float) -> None:
-        if self._runs:
+    @staticmethod
+    async def _until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
+        event.clear()
+        if not so():
             try:
-                await asyncio.wait_for(self._drained.wait(), seconds)
+                await asyncio.wait_for(event.wait(), seconds)
             except TimeoutError:
                 return
 

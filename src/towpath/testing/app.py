@@ -45,19 +45,23 @@ def bench(app: App) -> Iterator[Bench]:
     clock = ManualClock()
     ledger = MemoryLedger(clock)
     parts = InlineParts(ledger, InlineCommitter(ledger), OWNER, InlineWatch(ledger))
+    # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
+    runner = asyncio.Runner()
     with app.substituted(parts, clock):
         try:
             write_down(app, app.declared)
-            yield Bench(app, clock)
+            yield Bench(app, clock, runner)
         finally:
+            runner.close()
             parts.close()
 
 
 class Bench:
     """The app under test. `clock` is its time; `ledger` may be read as any other."""
 
-    def __init__(self, app: App, clock: ManualClock) -> None:
+    def __init__(self, app: App, clock: ManualClock, runner: asyncio.Runner) -> None:
         self.app = app
+        self._runner = runner
         self.clock = clock
         self._scheduler = Scheduler(app)
         self._chance = random.Random(0).random
@@ -71,17 +75,20 @@ class Bench:
         """Run everything that is ready, and what becomes ready by it, until nothing is; how many attempts that took."""
         _refuse_inside_a_loop("drain")
         ran = 0
-        with asyncio.Runner() as runner:
-            while claims := self._claim():
-                for claim in claims:
-                    attempt = self._attempt(claim)
-                    try:
-                        settle = runner.run(attempt.arun()) if attempt.task.is_async else attempt.run()
-                    except asyncio.CancelledError as error:
-                        settle = attempt.ended(error)
-                    self._settle(attempt, settle)
-                ran += len(claims)
+        while claims := self._claim():
+            for claim in claims:
+                attempt = self._attempt(claim)
+                self._settle(attempt, self._run(attempt))
+            ran += len(claims)
         return ran
+
+    def _run(self, attempt: Attempt) -> Settle:
+        if not attempt.task.is_async:
+            return attempt.run()
+        try:
+            return self._runner.get_loop().run_until_complete(attempt.arun())
+        except asyncio.CancelledError as error:
+            return attempt.ended(error)
 
     async def adrain(self) -> int:
         ran = 0

@@ -309,6 +309,8 @@ class Moves(Draws):
         if self._maybe(0.3):
             fields["weight"] = self.chance.choice((1, 2, 5))
         part = self.chance.choice((*PARTS, SERIAL + KEYS[0]))
+        if part not in PARTS and "cap" in fields:
+            fields["cap"] = self.chance.choice((0, 1))
         return SetPart(queue=self.chance.choice(QUEUES), part=part, **fields)
 
     def note(self, token: bool = True) -> Note:

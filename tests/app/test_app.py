@@ -1,0 +1,198 @@
+"""The front door: opened once, when it is needed; closed for good; and a forked child has its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from towpath import App, State, commands
+from towpath.errors import GroupClosed, InvalidInput, LedgerClosed, UnknownGroup
+from towpath.runtime import engine
+
+
+def nothing() -> None: ...
+
+
+def test_nothing_is_opened_before_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "work.db"
+    app = App(f"sqlite:///{path}")
+    app.task(nothing)
+    assert not path.exists()
+    with app:
+        assert not path.exists()
+        assert app.ledger.queues() == {}
+        assert path.exists()
+
+
+def test_it_is_opened_once(url: str) -> None:
+    with App(url) as app:
+        start, seen = threading.Barrier(16), []
+
+        def look() -> None:
+            start.wait()
+            seen.append(app.parts)
+
+        threads = [threading.Thread(target=look) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(seen)) == 1
+        assert len(seen) == 16
+
+
+def test_a_bad_url_is_said_when_it_is_opened() -> None:
+    app = App("ftp://x")
+    with pytest.raises(InvalidInput, match="ftp"):
+        _ = app.ledger
+
+
+def test_closed_is_closed(url: str) -> None:
+    app = App(url)
+    task = app.task(nothing)
+    with app:
+        task.enqueue()
+    app.close()
+    asyncio.run(app.aclose())
+    with pytest.raises(LedgerClosed):
+        task.enqueue()
+    with app:
+        task.enqueue()
+
+
+def test_never_opened_and_closed() -> None:
+    app = App("memory://")
+    app.close()
+    with pytest.raises(LedgerClosed):
+        _ = app.ledger
+
+
+def test_what_waits_is_committed_before_it_closes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    replies: list[object] = []
+    with App(url) as app:
+        spec = app.task(name="t")(nothing).spec_for((), {})
+        app.committer.post([(commands.Append((spec,)), replies.append)])
+    assert len(replies) == 1
+    with App(url) as app:
+        assert app.job(spec.id).status().state is State.READY
+
+
+def test_the_async_door(url: str) -> None:
+    async def main() -> None:
+        async with App(url) as app:
+            task = app.task(nothing)
+            assert (await task.aenqueue()).status().state is State.READY
+        with pytest.raises(LedgerClosed):
+            await task.aenqueue()
+
+    asyncio.run(main())
+
+
+def test_several_commands_at_once(app: App) -> None:
+    spec = app.task(nothing).spec_for((), {})
+    opened: list[commands.Command] = [commands.Open("g"), commands.Append((spec,)), commands.Seal("g")]
+    assert [type(each) for each in app.call_all(opened)] == [commands.GroupSet, commands.Appended, commands.GroupSet]
+    with pytest.raises(UnknownGroup):
+        asyncio.run(app.acall_all([commands.Seal("g"), commands.Seal("nothing")]))
+    with pytest.raises(GroupClosed):
+        app.call_all([commands.Append((app.tasks[spec.kind].options(group="g").spec_for((), {}),))])
+
+
+def test_owners_differ(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with App(url, name="ada") as one, App(url, name="ada") as two:
+        assert one.owner != two.owner
+        assert one.owner.startswith("ada#")
+    with App(url) as app:
+        assert f":{os.getpid()}#" in app.owner
+    with pytest.raises(InvalidInput, match="name"):
+        App(url, name="x" * 300)
+
+
+def test_ids(app: App) -> None:
+    ids = [app.new_id() for _ in range(100)]
+    assert ids == sorted(set(ids))
+
+
+def test_a_duplicate_schedule(app: App) -> None:
+    task = app.task(nothing)
+    app.every(60)(task)
+    with pytest.raises(InvalidInput, match="no other schedule"):
+        app.cron("* * * * *")(task)
+    app.cron("* * * * *", name="other")(task)
+    assert sorted(app.declared) == ["other", "tests.app.test_app.nothing"]
+    with pytest.raises(InvalidInput, match="colour"):
+        app.cron("* * * * *", colour=1)(task)  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="cron"):
+        app.cron("every day", name="bad")(task)
+    with pytest.raises(InvalidInput, match="nothing"):
+        app.every(60, name="args", args={"x": 1})(task)
+
+
+def in_a_child(work: str) -> bytes:
+    """What `_child_<work>` answers in a forked child."""
+    near, far = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(near)
+            os.write(far, CHILDREN[work]().encode())
+        except BaseException as error:
+            os.write(far, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(far)
+    with os.fdopen(near, "rb") as pipe:
+        answer = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return answer
+
+
+_app: list[App] = []
+
+
+def _child_enqueue() -> str:
+    [app] = _app
+    left = len(engine._left_to_the_parent)
+    handle = app.tasks["t"].enqueue()
+    asyncio.run(app.tasks["t"].aenqueue())
+    owner = app.owner
+    app.close()
+    return f"{handle.id} {left} {owner}"
+
+
+CHILDREN = {"enqueue": _child_enqueue}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
+    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        task = app.task(name="t")(nothing)
+        task.enqueue()
+        _app[:] = [app]
+        # As if another thread were just opening or committing.
+        with app._opening, app.committer._state:
+            answer = in_a_child("enqueue").decode().split()
+        assert len(answer) == 3, answer
+        id, left, owner = answer
+        assert left == "1"
+        assert owner != app.owner
+        assert app.job(id).status().state is State.READY
+        assert task.enqueue().status().state is State.READY
+        assert app.ledger.queues()["default"].counts.ready == 4
+        assert app.ledger.check() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_of_an_app_in_memory_is_empty() -> None:
+    with App("memory://") as app:
+        app.task(name="t")(nothing).enqueue()
+        _app[:] = [app]
+        id = in_a_child("enqueue").decode().split()[0]
+        assert app.ledger.get(id) is None
+        assert app.ledger.queues()["default"].counts.ready == 1

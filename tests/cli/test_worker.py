@@ -1,0 +1,237 @@
+"""worker and dev: loading an app, running it in one or several processes, restarting on change. Everything is real."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import towpath
+from tests.cli.shell import Shell
+from towpath.cli.reload import project_files
+
+SHOP = """
+import os
+import towpath
+
+app = towpath.App("sqlite:///towpath.db")
+number = 3
+
+@app.task(name="greet", queue="hall")
+def greet(name: str) -> str:
+    print(f"hello {name}", flush=True)
+    return f"hello {name} from {os.getpid()}"
+
+@app.task(name="leave", queue="hall", max_attempts=2)
+def leave() -> None:
+    os._exit(9)
+"""
+
+
+class Talk:
+    """A running command and what it says, line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read, args=(name,)) for name in ("stdout", "stderr")]
+        for reader in self._readers:
+            reader.start()
+        self.heard: list[str] = []
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self.process, name)
+        for line in stream:
+            self._lines.put(line.rstrip("\n"))
+        stream.close()
+
+    def until(self, words: str) -> str:
+        """The next line with these words."""
+        while True:
+            try:
+                self.heard.append(self._lines.get(timeout=60))
+            except queue.Empty:
+                raise AssertionError(f"never said {words!r}: {self.heard}") from None
+            if words in self.heard[-1]:
+                return self.heard[-1]
+
+    def end(self, how: int = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(60)
+        while not self._lines.empty():
+            self.heard.append(self._lines.get())
+
+
+@contextmanager
+def talking(shell: Shell, *arguments: str) -> Iterator[Talk]:
+    talk = Talk(shell.start(*arguments, env={"PYTHONWARNINGS": "default"}))
+    try:
+        yield talk
+    finally:
+        talk.close()
+        assert not [line for line in talk.heard if "Traceback" in line], talk.heard
+
+
+@pytest.fixture
+def shop(shell: Shell) -> Shell:
+    (shell.folder / "shop.py").write_text(SHOP)
+    return shell
+
+
+def greet(shop: Shell, name: str) -> str:
+    return shop("enqueue", "greet", "--queue", "hall", "--args", f'{{"name": "{name}"}}').out.strip()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_works_until_it_is_told_to_stop(shop: Shell, how: int) -> None:
+    id = greet(shop, "ada")
+    with talking(shop, "worker", "shop:app", "--concurrency", "2", "--lease", "5s", "--grace", "10", "--name", "box") as worker:
+        worker.until("hello ada")
+        greet(shop, "bob")
+        worker.until("hello bob")
+        assert worker.end(how) == 0
+    job = shop("jobs", "show", id, "--json").json
+    assert job["state"] == "done"
+    assert job["result"].startswith("hello ada")
+
+
+def test_a_worker_takes_only_its_queues(shop: Shell) -> None:
+    greet(shop, "ada")
+    other = shop("enqueue", "greet", "--queue", "attic", "--args", '{"name": "eve"}').out.strip()
+    with talking(shop, "worker", "shop:app", "--queues", "hall, cellar") as worker:
+        worker.until("hello ada")
+        assert worker.end() == 0
+    assert shop("jobs", "show", other, "--json").json["state"] == "ready"
+
+
+def test_several_processes(shop: Shell) -> None:
+    with talking(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as worker:
+        first, second = (worker.until("Worker ").split()[1] for _ in range(2))
+        assert len({first, second, str(worker.process.pid)}) == 3
+        ids = [greet(shop, name) for name in ("ada", "bob")]
+        for _ in ids:
+            worker.until("hello")
+        assert worker.end() == 0
+        worker.until('{"processes":2,"codes":[0,0],"restarts":0}')
+
+
+def test_a_process_that_dies_is_started_again(shop: Shell) -> None:
+    with talking(shop, "worker", "shop:app", "--processes", "2") as worker:
+        victim = int(worker.until("Worker ").split()[1])
+        worker.until("Worker ")
+        os.kill(victim, signal.SIGKILL)
+        assert "code -9" in worker.until("a new one starts")
+        assert int(worker.until("Worker ").split()[1]) != victim
+        greet(shop, "ada")
+        worker.until("hello ada")
+        assert worker.end() == 0
+
+
+def test_children_end_when_their_parent_is_killed(shop: Shell) -> None:
+    with talking(shop, "worker", "shop:app", "--processes", "2") as worker:
+        worker.until("Worker ")
+        worker.until("Worker ")
+        assert worker.end(signal.SIGKILL) == -9
+        # Their ends of the pipes close only when both are gone: `close` would wait for ever.
+        worker.until("SIGTERM")
+        worker.until("SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("shop", "Write it as module:app"),
+        (":app", "Write it as module:app"),
+        ("nosuch:app", "There is no module nosuch"),
+        ("shop.inner:app", "There is no module shop.inner"),
+        ("shop:ap", "Its apps: app."),
+        ("shop:number", "is a int, not an App"),
+        ("broken:app", "broken.py, line 1"),
+        ("raises:app", "raises.py, line 2"),
+        ("needs:app", "No module named 'nosuchpackage'"),
+        ("bare:app", "It has none: add `app = towpath.App()`"),
+        ("exits:app", "the program ended itself: 5"),
+    ],
+)
+def test_what_cannot_be_loaded(shop: Shell, target: str, says: str) -> None:
+    programs = {
+        "broken": "def",
+        "raises": "x = 0\n1 / x\n",
+        "needs": "import nosuchpackage",
+        "bare": "",
+        "exits": "raise SystemExit(5)",
+    }
+    for name, text in programs.items():
+        (shop.folder / f"{name}.py").write_text(text)
+    told = shop.run("worker", target, code=5 if target == "exits:app" else 2)
+    assert says in told.err
+
+
+def test_bad_options_are_found_before_anything_is_loaded(shop: Shell) -> None:
+    for options in (["--queues", "bad name"], ["--concurrency", "0"], ["--lease", "soon"], ["--processes", "0"]):
+        shop.run("worker", "nosuch:app", *options, code=2)
+
+
+def test_the_url_of_an_app_that_leaves_it_open(shell: Shell) -> None:
+    (shell.folder / "shop.py").write_text(SHOP.replace('"sqlite:///towpath.db"', ""))
+    shell("enqueue", "greet", "--queue", "hall", "--args", '{"name": "ada"}', "--url", "sqlite:///mine.db")
+    with talking(shell, "worker", "shop:app", "--url", "sqlite:///mine.db") as worker:
+        worker.until("hello ada")
+        assert worker.end() == 0
+
+
+def test_dev_starts_again_when_the_code_changes(shop: Shell) -> None:
+    (shop.folder / "words.py").write_text("GREETING = 'hello'\n")
+    text = SHOP.replace("import os\n", "import os\nimport words\n").replace(
+        'f"hello {name}", f', 'f"{words.GREETING} {name}", f'
+    )
+    (shop.folder / "shop.py").write_text(text)
+    greet(shop, "ada")
+    with talking(shop, "dev", "shop:app", "--grace", "5") as worker:
+        worker.until("hello ada")
+        _edit(shop.folder / "words.py", "GREETING = 'good morning'\n", 1)
+        assert "words.py" in worker.until("Changed")
+        greet(shop, "bob")
+        worker.until("good morning bob")
+        _edit(shop.folder / "words.py", "GREETING = \n", 2)
+        worker.until("words.py, line 1")
+        worker.until("Waiting for a change")
+        _edit(shop.folder / "words.py", "GREETING = 'good night'\n", 3)
+        greet(shop, "eve")
+        worker.until("good night eve")
+        assert worker.end(signal.SIGINT) == 0
+
+
+def _edit(path: Path, text: str, number: int) -> None:
+    """A change that even a coarse clock of the file system shows."""
+    path.write_text(text)
+    when = path.stat().st_mtime + 10 * number
+    os.utime(path, (when, when))
+
+
+def test_dev_waits_for_a_module_that_is_not_there_yet(shell: Shell) -> None:
+    shell("enqueue", "greet", "--queue", "hall", "--args", '{"name": "ada"}')
+    with talking(shell, "dev", "shop:app") as worker:
+        worker.until("Waiting for a change")
+        (shell.folder / "shop.py").write_text(SHOP)
+        worker.until("hello ada")
+        assert worker.end() == 0
+
+
+def test_only_the_files_of_the_program_are_watched() -> None:
+    assert project_files([os, pytest, signal, towpath]) == []
+    [own] = project_files([__import__(__name__, fromlist=["x"])])
+    assert own == __file__

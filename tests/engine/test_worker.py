@@ -1,0 +1,370 @@
+"""The worker on a real ledger file, with real handlers. Handlers and tests meet at events; nobody sleeps to wait for somebody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+import towpath
+from towpath import App, Query, Spec, State, commands
+from towpath.errors import JobCanceled, JobFailed
+from towpath.service import RunOptions, Service
+
+WAIT = 20.0
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    app = App(f"sqlite:///{tmp_path / 'work.db'}")
+    with app:
+        yield app
+        assert app.ledger.check() == []
+
+
+@contextmanager
+def working(app: App, **options: object) -> Iterator[Service]:
+    """A worker in a thread of its own; stopped, drained and joined at the end."""
+    service = Service(app, RunOptions(**options))  # type: ignore[typeddict-item]
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            service.run()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        assert failure == []
+
+
+def test_tasks_run_and_their_results_come_back(app: App) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    def shout(text: str) -> str:
+        return text.upper()
+
+    with working(app):
+        assert double.enqueue(21).result(WAIT) == 42
+        assert shout.enqueue("hey").result(WAIT) == "HEY"
+        handles = double.enqueue_many([double.of(n) for n in range(500)])
+        assert [handle.result(WAIT) for handle in handles] == [2 * n for n in range(500)]
+
+
+def test_a_failure_is_retried_and_then_a_dead_letter(app: App) -> None:
+    attempts: list[int] = []
+
+    @app.task(max_attempts=3, backoff=0)
+    async def flaky(good: int) -> str:
+        attempts.append(towpath.current().attempt)
+        if len(attempts) < good:
+            raise ValueError("not yet")
+        return "fine"
+
+    with working(app):
+        assert flaky.enqueue(3).result(WAIT) == "fine"
+        attempts.clear()
+        with pytest.raises(JobFailed, match="not yet"):
+            flaky.enqueue(9).result(WAIT)
+    assert attempts == [1, 2, 3]
+
+
+def test_control_exceptions(app: App) -> None:
+    seen: list[int] = []
+
+    @app.task
+    def snoozes() -> str:
+        seen.append(towpath.current().attempt)
+        if len(seen) == 1:
+            raise towpath.Snooze(for_=0)
+        return "awake"
+
+    @app.task
+    def stops() -> None:
+        raise towpath.Cancel("no need")
+
+    @app.task
+    def dies() -> None:
+        raise towpath.Fail("never again")
+
+    with working(app):
+        handle = snoozes.enqueue()
+        assert handle.result(WAIT) == "awake"
+        assert handle.status().failures == 0
+        with pytest.raises(JobCanceled):
+            stops.enqueue().result(WAIT)
+        with pytest.raises(JobFailed, match="never again"):
+            dies.enqueue().result(WAIT)
+
+
+def test_unknown_kinds_are_put_off_and_not_failed(app: App) -> None:
+    other = App(app.url)
+
+    @other.task(name="elsewhere")
+    def elsewhere() -> None: ...
+
+    @app.task
+    def known() -> None: ...
+
+    with other, working(app, queues=("*",)):
+        handle = elsewhere.enqueue()
+        known.enqueue().result(WAIT)
+        deadline = time.monotonic() + WAIT
+        version = app.ledger.version()
+        while handle.status().reason != "refused" and time.monotonic() < deadline:
+            version = app.ledger.wait(version, 1)
+        job = handle.status()
+    assert (job.state, job.reason, job.attempts, job.failures) == (State.SCHEDULED, "refused", 0, 0)
+
+
+def test_a_timeout_stops_a_coroutine_and_a_process(app: App) -> None:
+    never = asyncio.Event()
+
+    @app.task(timeout=0.05, max_attempts=1)
+    async def hangs() -> None:
+        await never.wait()
+
+    with working(app):
+        with pytest.raises(JobFailed, match="longer than"):
+            hangs.enqueue().result(WAIT)
+
+
+def test_cancel_reaches_a_running_handler(app: App) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    @app.task
+    async def patient() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with working(app, lease=0.3):
+        handle = patient.enqueue()
+        assert started.wait(WAIT)
+        handle.cancel()
+        with pytest.raises(JobCanceled):
+            handle.result(WAIT)
+        assert ended.wait(WAIT)
+
+
+def test_cancel_is_seen_by_a_handler_in_a_thread(app: App) -> None:
+    started = threading.Event()
+
+    @app.task
+    def patient() -> None:
+        started.set()
+        # A thread cannot be interrupted: it looks for itself.
+        deadline = time.monotonic() + WAIT
+        while not towpath.current().cancelled:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        raise towpath.Cancel("asked to")
+
+    with working(app, lease=0.3):
+        handle = patient.enqueue()
+        assert started.wait(WAIT)
+        handle.cancel()
+        with pytest.raises(JobCanceled):
+            handle.result(WAIT)
+
+
+def test_drain_lets_running_jobs_finish_and_gives_the_rest_back(app: App) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    @app.task
+    def slow(n: int) -> int:
+        started.set()
+        assert go_on.wait(WAIT)
+        return n
+
+    with working(app, concurrency=1) as service:
+        slow.enqueue_many([slow.of(n) for n in range(5)])
+        assert started.wait(WAIT)
+        service.stop()
+        go_on.set()
+    counts = app.ledger.queues()["default"].counts
+    assert counts.running == 0
+    assert counts.done >= 1
+    for job in app.ledger.find(Query(states=(State.READY,))).jobs:
+        assert job.attempts == 0
+
+
+def test_a_handler_that_does_not_end_is_cancelled_after_the_grace(app: App) -> None:
+    started = threading.Event()
+
+    @app.task
+    async def endless() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    with working(app, grace=0.05) as service:
+        handle = endless.enqueue()
+        assert started.wait(WAIT)
+        service.stop()
+    job = handle.status()
+    assert (job.state, job.reason, job.attempts) == (State.READY, "released", 0)
+
+
+def test_a_handler_may_enqueue_from_the_loop_and_from_a_thread(app: App) -> None:
+    @app.task
+    def leaf(n: int) -> int:
+        return n
+
+    @app.task
+    async def from_the_loop() -> str:
+        return (await leaf.aenqueue(1)).id
+
+    @app.task
+    def from_a_thread() -> str:
+        return leaf.enqueue(2).id
+
+    with working(app):
+        first, second = from_the_loop.enqueue().result(WAIT), from_a_thread.enqueue().result(WAIT)
+        assert app.job(first).result(WAIT) == 1
+        assert app.job(second).result(WAIT) == 2
+
+
+def test_a_function_inside_the_completion_commits_with_it(app: App) -> None:
+    app.ledger.apply([])
+    path = app.url.removeprefix("sqlite:///")
+    mine = apsw.Connection(path)
+    mine.execute("CREATE TABLE account (who TEXT PRIMARY KEY, amount INTEGER)")
+    mine.execute("INSERT INTO account VALUES ('ada', 0)")
+
+    @app.task(max_attempts=2, backoff=0)
+    def pay(amount: int, fail: bool) -> None:
+        def write(db: apsw.Connection) -> None:
+            db.execute("UPDATE account SET amount = amount + ?", (amount,))
+            if fail:
+                raise ValueError("on second thoughts")
+
+        towpath.current().commit(write)
+
+    with working(app):
+        pay.enqueue(5, False).result(WAIT)
+        with pytest.raises(JobFailed, match="on second thoughts"):
+            pay.enqueue(7, True).result(WAIT)
+    assert next(mine.execute("SELECT amount FROM account")) == (5,)
+    mine.close()
+
+
+def test_a_handler_that_blocks_the_loop_is_named(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "blocked" in record.getMessage() and "hogs" in record.getMessage():
+                said.set()
+
+    @app.task
+    async def hogs() -> bool:
+        return said.wait(WAIT)
+
+    listener = Listener()
+    logging.getLogger("towpath.worker").addHandler(listener)
+    try:
+        with working(app, lease=2.0):
+            assert hogs.enqueue().result(WAIT) is True
+    finally:
+        logging.getLogger("towpath.worker").removeHandler(listener)
+
+
+PROGRAM = """
+import os, sys, time, signal
+import towpath
+app = towpath.App(sys.argv[1])
+
+@app.task(process=True, timeout=0.5, max_attempts=1)
+def hangs() -> None:
+    signal.pause()
+
+@app.task(process=True)
+def pid(n: int) -> int:
+    towpath.current().progress(n, 2 * n)
+    return os.getpid()
+
+@app.task(process=True, max_attempts=1)
+def exits() -> None:
+    os._exit(7)
+
+@app.task
+def here() -> int:
+    return os.getpid()
+
+if __name__ == "__main__":
+    app.run(grace=5)
+"""
+
+
+def ask(app: App, kind: str, arguments: bytes = b"{}") -> str:
+    """Write a job down for a task that only the other process has."""
+    timeout = 500_000 if kind == "hangs" else None
+    spec = Spec(id=towpath.new_id(), queue="default", kind=f"program.{kind}", payload=arguments, max_attempts=1, timeout=timeout)
+    app.call(commands.Append((spec,)))
+    return spec.id
+
+
+def test_a_worker_process_from_start_to_sigterm(app: App, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    worker = subprocess.Popen([sys.executable, str(program), app.url], stderr=subprocess.PIPE, text=True)
+    try:
+        ids = {"pid": ask(app, "pid", b'{"n": 3}'), "here": ask(app, "here")}
+        there, here = app.job(ids["pid"]).result(WAIT), app.job(ids["here"]).result(WAIT)
+        assert here == worker.pid
+        assert there not in (here, os.getpid())
+        assert app.job(ids["pid"]).status().progress_done == 3
+        for kind, why in (("exits", "exit code 7"), ("hangs", "longer than")):
+            with pytest.raises(JobFailed, match=why):
+                app.job(ask(app, kind)).result(WAIT)
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate(timeout=WAIT)
+        assert worker.returncode == 0, said
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_a_killed_worker_loses_nothing(app: App, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ids = [ask(app, "here") for _ in range(300)]
+    worker = subprocess.Popen([sys.executable, str(program), app.url], stderr=subprocess.DEVNULL)
+    app.job(ids[50]).result(WAIT)
+    worker.kill()
+    worker.wait()
+
+    @app.task(name="program.here")
+    def here() -> int:
+        return os.getpid()
+
+    # Its leases would last for 30 s; an operator who knows that it is dead need not wait.
+    held = app.ledger.find(Query(states=(State.RUNNING,), limit=1000)).jobs
+    app.ledger.apply([commands.Settle(job.id, job.fence, commands.Release()) for job in held])
+    with working(app):
+        for id in ids:
+            app.job(id).result(WAIT)
+    assert app.ledger.queues()["default"].counts.done == 300

@@ -1,0 +1,27 @@
+"""What a type checker must refuse: each line says which error it is, and an `ignore` that is not needed is an error itself."""
+
+from __future__ import annotations
+
+from tests.typing.good import add, app, send
+
+add.enqueue("x")  # type: ignore[arg-type]
+add.enqueue()  # type: ignore[call-arg]
+add.enqueue(1, 2, 3)  # type: ignore[call-arg]
+add.enqueue(1, c=3)  # type: ignore[call-arg]
+add.of(None)  # type: ignore[arg-type]
+send.enqueue("x", "subject")  # type: ignore[call-arg]
+send.enqueue("x", subject=5)  # type: ignore[arg-type]
+add.options(colour="red")  # type: ignore[call-arg]
+add.options(delay="soon")  # type: ignore[arg-type]
+add.options(on_conflict="fight")  # type: ignore[arg-type]
+add.enqueue_many([send.of("x")])  # type: ignore[list-item]
+number: int = send.enqueue("x").result()  # type: ignore[assignment]
+text: str = add(1)  # type: ignore[assignment]
+app.task(queue=5)  # type: ignore[call-overload]
+app.group([add], on_failure="abort")  # type: ignore[arg-type]
+app.cron("* * * * *", missed="never")  # type: ignore[arg-type]
+
+
+async def main() -> None:
+    await add.aenqueue(b=1)  # type: ignore[call-arg]
+    await send.aenqueue(5)  # type: ignore[arg-type]
