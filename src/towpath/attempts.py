@@ -19,10 +19,11 @@ import msgspec
 from towpath import control, tracing
 from towpath.context import Host, Running
 from towpath.core.checks import SECOND
-from towpath.core.commands import Command, Progress, Progressed, Settle
+from towpath.core.commands import Command, Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.ledger import Ledger
+from towpath.runtime.document import Document
 from towpath.runtime.tickets import Reply
 from towpath.runtime.worker import Stopped
 from towpath.tasks import Task, outcome_of
@@ -42,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
     outcome: Outcome
     spawn: tuple[Spec, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 _reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
@@ -130,7 +132,7 @@ class Attempt:
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
-        return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn)
+        return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn, answer.notes)
 
 
 def _finished(coroutine: Any) -> Any:
@@ -155,7 +157,7 @@ def _answer(request: Request, connection: Connection) -> Answer:
     except Exception as error:
         return Answer(Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}"))
     settle = Attempt(_Remote(task, connection), Claim(request.job), task).run()
-    return Answer(settle.outcome, settle.spawn)
+    return Answer(settle.outcome, settle.spawn, settle.notes)
 
 
 def _find(request: Request) -> Task[..., Any]:
@@ -191,6 +193,10 @@ class _Remote:
     @property
     def tasks(self) -> Any:
         return self._engine.tasks
+
+    def document(self, key: str, ttl: int | None = None) -> Document:
+        document: Document = self._engine.document(key, ttl)
+        return document
 
     @property
     def transactional(self) -> bool:

@@ -13,15 +13,19 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from towpath.codec import decode, encode
+from towpath.core.checks import DAY
 from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
 from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import AFTER
+from towpath.runtime.document import Document
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Call, R, Task
 
+STATE_TTL = 90 * DAY
+"""How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
 
@@ -44,6 +48,8 @@ class Host(Protocol):
     @property
     def transactional(self) -> bool: ...
 
+    def document(self, key: str, ttl: int | None = None, /) -> Document: ...
+
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]: ...
 
@@ -61,8 +67,8 @@ class Running:
         self._app = app
         self._cursor = claim.job.cursor
         self._spawn: list[Spec] = []
-        self._notes: list[Note] = []
         self._functions: list[Callable[[Any], object]] = []
+        self._state: Document | None = None
         self._lock = threading.Lock()
         self._waiting: Progress | None = None
         self._in_flight = False
@@ -95,6 +101,14 @@ class Running:
     def cursor(self) -> Any:
         """The last checkpoint, also of earlier attempts; None at the beginning."""
         return None if self._cursor is None else decode(self._cursor)
+
+    @property
+    def state(self) -> Document:
+        """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It goes when the job
+        is done."""
+        if self._state is None:
+            self._state = self._app.document(f"state/{self.id}", STATE_TTL)
+        return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far it is. Never waits; what is overtaken before it was written is left out."""
@@ -141,7 +155,9 @@ class Running:
             last, self._waiting = self._waiting, None
         if last is not None:
             self._app.committer.post([(last, self.heard)])
-        return tuple(self._spawn), tuple(self._notes), self._within()
+        if self._state is not None or self.job.attempts > 1:
+            return tuple(self._spawn), (Note(key=f"state/{self.id}", value=None),), self._within()
+        return tuple(self._spawn), (), self._within()
 
     def __enter__(self) -> Running:
         self._token = _running.set(self)

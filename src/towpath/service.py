@@ -15,7 +15,8 @@ from towpath.attempts import Attempt, serve
 from towpath.context import Host as RunningHost
 from towpath.core.job import Claim
 from towpath.core.schedule import Schedule
-from towpath.runtime.worker import Office, Worker, WorkerOptions
+from towpath.runtime.office import Office, WorkerOptions
+from towpath.runtime.worker import Worker
 from towpath.schedules import Host as ScheduleHost
 from towpath.settings import Settings
 from towpath.timetable import write_down

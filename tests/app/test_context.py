@@ -217,3 +217,21 @@ def test_a_base_exception_is_a_failed_attempt(app: App) -> None:
     handle = app.task(max_attempts=1)(leave).enqueue()
     work(app)
     assert "SystemExit: 3" in (handle.status().error or "")
+
+
+def test_state_lives_as_long_as_the_job(app: App) -> None:
+    seen: list[Any] = []
+
+    def remember() -> None:
+        state = current().state
+        seen.append((state.value, state.version > 0))
+        state.save({"attempt": current().attempt})
+        if current().attempt < 3:
+            raise Retry(after=0)
+
+    handle = app.task(remember).enqueue()
+    work(app, 2)
+    assert app.ledger.note(f"state/{handle.id}") is not None
+    work(app)
+    assert seen == [(None, False), ({"attempt": 1}, True), ({"attempt": 2}, True)]
+    assert app.ledger.note(f"state/{handle.id}") is None

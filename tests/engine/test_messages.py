@@ -241,6 +241,31 @@ class TestNothingIsLost:
         assert {job(desk.ledger, id).losses for id in got} == {0}
         assert desk.ledger.check() == []
 
+    def test_timeouts_shorter_than_a_commit_get_nowhere_but_lose_nothing(self, queue: Queue, desk: Desk) -> None:
+        """Whoever gives up before a claim can be durable starves; the messages are all there afterwards, untouched."""
+        ids = queue.put_many(range(20))
+
+        async def one(n: int) -> list[str]:
+            got = []
+            for _ in range(100):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.0002 * (1 + n)):
+                        message = await queue.aget(wait=1)
+                    if message is not None:
+                        await message.aack()
+                        got.append(message.id)
+            return got
+
+        async def main() -> list[str]:
+            return [id for got in await asyncio.gather(*(one(n) for n in range(8))) for id in got]
+
+        got = asyncio.run(main())
+        eventually(desk.ledger, lambda: desk.ledger.queues()["orders"].counts.running == 0)
+        left = queue.get_many(100)
+        assert sorted([*got, *(message.id for message in left)]) == sorted(ids)
+        assert {(message.attempt, message.job.losses) for message in left} <= {(1, 0)}
+        assert desk.ledger.check() == []
+
     def test_an_interrupt_of_a_thread_that_waits(self, queue: Queue, desk: Desk) -> None:
         class Interrupt(BaseException):
             pass

@@ -142,8 +142,8 @@ def report(failure: Failure, as_json: bool) -> int:
 def say(lines: Sequence[str]) -> None:
     """To stderr; if nobody listens there, there is nobody to tell."""
     try:
-        for line in lines:
-            print(line, file=sys.stderr)
+        # In one piece, so that two processes do not write into each other's lines.
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
     except OSError:
         pass

@@ -1,7 +1,7 @@
 """`dev`: a child that works, and a parent that starts it again when one of the program's files has changed.
 
-The child tells the parent through a file which modules it has imported; the parent looks at their times twice a second. If the child
-cannot even import the program, the parent waits for a change.
+The child tells the parent through a file which modules it has imported and what time their files had then; the parent looks at
+these twice a second. If the child cannot even import the program, the parent waits for a change.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def keep_running(arguments: list[str], target: str) -> int:
     children: list[Child] = []
     with tempfile.TemporaryDirectory(prefix="towpath-dev-") as folder, caught(children, asked):
         report = Path(folder) / "files"
-        report.touch()
         while not asked.is_set():
+            report.write_text("")
+            times = {path: _time(path) for path in files_of(target)}
             child = Child(arguments, {REPORT: str(report)})
             children[:] = [child]
-            changed = _until_change(child, _watched(report, target), asked, report, target)
+            changed = _until_change(child, times, asked, report)
             if changed is None:
                 child.wait()  # it was asked to stop and has its own grace; a second Ctrl-C reaches it too
             child.close(GRACE)
@@ -47,24 +48,23 @@ def keep_running(arguments: list[str], target: str) -> int:
     return OK
 
 
-def _until_change(child: Child, times: Times, asked: threading.Event, report: Path, target: str) -> Path | None:
+def _until_change(child: Child, times: Times, asked: threading.Event, report: Path) -> Path | None:
     """The file that changed; None if we are asked to stop."""
     told = False
     while not asked.wait(LOOK):
+        times = _reported(report) | times
         for path, then in times.items():
             if _time(path) != then:
                 return path
-        # Modules that the child has imported meanwhile are watched from now on.
-        times |= {path: then for path, then in _watched(report, target).items() if path not in times}
         if child.code is not None and not told:
             told = True
             say([f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C ends)."])
     return None
 
 
-def _watched(report: Path, target: str) -> Times:
-    listed = [Path(line) for line in report.read_text("utf-8").splitlines() if line]
-    return {path: _time(path) for path in (*files_of(target), *listed)}
+def _reported(report: Path) -> Times:
+    lines = (line.partition(" ") for line in report.read_text("utf-8").splitlines())
+    return {Path(path): None if then == "None" else int(then) for then, _, path in lines}
 
 
 def _time(path: Path) -> int | None:
@@ -79,7 +79,8 @@ class Reporter:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._known: set[str] = set()
+        self._lock = threading.Lock()
+        self._times: Times = {}
         threading.Thread(target=self._keep, name="towpath-dev", daemon=True).start()
 
     @classmethod
@@ -87,6 +88,10 @@ class Reporter:
         """None unless `dev` started this process."""
         target = os.environ.pop(REPORT, None)
         return None if target is None else cls(Path(target))
+
+    def loaded(self) -> None:
+        """The program is imported: what it consists of, as of now."""
+        self._add(project_files(sys.modules.copy().values()))
 
     def failed(self, failure: BaseException) -> None:
         """The program could not be imported: the files on the way to the error are what will be corrected."""
@@ -97,24 +102,27 @@ class Reporter:
             if isinstance(error, SyntaxError) and error.filename:
                 files.add(error.filename)
             error = error.__cause__
-        self._add({file for file in files if Path(file).is_file()})
+        self._add(file for file in files if Path(file).is_file())
 
     def _keep(self) -> None:
+        """A program may import more while it works."""
         while True:
-            self._add(set(project_files(sys.modules.copy().values())))
             time.sleep(LOOK)
+            self.loaded()
 
-    def _add(self, files: set[str]) -> None:
-        if files - self._known:
-            self._known |= files
-            _write(self._target, self._known)
+    def _add(self, files: Iterable[str]) -> None:
+        with self._lock:
+            new = {path: _time(path) for path in map(Path, files) if path not in self._times}
+            if new:
+                self._times |= new
+                _write(self._target, (f"{then} {path}" for path, then in self._times.items()))
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
     """Whole or not at all: the parent reads it at any time."""
     beside = path.with_suffix(".new")
     try:
-        beside.write_text("\n".join(sorted(lines)), "utf-8")
+        beside.write_text("\n".join(lines), "utf-8")
         beside.replace(path)
     except OSError:
         pass  # the parent is gone, and with it the directory
@@ -124,6 +132,6 @@ def project_files(modules: Iterable[object]) -> list[str]:
     """The source files of modules that are neither Python's, nor installed, nor ours."""
     known = get_paths()
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    foreign = tuple(os.path.join(folder, "") for folder in (*folders, Path(__file__).parents[1]))
+    foreign = tuple(os.path.join(folder, "") for folder in (*folders, str(Path(__file__).parents[1])))
     files = (getattr(module, "__file__", None) for module in modules)
     return [file for file in files if file and file.endswith(".py") and not os.path.abspath(file).startswith(foreign)]

@@ -82,6 +82,8 @@ def worker(session: Session, /, target: str, processes: int | None, **options: A
         if reporter is not None:
             reporter.failed(failure)
         raise
+    if reporter is not None:
+        reporter.loaded()
     if (count := processes or app.settings.processes) > 1:
         return _several(session, target, wanted, count)
     if wanted.name is not None:

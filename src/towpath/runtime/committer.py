@@ -13,12 +13,14 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from towpath.core.commands import Append, Claim, Claimed, Command, Progress, Renew, Result, Settle
 from towpath.errors import LedgerClosed, LedgerError, TowpathError
+from towpath.events import BatchCommitted, BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
 
@@ -43,8 +45,9 @@ class Demand(Protocol):
 class Committer:
     """Start it with `with` or `start()`. Safe from any number of threads and event loops."""
 
-    def __init__(self, ledger: Ledger, max_backlog: int = MAX_BACKLOG) -> None:
+    def __init__(self, ledger: Ledger, max_backlog: int = MAX_BACKLOG, bus: Bus | None = None) -> None:
         self._ledger = ledger
+        self._bus = bus or Bus()
         self._max_backlog = max_backlog
         self._commit = threading.Lock()
         self._state = threading.Condition(threading.Lock())
@@ -202,7 +205,7 @@ class Committer:
                 commands = [ticket.command for ticket in batch]
                 if not commands and not claims:
                     return
-                answers = self._ledger.apply([*commands, *claims])
+                answers = self._apply([*commands, *claims])
                 self._failures = 0
                 self._serve(demands, answers[len(commands) :])
         except TowpathError as error:
@@ -212,6 +215,17 @@ class Committer:
             self._put_back(batch)
             raise
         deliver(batch, answers[: len(commands)])
+
+    def _apply(self, commands: Sequence[Command]) -> list[Answer]:
+        if not self._bus.wants(BatchCommitted):
+            return self._ledger.apply(commands)
+        started = time.monotonic()
+        answers = self._ledger.apply(commands)
+        jobs = sum(len(command.specs) for command in commands if isinstance(command, Append))
+        jobs += sum(isinstance(command, Settle) for command in commands)
+        jobs += sum(len(answer.claims) for answer in answers if isinstance(answer, Claimed))
+        self._bus.publish(BatchCommitted(len(commands), jobs, time.monotonic() - started))
+        return answers
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[tuple[list[Demand], list[Claim]]]:
@@ -238,6 +252,8 @@ class Committer:
         patient = [ticket for ticket in batch if ticket.patient and error.retryable]
         others = [ticket for ticket in batch if not (ticket.patient and error.retryable)]
         log.warning("a batch of %d commands failed: %s", len(batch), error)
+        if self._bus.wants(BatchFailed):
+            self._bus.publish(BatchFailed(len(batch), str(error), error.retryable))
         self._put_back(patient)
         deliver(others, [error] * len(others))
 

@@ -25,6 +25,7 @@ from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
+from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
 from towpath.runtime.newids import new_id
 from towpath.runtime.tickets import Reply, outcome
@@ -115,14 +116,14 @@ class Engine:
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
         """Several commands, in this order and in one commit if they fit. The first refusal is raised, after all were tried."""
         gathered = _Gathered(len(commands), _thread_waker())
-        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)])
+        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)], patient=False)
         gathered.wake.wait()
         return gathered.results()
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         gathered = _Gathered(len(commands), _loop_waker(loop, woken))
-        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)])
+        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)], patient=False)
         await woken.wait()
         return gathered.results()
 
@@ -134,6 +135,10 @@ class Engine:
     def transactional(self) -> bool:
         """Can a function of the user's be part of the transaction that settles a job?"""
         return self.ledger.capabilities.transactional
+
+    def document(self, key: str, ttl: int | None = None) -> Document:
+        """A JSON document in a note."""
+        return Document(self.parts.ledger, self.parts.committer, key, ttl)
 
     def attend(self) -> None:
         """Have the ledger looked after (a caretaker: upkeep, schedules, other processes' commits). May be called again."""
@@ -186,7 +191,7 @@ class Engine:
                     raise LedgerClosed(path=self.url)
                 who = self.name or f"{socket.gethostname()}:{os.getpid()}"
                 ledger = open_ledger(self.url, self.clock)
-                committer = Committer(ledger)
+                committer = Committer(ledger, bus=self.bus)
                 committer.start()
                 self._parts = Parts(ledger, committer, f"{who}#{secrets.token_hex(4)}")
             return self._parts

@@ -8,112 +8,67 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
-
-import msgspec
+from functools import partial
+from typing import Any
 
 from towpath.core import checks
 from towpath.core.checks import SECOND
-from towpath.core.commands import Settle
-from towpath.core.job import Claim, Outcome, Reason, Refuse, Release
+from towpath.core.commands import Settle, Settled
+from towpath.core.job import Claim, Job, Outcome, Reason, Refuse, Release, Retry
 from towpath.errors import LostClaim, Refused, TowpathError
-from towpath.events import Bus, JobsClaimed, LeaseLost
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher, Waiter
+from towpath.events import Event, JobsClaimed, JobSettled, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
+from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
-from towpath.runtime.leases import Leases
+from towpath.runtime.office import Attempt, Office, WorkerOptions
+from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Pulse
 from towpath.runtime.tickets import Reply
 
 log = logging.getLogger("towpath.worker")
 
-MAX_AHEAD = 10_000
 SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
 LAST_WORD = 5.0
 """Seconds that cancelled handlers get to clean up."""
 
-Mode = Literal["loop", "thread", "process"]
-
-
-class Attempt(Protocol):
-    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it ended."""
-
-    mode: Mode
-    timeout: float | None
-
-    async def arun(self) -> Settle: ...
-
-    def run(self) -> Settle: ...
-
-    def request(self) -> bytes:
-        """For another process: what to do."""
-        ...
-
-    def heard(self, message: bytes) -> Settle | None:
-        """A message of that process; the settle if it was the last."""
-        ...
-
-    def stop(self, reason: Reason) -> None:
-        """Tell the handler that it should stop."""
-        ...
-
-    def ended(self, error: BaseException) -> Settle:
-        """How it ended where the handler could not say so itself."""
-        ...
-
-
-class Office(Protocol):
-    """What a worker needs of the app."""
-
-    @property
-    def committer(self) -> Committer: ...
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def leases(self) -> Leases: ...
-
-    @property
-    def bus(self) -> Bus: ...
-
-
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`lease` and `grace` are seconds."""
-
-    queues: tuple[str, ...] = ("*",)
-    concurrency: int = 32
-    lease: float = 30.0
-    grace: float = 30.0
-
-    def __post_init__(self) -> None:
-        for queue in self.queues:
-            checks.pattern("queues", queue)
-        checks.whole("len(queues)", len(self.queues), 1, checks.MAX_PATTERNS)
-        checks.whole("concurrency", self.concurrency, 1, MAX_AHEAD)
-        checks.whole("lease", checks.micros(self.lease, "lease"), 1)
-        checks.micros(self.grace, "grace")
-
 
 class _Run:
     """A handler that is running, or was told to stop and still is."""
 
-    __slots__ = ("asked", "attempt", "claim", "late", "over", "task", "timer")
+    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "task", "timer")
 
     def __init__(self, claim: Claim, attempt: Attempt) -> None:
         self.claim = claim
         self.attempt = attempt
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.started = time.monotonic()
         self.asked: Reason | None = None
         self.late = False
         self.over = False
+
+
+class _Ended:
+    """How an attempt ended, on its way to the ledger. `started` is None where no handler was called."""
+
+    __slots__ = ("at", "job", "settle", "started")
+
+    def __init__(self, settle: Settle, job: Job, at: float = 0.0, started: float | None = None) -> None:
+        self.settle = settle
+        self.job = job
+        self.at = at
+        self.started = started
+
+    def event(self, reply: Settled) -> JobSettled:
+        job, outcome = self.job, self.settle.outcome
+        spent = 0.0 if self.started is None else self.at - self.started
+        error = getattr(outcome, "error", None)
+        name = str(type(outcome).__struct_config__.tag)
+        return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
 
 
 class TimedOut(Exception):
@@ -142,10 +97,10 @@ class Worker:
         self._waiter = Waiter(options.queues, self._arrived, self._lease)
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
-        self._settles: list[tuple[Settle, float]] = []
+        self._settles: list[_Ended] = []
         self._unheard: set[tuple[str, int]] = set()
         """Settles on their way: `run` does not end before the ledger has them."""
-        self._pace = _Pace()
+        self._pace = Pace()
         self._flushing = False
         self._stopping = False
 
@@ -163,6 +118,7 @@ class Worker:
         self._waiter.want = self._waiter.once = self._options.concurrency
         self._office.dispatcher.add(self._waiter)
         self._office.committer.kick()
+        self._publish(WorkerStarted(self._office.owner, self._options.queues, self._options.concurrency))
         try:
             await self._stop.wait()
             await self._drain()
@@ -176,7 +132,12 @@ class Worker:
             if self._processes is not None:
                 self._processes.close()
             pulse.close()
+            self._publish(WorkerStopped(self._office.owner))
             sys.setswitchinterval(before)
+
+    def _publish(self, event: Event) -> None:
+        if self._office.bus.wants(type(event)):
+            self._office.bus.publish(event)
 
     def stop(self) -> None:
         """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
@@ -189,7 +150,7 @@ class Worker:
         try:
             self._loop.call_soon_threadsafe(self._accept, claims)
         except RuntimeError:
-            self._post([(Settle(claim.id, claim.fence, Release()), 0.0) for claim in claims])
+            self._post([_Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
 
     def _accept(self, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
@@ -214,6 +175,10 @@ class Worker:
     def _begin(self, run: _Run) -> None:
         self._runs[run.claim.id] = run
         attempt = run.attempt
+        if self._office.bus.wants(JobStarted):
+            job = run.claim.job
+            waited = max(0, (job.started_at or 0) - job.ready_at) / SECOND
+            self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
             run.task = self._loop.create_task(self._run_here(run))
         elif attempt.mode == "thread":
@@ -269,14 +234,14 @@ class Worker:
         if run.timer is not None:
             run.timer.cancel()
         del self._runs[run.claim.id]
-        self._end(run.claim, settle)
+        self._end(run.claim, settle, run.started)
         self._fill()
         if self._stopping and not self._runs:
             self._drained.set()
 
-    def _end(self, claim: Claim, settle: Settle) -> None:
-        self._office.leases.drop(claim.id)
-        self._settles.append((settle, time.monotonic()))
+    def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
+        self._office.leases.drop(claim.id, claim.fence)
+        self._settles.append(_Ended(settle, claim.job, time.monotonic(), started))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -289,38 +254,41 @@ class Worker:
         self._flushing = False
         settles, self._settles = self._settles, []
         if not self._stopping:
-            self._ask_for_more()
+            self._ask_for_more(kick=not settles)
         if settles:
             self._pace.ended(len(settles))
             self._post(settles)
 
-    def _ask_for_more(self) -> None:
+    def _ask_for_more(self, kick: bool) -> None:
         free = self._options.concurrency - len(self._runs)
         self._waiter.once = max(0, free - len(self._buffer))
         missing = free + self._pace.ahead() - len(self._buffer) - self._waiter.want
         if missing > 0:
-            self._office.dispatcher.more(self._waiter, missing, kick=not self._settles)
+            self._office.dispatcher.more(self._waiter, missing, kick)
 
-    def _post(self, settles: Sequence[tuple[Settle, float]]) -> None:
-        self._unheard.update((settle.id, settle.fence) for settle, _ in settles)
-        self._office.committer.post([(settle, self._heard(settle, at)) for settle, at in settles])
+    def _post(self, ends: Sequence[_Ended]) -> None:
+        self._unheard.update((end.settle.id, end.settle.fence) for end in ends)
+        self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
 
-    def _heard(self, settle: Settle, at: float) -> Callable[[Reply], None]:
-        def heard(reply: Reply) -> None:
-            self._unheard.discard((settle.id, settle.fence))
-            if self._stopping and not self._unheard:
-                self._call(self._settled.set)
-            if at:
-                self._pace.committed(time.monotonic() - at)
-            if isinstance(reply, LostClaim):
-                log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
-            elif isinstance(reply, Refused):
-                # What the handler wanted along with its end was refused, so the attempt failed.
-                self._post([(Settle(settle.id, settle.fence, _failed(settle.outcome, reply)), 0.0)])
-            elif isinstance(reply, TowpathError):
-                log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
-
-        return heard
+    def _heard(self, end: _Ended, reply: Reply) -> None:
+        """In the committing thread: what became of a settle."""
+        settle = end.settle
+        self._unheard.discard((settle.id, settle.fence))
+        if self._stopping and not self._unheard:
+            self._call(self._settled.set)
+        if end.at:
+            self._pace.committed(time.monotonic() - end.at)
+        if isinstance(reply, Settled):
+            if self._office.bus.wants(JobSettled):
+                self._office.bus.publish(end.event(reply))
+        elif isinstance(reply, LostClaim):
+            log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+        elif isinstance(reply, Refused):
+            # What the handler wanted along with its end was refused, so the attempt failed.
+            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
+            self._post([_Ended(again, end.job, started=end.started)])
+        elif isinstance(reply, TowpathError):
+            log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
 
@@ -338,7 +306,11 @@ class Worker:
 
     def _on_lost(self, id: str) -> None:
         if self._office.bus.wants(LeaseLost):
-            self._office.bus.publish(LeaseLost(id))
+            run = self._runs.get(id)
+            job = None if run is None else run.claim.job
+            self._office.bus.publish(
+                LeaseLost(id) if job is None else LeaseLost(id, job.kind, job.queue, job.attempts, job.owner or "")
+            )
         log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
         self._on_asked(id, Reason.LOST)
 
@@ -360,7 +332,7 @@ class Worker:
             if run.attempt.mode == "thread":
                 # A thread cannot be stopped. It keeps its slot; its lease runs out after a time of grace.
                 log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
-                self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id)
+                self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id, run.claim.fence)
 
     def _interrupt(self, run: _Run, reason: Reason) -> None:
         run.attempt.stop(reason)
@@ -381,6 +353,7 @@ class Worker:
 
     async def _drain(self) -> None:
         self._stopping = True
+        self._publish(WorkerDraining(self._office.owner, len(self._runs), self._options.grace))
         self._office.dispatcher.remove(self._waiter)
         self._give_back()
         await self._until(self._drained, lambda: not self._runs, self._options.grace)
@@ -408,32 +381,4 @@ class Worker:
 
 
 def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    from towpath.core.job import Retry
-
     return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))
-
-
-class _Pace:
-    """How many jobs end within two commits: that many may be claimed ahead of the slots."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._commit = 0.0
-        self._count = 0
-        self._since = time.monotonic()
-
-    def ended(self, count: int) -> None:
-        self._count += count
-        now = time.monotonic()
-        spent = now - self._since
-        if spent >= 0.005:
-            rate = self._count / spent
-            # Quick to grow, and an idle time counts as what it was.
-            self._rate = rate if spent > 1 else 0.5 * self._rate + 0.5 * rate
-            self._count, self._since = 0, now
-
-    def committed(self, seconds: float) -> None:
-        self._commit = 0.8 * self._commit + 0.2 * min(seconds, 1.0)
-
-    def ahead(self) -> int:
-        return min(MAX_AHEAD, math.ceil(2 * self._rate * self._commit))

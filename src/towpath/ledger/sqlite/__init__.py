@@ -32,7 +32,7 @@ from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
-from towpath.ledger.sqlite.play import check_commands, play
+from towpath.ledger.sqlite.play import check_commands, first_specs, play
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
@@ -81,7 +81,7 @@ class SqliteLedger:
         self._guard()
         now = self._now(now)
         check_commands(commands)
-        with self._write_lock, self._translated():
+        with self._write_lock:
             self._guard()
             self._inside = threading.get_ident()
             try:
@@ -92,6 +92,8 @@ class SqliteLedger:
                     self._wake.ring()
                     self._fault("rung")
                     self._checkpoint()
+            except apsw.Error as error:
+                raise translate(error, self.path, self._options) from error
             finally:
                 self._inside = None
         return answers
@@ -127,7 +129,7 @@ class SqliteLedger:
             # Inside the try: an interrupt is raised when the statement has already begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            batch = Batch(db, now, self._jumps)
+            batch = Batch(db, now, self._jumps, first_specs(commands))
             batch.spoiled = spoiled
             migrations.check_schema(self.path, batch.schema, batch.min_schema)
             self._jumps.note(batch.now)

@@ -87,6 +87,8 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
 def _known(batch: Batch, ids: Iterable[str]) -> dict[str, Known]:
     """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias still knows
     where it was; it must have ended long ago."""
+    if not batch.wrote and batch.absent.issuperset(ids):
+        return {}
     found = _fetch_known(batch, ids)
     aliases = [known for known in found.values() if known.alias is not None and known.alias not in found]
     if aliases:

@@ -7,14 +7,14 @@ inside the batch flushes first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.job import FINISHED, SERIAL, Job, Reason, State
+from towpath.core.job import FINISHED, SERIAL, Job, Reason, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.core.limits import Rate
 from towpath.errors import Refused
@@ -99,15 +99,22 @@ _GROUP = f"INSERT OR REPLACE INTO towpath_group ({', '.join(GroupRow.__struct_fi
 class Batch:
     """`now` is the ledger's time. `wrote` tells whether anything changed."""
 
-    def __init__(self, db: apsw.Connection, now: int, jumps: Jumps) -> None:
+    def __init__(self, db: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> None:
+        """`first`: specs that the batch begins with. What their append must know is read along."""
         self.db = db
         self.jumps = jumps
-        self.schema, self.min_schema, self.next_seq, self.next_version, last = one(db, named("read_meta"))
+        names, ids = {spec.queue for spec in first}, {spec.id for spec in first}
+        row = one(db, named("begin_batch"), (array(names), array(ids)))
+        self.schema, self.min_schema, self.next_seq, self.next_version, last, queues, known = row
         self.now = max(now, last)
+        self.absent: set[str] = ids if not known else set()
+        """Ids that neither a job nor a tombstone has, as long as nothing is written."""
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
         """Settles, by job, whose function ended the transaction when the batch was played before."""
-        self.queues: dict[str, QueueRow] = {}
+        self.queues: dict[str, QueueRow] = {name: QueueRow(name) for name in names}
+        if len(queues) > 2:
+            self.queues.update({found.name: found for found in _queue_rows(queues)})
         self.parts: dict[tuple[str, str], PartRow] = {}
         self.groups: dict[str, GroupRow | None] = {}
         self._changed_queues: set[str] = set()
@@ -236,6 +243,7 @@ class Batch:
 
 
 _fields = msgspec.structs.astuple
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 
 
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:

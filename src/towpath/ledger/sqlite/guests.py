@@ -110,7 +110,7 @@ def _append_in_transaction(connection: apsw.Connection, specs: Sequence[Spec], n
 def _append(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
     # Take the write lock before the first read: what is read must still hold when it is written.
     connection.execute("UPDATE towpath_meta SET last = last")
-    batch = Batch(connection, now, Jumps())
+    batch = Batch(connection, now, Jumps(), specs)
     check_schema(Path(connection.filename), batch.schema, batch.min_schema)
     answers = appends.place(batch, specs).answers
     batch.finish()

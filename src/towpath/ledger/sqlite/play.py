@@ -34,12 +34,14 @@ from towpath.core.commands import (
     token_of,
 )
 from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import State
+from towpath.core.job import Spec, State
 from towpath.errors import InvalidInput, Refused
 from towpath.ledger import Answer
 from towpath.ledger.sqlite import appends, bulk, claims, jobs, notes, settings, settles, upkeep
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import named, one
+
+READ_AHEAD = 5000
 
 _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Claim: claims.claim,
@@ -69,6 +71,16 @@ def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
         else:
             answers += [_single(batch, command) for command in run]
     return answers
+
+
+def first_specs(commands: Sequence[Command]) -> list[Spec]:
+    """The specs of the appends that a batch begins with, as far as it is worth reading ahead for them."""
+    found: list[Spec] = []
+    for command in commands:
+        if type(command) is not Append or len(found) + len(command.specs) > READ_AHEAD:
+            break
+        found += command.specs
+    return found
 
 
 def check_commands(commands: Sequence[Command]) -> None:

@@ -1,7 +1,14 @@
 -- Named statements of the SQLite ledger. Those that list rows answer a single JSON array (see sqlite/db.py).
 
--- name: read_meta
-SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta;
+-- name: begin_batch
+-- The ledger's own row, the rows of some queues, and how many of some ids are known: what most batches need, in one step.
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
+        capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock))
+     FROM json_each(?1) v CROSS JOIN towpath_queue q ON q.name = v.value),
+    (SELECT count(*) FROM json_each(?2) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
+        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
+FROM towpath_meta;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;

@@ -1,0 +1,81 @@
+"""What a worker needs of the app: an office to work in, and attempts to make."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from towpath.core import checks
+from towpath.core.commands import Settle
+from towpath.core.job import Reason
+from towpath.events import Bus
+from towpath.runtime.committer import Committer
+from towpath.runtime.dispatcher import Dispatcher
+from towpath.runtime.leases import Leases
+from towpath.runtime.pace import MAX_AHEAD
+
+Mode = Literal["loop", "thread", "process"]
+
+
+class Attempt(Protocol):
+    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it ended."""
+
+    mode: Mode
+    timeout: float | None
+
+    async def arun(self) -> Settle: ...
+
+    def run(self) -> Settle: ...
+
+    def request(self) -> bytes:
+        """For another process: what to do."""
+        ...
+
+    def heard(self, message: bytes) -> Settle | None:
+        """A message of that process; the settle if it was the last."""
+        ...
+
+    def stop(self, reason: Reason) -> None:
+        """Tell the handler that it should stop."""
+        ...
+
+    def ended(self, error: BaseException) -> Settle:
+        """How it ended where the handler could not say so itself."""
+        ...
+
+
+class Office(Protocol):
+    """What a worker needs of the app."""
+
+    @property
+    def committer(self) -> Committer: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+    @property
+    def owner(self) -> str: ...
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`lease` and `grace` are seconds."""
+
+    queues: tuple[str, ...] = ("*",)
+    concurrency: int = 32
+    lease: float = 30.0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        for queue in self.queues:
+            checks.pattern("queues", queue)
+        checks.whole("len(queues)", len(self.queues), 1, checks.MAX_PATTERNS)
+        checks.whole("concurrency", self.concurrency, 1, MAX_AHEAD)
+        checks.whole("lease", checks.micros(self.lease, "lease"), 1)
+        checks.micros(self.grace, "grace")
