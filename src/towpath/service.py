@@ -56,18 +56,34 @@ class Service:
     def __init__(self, app: Staff, options: RunOptions) -> None:
         self._app = app
         self._worker = Worker(app, self._attempt, worker_options(app, options), serve)
+        self._began = False
+        self._stopped = False
 
     def _attempt(self, claim: Claim) -> Attempt | None:
         task = self._app.tasks.get(claim.job.kind)
         return None if task is None else Attempt(self._app, claim, task)
 
     def stop(self) -> None:
-        self._worker.stop()
+        """Take no more, let what runs finish. Before it has begun: end as soon as it has."""
+        self._stopped = True
+        if self._began:
+            self._worker.stop()
 
     async def arun(self) -> None:
         await asyncio.to_thread(write_down, self._app, self._app.declared)
         self._app.attend()
-        await self._worker.run()
+        working = asyncio.create_task(self._worker.run())
+        try:
+            # With its first step it can be stopped.
+            await asyncio.sleep(0)
+            self._began = True
+            if self._stopped:
+                self._worker.stop()
+            await working
+        finally:
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
 
     def run(self) -> None:
         """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop it: the first

@@ -131,6 +131,26 @@ def test_declared_schedules_are_written_down(app: App) -> None:
 def double_nothing() -> None: ...
 
 
+def test_stopped_before_it_began(app: App) -> None:
+    service = Service(app, {})
+    service.stop()
+    asyncio.run(service.arun())
+
+
+def test_cancelled(app: App) -> None:
+    async def main() -> None:
+        for turns in range(8):
+            task = asyncio.create_task(app.arun())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert app.dispatcher._desks == {}
+
+
 def test_which_queues(app: App) -> None:
     assert worker_options(app, {}).queues == ("*",)
     app.task(queue="b")(double)

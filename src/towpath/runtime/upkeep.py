@@ -275,6 +275,9 @@ class _Rounds:
         try:
             self._next = self._due(now)
             self._complained = ""
+        except LedgerClosed:
+            # The app is being closed, and this thread with it.
+            self._next = now + AGAIN
         except Exception as error:
             self._next = now + AGAIN
             if self._complained != repr(error):
