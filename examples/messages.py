@@ -8,15 +8,17 @@ with App("sqlite:///messages.db") as app:
     orders.put({"id": 2, "item": "lamp"}, priority="high")
 
     # The lamp is first. Leaving the block without a word would be a nack.
-    with orders.get(wait=5) as message:  # type: ignore[union-attr]
-        print("attempt", message.attempt, "at", message.json()["item"])
-        message.ack()
+    for message in orders.get_many(1, wait=5):
+        with message:
+            print("attempt", message.attempt, "at", message.json()["item"])
+            message.ack()
 
     # An error gives the message back, and the next holder sees why.
     try:
-        with orders.get(wait=5) as message:  # type: ignore[union-attr]
-            message.state.save({"packed": True})
-            raise RuntimeError("no stock")
+        for message in orders.get_many(1, wait=5):
+            with message:
+                message.state.save({"packed": True})
+                raise RuntimeError("no stock")
     except RuntimeError:
         print("given back")
 

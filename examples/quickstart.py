@@ -2,7 +2,7 @@ import threading
 
 from towpath import App
 
-app = App("sqlite:///work.db")
+app = App()  # the file towpath.db here; App("sqlite:///work.db") or TOWPATH_URL name another
 
 
 @app.task(queue="mail", max_attempts=5)

@@ -12,7 +12,24 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 SAYS = {
-    "quickstart.py": ["waits for 1 job", "attempt 2 at publish", "finished: done", "done=2", "['publish', 'shrink']"],
+    "quickstart.py": ["ready, first in line in mail", "sent 'Hello' to ada@example.com"],
+    "messages.py": [
+        "attempt 1 at lamp",
+        "given back",
+        "attempt 2 at rope after RuntimeError: no stock",
+        "{'packed': True}",
+        "left: 0",
+    ],
+    "retries.py": [
+        "example.com after 3 attempts",
+        "busy: failed exhausted, 2 attempts, 2 failures",
+        "night: scheduled snoozed",
+        "stolen: failed fatal, 1 attempts",
+        "withdrawn: canceled handler",
+        "revived: ready",
+    ],
+    "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
+    "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 
 

@@ -149,12 +149,16 @@ class Running:
         """Tell it that its claim is lost."""
         self.lost = True
 
-    def outcome_extras(self) -> Extras:
-        """What the handler collected. Posts the last progress, which must come before the settle."""
+    def _post_last(self) -> None:
         with self._lock:
             last, self._waiting = self._waiting, None
         if last is not None:
             self._app.committer.post([(last, self.heard)])
+
+    def outcome_extras(self) -> Extras:
+        """What the handler collected. Posts the last progress, which must come before the settle."""
+        if self._waiting is not None:
+            self._post_last()
         if self._state is not None or self.job.attempts > 1:
             return tuple(self._spawn), (Note(key=f"state/{self.id}", value=None),), self._within()
         return tuple(self._spawn), (), self._within()

@@ -42,9 +42,17 @@ def span(
 ) -> AbstractContextManager[None]:
     """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (a handler's way to say
     "later" or "stop") are not errors of the span. Enter it where the handler runs: on its task, or in its thread."""
-    if not AVAILABLE or (HEADER not in headers and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)):
+    if not AVAILABLE or (HEADER not in headers and not _listening()):
         return _NOTHING
     return _Span(kind, headers, attributes, quiet)
+
+
+def _listening() -> bool:
+    """Has the program set up tracing? Asked for every job: the public question reads the environment each time, so it is
+    asked only if the quick look is not possible."""
+    if getattr(trace, "_TRACER_PROVIDER", trace) is None:
+        return False
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def job_attributes(id: str, queue: str, attempt: int) -> dict[str, str | int]:

@@ -198,9 +198,7 @@ def test_the_url_of_an_app_that_leaves_it_open(shell: Shell) -> None:
 
 def test_dev_starts_again_when_the_code_changes(shop: Shell) -> None:
     (shop.folder / "words.py").write_text("GREETING = 'hello'\n")
-    text = SHOP.replace("import os\n", "import os\nimport words\n").replace(
-        'f"hello {name}", f', 'f"{words.GREETING} {name}", f'
-    )
+    text = SHOP.replace("import os\n", "import os\nimport words\n").replace('f"hello {name}', 'f"{words.GREETING} {name}')
     (shop.folder / "shop.py").write_text(text)
     greet(shop, "ada")
     with talking(shop, "dev", "shop:app", "--grace", "5") as worker:

@@ -322,7 +322,9 @@ if __name__ == "__main__":
 def ask(app: App, kind: str, arguments: bytes = b"{}") -> str:
     """Write a job down for a task that only the other process has."""
     timeout = 500_000 if kind == "hangs" else None
-    spec = Spec(id=towpath.new_id(), queue="default", kind=f"program.{kind}", payload=arguments, max_attempts=1, timeout=timeout)
+    spec = Spec(
+        id=towpath.new_id(), queue="default", kind=f"program.{kind}", payload=arguments, max_attempts=1, timeout=timeout
+    )
     app.call(commands.Append((spec,)))
     return spec.id
 

@@ -116,7 +116,9 @@ def judge(ledger: SqliteLedger, logs: Iterable[Log]) -> None:
     assert len({id for id, _ in done}) == len(done), "a job was done twice"
     assert ledger.integrity() == []
     counts = ledger.queues()["q"].counts
-    assert (counts.done, counts.waiting + counts.running) == (len(done), len(jobs) - len(done))
+    # Whoever was let go of five times is a dead letter.
+    assert all(job.losses == job.max_losses for job in jobs if job.state is State.FAILED)
+    assert (counts.done, counts.waiting + counts.running + counts.failed) == (len(done), len(jobs) - len(done))
 
 
 def _hammer(path: Path, name: str, barrier: Barrier, pipe: Connection) -> None:

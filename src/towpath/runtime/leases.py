@@ -64,10 +64,12 @@ class Leases:
             if (held := self._held.get(id)) is not None and fence in (None, held.fence):
                 del self._held[id]
 
-    def drop_all(self, ids: Iterable[str]) -> None:
+    def drop_all(self, held: Iterable[tuple[str, int]]) -> None:
+        """(id, fence) pairs; a newer claim of the same job stays."""
         with self._changed:
-            for id in ids:
-                self._held.pop(id, None)
+            for id, fence in held:
+                if (found := self._held.get(id)) is not None and found.fence == fence:
+                    del self._held[id]
 
     def close(self) -> None:
         with self._changed:

@@ -98,8 +98,8 @@ class Worker:
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
         self._settles: list[_Ended] = []
-        self._unheard: set[tuple[str, int]] = set()
-        """Settles on their way: `run` does not end before the ledger has them."""
+        self._posted = self._answered = 0
+        """Settles handed over and answered: `run` does not end before the ledger has them all."""
         self._pace = Pace()
         self._flushing = False
         self._stopping = False
@@ -123,7 +123,7 @@ class Worker:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await self._until(self._settled, lambda: not self._unheard, LAST_WORD)
+            await self._until(self._settled, lambda: self._posted == self._answered, LAST_WORD)
         finally:
             self._office.dispatcher.remove(self._waiter)
             self._give_back()
@@ -240,8 +240,9 @@ class Worker:
             self._drained.set()
 
     def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
-        self._office.leases.drop(claim.id, claim.fence)
-        self._settles.append(_Ended(settle, claim.job, time.monotonic(), started))
+        # One of a hand-over is enough to know how long a commit takes.
+        at = time.monotonic() if started is not None or not self._settles else 0.0
+        self._settles.append(_Ended(settle, claim.job, at, started))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -256,6 +257,7 @@ class Worker:
         if not self._stopping:
             self._ask_for_more(kick=not settles)
         if settles:
+            self._office.leases.drop_all([(end.settle.id, end.settle.fence) for end in settles])
             self._pace.ended(len(settles))
             self._post(settles)
 
@@ -267,14 +269,19 @@ class Worker:
             self._office.dispatcher.more(self._waiter, missing, kick)
 
     def _post(self, ends: Sequence[_Ended]) -> None:
-        self._unheard.update((end.settle.id, end.settle.fence) for end in ends)
+        self._posted += len(ends)
         self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
 
     def _heard(self, end: _Ended, reply: Reply) -> None:
         """In the committing thread: what became of a settle."""
         settle = end.settle
-        self._unheard.discard((settle.id, settle.fence))
-        if self._stopping and not self._unheard:
+        if isinstance(reply, Refused) and not isinstance(reply, LostClaim):
+            # What the handler wanted along with its end was refused, so the attempt failed.
+            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
+            self._call(self._post, [_Ended(again, end.job, started=end.started)])
+        # Answers come one after the other, under the commit lock.
+        self._answered += 1
+        if self._stopping and self._posted == self._answered:
             self._call(self._settled.set)
         if end.at:
             self._pace.committed(time.monotonic() - end.at)
@@ -283,11 +290,7 @@ class Worker:
                 self._office.bus.publish(end.event(reply))
         elif isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
-        elif isinstance(reply, Refused):
-            # What the handler wanted along with its end was refused, so the attempt failed.
-            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
-            self._post([_Ended(again, end.job, started=end.started)])
-        elif isinstance(reply, TowpathError):
+        elif isinstance(reply, TowpathError) and not isinstance(reply, Refused):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
@@ -347,7 +350,7 @@ class Worker:
             "the event loop has been blocked for %.1f s by a handler: use a plain `def` for blocking work.\n%s", seconds, where
         )
         if seconds >= 60:
-            self._office.leases.drop_all([*self._runs])
+            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in list(self._runs.values())])
 
     # The end
 
