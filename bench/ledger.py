@@ -182,17 +182,18 @@ def bench_backlogs(folder: Path, report: Report, rounds: int) -> None:
         SqliteLedger(path).close()
         # In a process of its own, so that its memory is not ours.
         subprocess.run([sys.executable, str(FILL), str(path), "q", *content], check=True)
-        before = resident()
-        _compare_backlog(name, SqliteLedger(path), small, report, rounds)
-        if name == "backlog_1m":
-            report.rss = resident() - before
+        _compare_backlog(name, path, small, report, rounds)
         for file in folder.glob(f"{name}.db*"):
             file.unlink()
     small.close()
 
 
-def _compare_backlog(name: str, large: SqliteLedger, small: SqliteLedger, report: Report, rounds: int) -> None:
+def _compare_backlog(name: str, path: Path, small: SqliteLedger, report: Report, rounds: int) -> None:
+    before = resident()
+    large = SqliteLedger(path)
     report.add(name, *compare(rounds, 2000, lambda: drain(large, 20), lambda: drain(small, 20)))
+    if name == "backlog_1m":
+        report.rss = resident() - before
     large.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,10 +42,40 @@ def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None
     command = [sys.executable, "-W", "error", "-c", blocks(page.read_text("utf-8"), "python")[number]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
 
 
 def test_the_quick_start_of_the_readme_is_the_example() -> None:
     assert blocks(README.read_text("utf-8"), "python")[0] == (ROOT / "examples" / "quickstart.py").read_text("utf-8")
+
+
+def test_the_quick_start_of_the_readme_works_as_it_is_typed(tmp_path: Path) -> None:
+    """Every command of it, with `pip install .` left out: a worker in one terminal, the rest in another."""
+    text = README.read_text("utf-8").partition("## Quick start")[2].partition("\n## ")[0]
+    (tmp_path / "work.py").write_text(blocks(text, "python")[0], "utf-8")
+    commands = [line.removeprefix("$ ") for body in blocks(text, "console") for line in body.splitlines()]
+    assert len(commands) == 6
+    script = [command for command in commands if not command.startswith(("pip ", "towpath worker "))]
+    [worker] = [command for command in commands if command.startswith("towpath worker ")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWPATH_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    log = tmp_path / "worker.log"
+    with log.open("wb") as file:
+        working = subprocess.Popen(shlex.split(worker), cwd=tmp_path, env=environment, stdout=file, stderr=file)
+    try:
+        said = ""
+        for command in script:
+            ended = subprocess.run(
+                shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert ended.returncode == 0, (command, ended.stderr, log.read_text("utf-8"))
+            said += ended.stdout
+    finally:
+        working.terminate()
+        working.wait(60)
+    assert working.returncode == 0, log.read_text("utf-8")
+    assert said.count("sent 'Hello' to ada@example.com") == 2
+    assert said.count("work.send") == 2
 
 
 def error_classes() -> Iterator[type[errors.TowpathError]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -142,7 +143,8 @@ def _finished(coroutine: Any) -> Any:
 
 
 def serve(connection: Connection) -> None:
-    """The other process: answers requests until nobody asks any more."""
+    """The other process: answers requests until nobody asks any more. Ctrl-C is for the worker, which ends its processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypedDict
 
@@ -22,6 +23,9 @@ from towpath.settings import Settings
 from towpath.timetable import write_down
 
 log = logging.getLogger("towpath.worker")
+
+ECHO = 0.5
+"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -101,13 +105,15 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[signal.Signals] = []
+    asked: list[float] = []
 
     def heard(number: signal.Signals) -> None:
         if asked:
+            if time.monotonic() - asked[0] < ECHO:
+                return
             # The ledger is consistent at every instant; what runs now is run again when its lease is over.
             os._exit(128 + number)
-        asked.append(number)
+        asked.append(time.monotonic())
         log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", number.name)
         stop()
 

@@ -106,18 +106,18 @@ def _module(name: str) -> Any:
             step = f"Is it spelled right, and is {os.getcwd()} the directory it lies in?"
             raise bad_input(f"There is no module {name}.", step) from error
         raise _broken(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> Failure:
+def _broken(name: str, error: BaseException) -> Failure:
     """The module is there but fails while it is imported: that is the user's own program, so say where in it."""
     where = _line_of(error)
     step = f"{where}. TOWPATH_DEBUG=1 shows the whole way there." if where else "TOWPATH_DEBUG=1 shows where."
     return bad_input(f"Module {name} cannot be imported: {type(error).__name__}: {error}", step)
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     trace, last = error.__traceback__, ""

@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from towpath.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Advance = Callable[[int], None]
 
@@ -18,6 +21,7 @@ Advance = Callable[[int], None]
 class Stage:
     def __init__(self, as_json: bool) -> None:
         self._quiet = as_json
+        self._screen: Console | None = None
         self._start = time.perf_counter()
         self.facts: dict[str, Any] = {}
         self.jobs = 0
@@ -27,7 +31,10 @@ class Stage:
         return time.perf_counter() - self._start
 
     def say(self, text: str = "") -> None:
-        if not self._quiet:
+        if self._screen is not None:
+            # Above the bar, which moves down.
+            self._screen.print(text, soft_wrap=True)
+        elif not self._quiet:
             click.echo(text)
 
     @contextmanager
@@ -45,7 +52,11 @@ class Stage:
         columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"), TimeElapsedColumn())
         with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task("", total=total or None)
-            yield lambda steps: bar.advance(task, steps)
+            self._screen = screen
+            try:
+                yield lambda steps: bar.advance(task, steps)
+            finally:
+                self._screen = None
         self.say()
 
     def cost(self, name: str, what: str, jobs: int, seconds: float) -> None:

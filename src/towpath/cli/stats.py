@@ -66,7 +66,9 @@ def _table(data: dict[str, Any]) -> object:
         rows.append([entry["queue"], *(entry[state] for state in State), oldest, note])
     if len(rows) > 1:
         rows.append(["(all)", *(data["total"][state] for state in State), "", ""])
-    return table(COLUMNS, rows, numbers=(*State, "oldest"))
+    # The last column only if there is something in it: the rest fits a terminal of 80.
+    shown = len(COLUMNS) if any(row[-1] for row in rows) else len(COLUMNS) - 1
+    return table(COLUMNS[:shown], [row[:shown] for row in rows], numbers=(*State, "oldest"))
 
 
 def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle, Settled
-from towpath.core.job import Claim, Job, Outcome, Reason, Refuse, Release, Retry
+from towpath.core.job import Claim, Done, Job, Outcome, Reason, Refuse, Release, Retry, State
 from towpath.errors import LostClaim, Refused, TowpathError
 from towpath.events import Event, JobsClaimed, JobSettled, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.dispatcher import Waiter
@@ -286,6 +286,8 @@ class Worker:
         if end.at:
             self._pace.committed(time.monotonic() - end.at)
         if isinstance(reply, Settled):
+            if type(settle.outcome) is not Done:
+                _tell(end.job, settle.outcome, reply)
             if self._office.bus.wants(JobSettled):
                 self._office.bus.publish(end.event(reply))
         elif isinstance(reply, LostClaim):
@@ -381,6 +383,17 @@ class Worker:
         while self._buffer:
             claim = self._buffer.popleft()
             self._end(claim, Settle(claim.id, claim.fence, Release()))
+
+
+def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
+    """Nothing dies silently: failures are in the log, with the first line of what was said."""
+    said = (getattr(outcome, "error", None) or "").partition("\n")[0]
+    if reply.state is State.FAILED:
+        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
+    elif isinstance(outcome, Retry):
+        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
+    elif reply.state is State.CANCELED:
+        log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
 
 
 def _failed(outcome: Outcome, refusal: Refused) -> Outcome:

@@ -14,20 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import apsw
 import msgspec
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
-from towpath.core.commands import Append, Command, Placed
+from towpath.core.commands import Append, Command, Placed, Settle
 from towpath.core.explain import Explanation
-from towpath.core.job import Job, Spec
+from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.sqlite import guests, migrations, reads, state
+from towpath.ledger.sqlite import guests, migrations, quick, reads, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
@@ -41,6 +42,8 @@ __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions"]
 T = TypeVar("T")
 
 CHECKPOINT_PAGES = 2000
+CHECK_EVERY = 200
+"""Jobs and commands after which the length of the write-ahead log is looked at."""
 FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
 """Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of them."""
 LOOK_AGAIN = 0.25
@@ -56,9 +59,11 @@ class SqliteLedger:
         self._clock = clock or SystemClock()
         self._fault = self._options.fault or _no_fault
         self._pid = os.getpid()
+        self._forked = False
+        _open_here.add(self)
         self._jumps = Jumps()
         self._closed = False
-        self._wal_pages = 0
+        self._unchecked = 0
         self._inside: int | None = None
         self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
         with ExitStack() as stack:
@@ -66,7 +71,6 @@ class SqliteLedger:
             stack.callback(self._db.close)
             with self._translated():
                 migrations.migrate(self._db, self.path)
-            self._db.set_wal_hook(self._on_wal)
             self._reader = connect_reader(self.path, self._options)
             stack.callback(self._reader.close)
             self._watcher = connect_reader(self.path, self._options)
@@ -91,7 +95,7 @@ class SqliteLedger:
                 if wrote:
                     self._wake.ring()
                     self._fault("rung")
-                    self._checkpoint()
+                    self._checkpoint(commands)
             except apsw.Error as error:
                 raise translate(error, self.path, self._options) from error
             finally:
@@ -125,36 +129,55 @@ class SqliteLedger:
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
     ) -> tuple[list[Answer], bool]:
         db = self._db
+        answers: list[Answer]
         try:
             # Inside the try: an interrupt is raised when the statement has already begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            batch = Batch(db, now, self._jumps, first_specs(commands))
-            batch.spoiled = spoiled
-            migrations.check_schema(self.path, batch.schema, batch.min_schema)
-            self._jumps.note(batch.now)
-            answers = run(batch, commands)
-            self._fault("played")
-            batch.finish()
+            spec = quick.lone_spec(commands)
+            placed = None if spec is None else quick.append(db, spec, now, self._begin_quickly)
+            if placed is not None:
+                self._fault("played")
+                answers, wrote = [placed], True
+            else:
+                answers, wrote = self._play(commands, now, spoiled, run)
             self._fault("written")
-            db.execute("COMMIT" if batch.wrote else "ROLLBACK")
+            db.execute("COMMIT" if wrote else "ROLLBACK")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        return answers, wrote
+
+    def _play(
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
+    ) -> tuple[list[Answer], bool]:
+        batch = Batch(self._db, now, self._jumps, first_specs(commands))
+        batch.spoiled = spoiled
+        migrations.check_schema(self.path, batch.schema, batch.min_schema)
+        self._jumps.note(batch.now)
+        answers = run(batch, commands)
+        self._fault("played")
+        batch.finish()
         return answers, batch.wrote
 
-    def _on_wal(self, db: apsw.Connection, name: str, pages: int) -> int:
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
+    def _begin_quickly(self, ground: quick.Ground, now: int) -> None:
+        migrations.check_schema(self.path, ground.schema, ground.min_schema)
+        self._jumps.note(now)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, commands: Sequence[Command]) -> None:
         """Between batches and outside the turn: others may write meanwhile. It may fail (somebody else is at it, or the disk
-        is full), but the batch is committed all the same, so the next one tries again."""
-        if self._wal_pages >= CHECKPOINT_PAGES:
-            with suppress(apsw.Error):
+        is full), but the batch is committed all the same, so the next one tries again. How long the log is, is asked only
+        now and then: a hook that is told at every commit costs each of them a call into Python."""
+        self._unchecked += sum(map(_weight, commands))
+        if self._unchecked < CHECK_EVERY:
+            return
+        with suppress(apsw.Error):
+            pages, copied = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if pages - copied >= CHECKPOINT_PAGES:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            self._fault("checkpointed")
+                self._fault("checkpointed")
+            self._unchecked = 0
 
     def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
         """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it commits or rolls
@@ -224,7 +247,7 @@ class SqliteLedger:
         return version
 
     def close(self) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._forked:
             return
         self._guard()
         with self._write_lock, self._read_lock, self._watch_lock:
@@ -271,7 +294,7 @@ class SqliteLedger:
     def _guard(self) -> None:
         if self._closed:
             raise LedgerClosed(path=str(self.path))
-        if os.getpid() != self._pid:
+        if self._forked:
             raise Forked(path=str(self.path), opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=str(self.path))
@@ -283,6 +306,27 @@ class SqliteLedger:
         except apsw.Error as error:
             raise translate(error, self.path, self._options) from error
 
+
+def _weight(command: Command) -> int:
+    """About how many pages a command writes, or less."""
+    if type(command) is Append:
+        return len(command.specs) + sum([len(spec.payload) for spec in command.specs]) // 4096
+    if type(command) is Settle and type(command.outcome) is Done and command.outcome.result is not None:
+        return 1 + len(command.outcome.result) // 4096
+    return 1
+
+
+_open_here: WeakSet[SqliteLedger] = WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: the ledgers are its parent's. (Asking for the process number at each call would cost a system call.)"""
+    for ledger in list(_open_here):
+        ledger._forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 Runner = Callable[[Batch, Sequence[Command]], list[Answer]]

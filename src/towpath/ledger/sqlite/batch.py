@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.job import FINISHED, SERIAL, Job, Reason, Spec, State
+from towpath.core.job import FINISHED, READY, RUNNING, SERIAL, Job, Reason, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.core.limits import Rate
 from towpath.errors import Refused
@@ -103,23 +103,30 @@ class Batch:
         """`first`: specs that the batch begins with. What their append must know is read along."""
         self.db = db
         self.jumps = jumps
-        names, ids = {spec.queue for spec in first}, {spec.id for spec in first}
-        row = one(db, named("begin_batch"), (array(names), array(ids)))
-        self.schema, self.min_schema, self.next_seq, self.next_version, last, queues, known = row
+        self.queues: dict[str, QueueRow] = {}
+        last, known = self._begin(first)
         self.now = max(now, last)
-        self.absent: set[str] = ids if not known else set()
+        self.absent: set[str] = set() if known else {spec.id for spec in first}
         """Ids that neither a job nor a tombstone has, as long as nothing is written."""
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
         """Settles, by job, whose function ended the transaction when the batch was played before."""
-        self.queues: dict[str, QueueRow] = {name: QueueRow(name) for name in names}
-        if len(queues) > 2:
-            self.queues.update({found.name: found for found in _queue_rows(queues)})
         self.parts: dict[tuple[str, str], PartRow] = {}
         self.groups: dict[str, GroupRow | None] = {}
         self._changed_queues: set[str] = set()
         self._changed_parts: set[tuple[str, str]] = set()
         self._changed_groups: set[str] = set()
+
+    def _begin(self, first: Sequence[Spec]) -> tuple[int, bool]:
+        names = {spec.queue for spec in first}
+        args = (array(names), array([spec.id for spec in first]))
+        self.schema, self.min_schema, self.next_seq, self.next_version, last, queues, known = one(
+            self.db, named("begin_batch"), args
+        )
+        if names:
+            self.queues = {name: QueueRow(name) for name in names}
+            self.queues.update({found.name: found for found in _queue_rows(queues)})
+        return last, bool(known)
 
     def load_queues(self, names: Iterable[str]) -> None:
         if missing := [name for name in set(names) if name not in self.queues]:
@@ -177,12 +184,10 @@ class Batch:
     def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
         """Count jobs that went from one state to another: {(queue, part, from, to): how many}."""
         self.wrote = True
-        self.load_queues(queue for queue, _, _, _ in moves)
-        self.load_parts(
-            (queue, part)
-            for queue, part, old, new in moves
-            if part is not None and not {old, new}.isdisjoint((State.READY, State.RUNNING))
-        )
+        if len(moves) > 1:
+            self.load_queues({queue for queue, _, _, _ in moves})
+            active = (READY, RUNNING)
+            self.load_parts({(q, part) for q, part, old, new in moves if part is not None and (old in active or new in active)})
         for (queue, part, old, new), count in moves.items():
             if old is not None:
                 self._count(queue, part, old, -count)
@@ -192,12 +197,12 @@ class Batch:
     def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
         row: Any = self.change_queue(queue)
         setattr(row, state, getattr(row, state) + count)
-        if state is not State.READY and state is not State.RUNNING:
+        if state is not READY and state is not RUNNING:
             return
         if part is not None:
             slot: Any = self.change_part(queue, part)
             setattr(slot, state, getattr(slot, state) + count)
-        elif state is State.READY:
+        elif state is READY:
             row.loose += count
 
     def count_member(self, id: str, state: State, reason: Reason, was_finished: bool | None) -> None:

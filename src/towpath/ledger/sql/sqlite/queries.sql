@@ -10,6 +10,17 @@ SELECT schema, min_schema, next_seq, next_version, last,
         OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
+-- name: plain_ground
+SELECT schema, min_schema, next_seq, next_version, last, (SELECT capacity IS NULL FROM towpath_queue WHERE name = ?1),
+    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
+FROM towpath_meta;
+
+-- name: count_plain_ready
+UPDATE towpath_queue SET ready = ready + 1, loose = loose + 1 WHERE name = ?;
+
+-- name: count_plain_scheduled
+UPDATE towpath_queue SET scheduled = scheduled + 1 WHERE name = ?;
+
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
 

@@ -1,0 +1,57 @@
+"""The commonest batch of all, one plain spec, the shortest way. A user waits for it, so what it costs beside the disk counts.
+
+Whatever is not plain (a key, a dependency, a group, a part, a queue that is new or has a capacity, an id that is known) is left
+to the general way. What this writes is what that would have written; the suite runs over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import apsw
+
+from towpath.core.admission import Facts, admit
+from towpath.core.commands import Append, Appended, Command
+from towpath.core.job import READY, Spec
+from towpath.ledger.sqlite.db import named, one
+from towpath.ledger.sqlite.jobs import insert_jobs
+
+_NOTHING = Facts()
+
+
+class Ground(NamedTuple):
+    """What a plain append stands on; `open` if the queue is there and takes everything."""
+
+    schema: int
+    min_schema: int
+    next_seq: int
+    next_version: int
+    last: int
+    open: int | None
+    known: int
+
+
+def lone_spec(commands: Sequence[Command]) -> Spec | None:
+    """The one spec of a batch that is nothing but its append, if it looks plain."""
+    if len(commands) != 1 or type(commands[0]) is not Append or len(commands[0].specs) != 1:
+        return None
+    spec = commands[0].specs[0]
+    plain = not spec.after and spec.group is None and spec.key is None and spec.part is None
+    return spec if plain else None
+
+
+def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[Ground, int], None]) -> Appended | None:
+    """Inside a transaction; None if it is not plain after all, and then nothing is written. `begin` hears of the ledger's
+    time and schema first, and may raise."""
+    ground = Ground(*one(db, named("plain_ground"), (spec.queue, spec.id)))
+    if not ground.open or ground.known:
+        return None
+    now = max(now, ground.last)
+    begin(ground, now)
+    admission = admit((spec,), _NOTHING, now, ground.next_seq)
+    (job,) = admission.jobs
+    insert_jobs(db, admission.jobs)
+    db.execute(named("count_plain_ready") if job.state is READY else named("count_plain_scheduled"), (spec.queue,))
+    db.execute(named("write_meta"), (ground.next_seq + 1, ground.next_version, now))
+    return Appended(admission.answers)
