@@ -162,8 +162,12 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
     within: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
-        checks.text("id", self.id)
-        checks.whole("fence", self.fence, most=2**62)
+        id, fence = self.id, self.fence
+        # There is one for every job: look before you call.
+        if type(id) is not str or len(id) > checks.MAX_NAME or not id.isascii() or "\0" in id:
+            checks.text("id", id)
+        if type(fence) is not int or not 0 <= fence < 2**62:
+            checks.whole("fence", fence, most=2**62)
         if type(self.outcome) not in _OUTCOMES:
             raise InvalidInput(field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()")
         if self.spawn:
