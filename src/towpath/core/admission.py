@@ -86,6 +86,8 @@ def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin
 
 
 def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
+    if not rooms:
+        return
     limited = {queue: room for queue, room in rooms.items() if room.capacity is not None}
     if not limited:
         return

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import islice
 from typing import Any, TypeVar
 
 import apsw
@@ -42,8 +41,12 @@ def array(values: Iterable[Any]) -> str:
 
 def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], tail: str = "") -> None:
     """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and then of what is left."""
-    iterator = iter(tuples)
-    while chunk := list(islice(iterator, ROWS)):
+    rows = tuples if isinstance(tuples, list) else list(tuples)
+    if len(rows) == 1:
+        db.execute(_values(head, len(rows[0]), 1, tail), rows[0])
+        return
+    for start in range(0, len(rows), ROWS):
+        chunk = rows[start : start + ROWS]
         flat: list[Any] = []
         for each in chunk:
             flat += each

@@ -54,8 +54,8 @@ def by_id(db: apsw.Connection, ids: Iterable[str]) -> dict[str, Job]:
 
 
 def insert_jobs(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    insert(db, _INSERT_JOB, (astuple(job)[:_WIDTH] for job in jobs))
-    insert(db, _INSERT_BODY, _new_bodies(jobs))
+    insert(db, _INSERT_JOB, [astuple(job)[:_WIDTH] for job in jobs])
+    insert(db, _INSERT_BODY, list(_new_bodies(jobs)))
 
 
 def _new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:

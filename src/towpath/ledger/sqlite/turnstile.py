@@ -12,6 +12,7 @@ processes a third was seen waiting for twenty turns. Blocking locks would be fai
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,8 @@ else:
 
     _TAKE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
     _PEEK: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+    _FLOCK: Final = struct.Struct("@hhqqi0q")
+    """Linux's struct flock, with its padding."""
 
     class Turnstile:
         """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs nobody.
@@ -119,6 +122,10 @@ else:
 
         def _nobody_before(self, place: int) -> bool:
             """Whether the queue is empty below this place; place 0 asks for the whole queue."""
+            if sys.platform == "linux":
+                # Asking takes one call, taking and giving back two; and this is asked before every turn.
+                answer = fcntl.fcntl(self._next, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, place, 0))
+                return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
             try:
                 fcntl.lockf(self._next, _PEEK, place)
             except BlockingIOError:
