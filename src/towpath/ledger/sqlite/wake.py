@@ -1,4 +1,4 @@
-"""Telling waiting processes that something was committed: one byte written to `<database>-wake`.
+"""Telling waiting processes that something was committed: one byte of `<database>-wake` is touched.
 
 A wake-up is a hint. Nobody may depend on it: who waits must look again from time to time, and a bell that cannot be rung or
 heard only makes things slower.
@@ -32,13 +32,14 @@ class Wake:
         self._fd: int | None = None
         with contextlib.suppress(OSError):
             self._fd = open_beside(path, "-wake", os.O_RDWR)
+            _prepare(self._fd)
 
     def ring(self) -> None:
         """Wake every watch of every process. Never fails: it is called after a commit, which has happened."""
         with self._lock:  # against close(): the number could by then belong to another file, even the database
             if self._fd is not None:
                 with contextlib.suppress(OSError):
-                    _write_byte(self._fd)
+                    _touch(self._fd)
 
     def watch(self) -> Watch:
         return Watch(self)
@@ -104,21 +105,34 @@ class _Ear(Protocol):
     def close(self) -> None: ...
 
 
-if sys.platform == "win32":
+def _prepare(fd: int) -> None:
+    """A byte that can be read or written over."""
+    if os.fstat(fd).st_size == 0:
+        os.write(fd, b"\n")
 
-    def _write_byte(fd: int) -> None:
+
+if sys.platform == "linux":
+
+    def _touch(fd: int) -> None:
+        # Reading is seen as well as writing is, and leaves the file system's journal alone, which a commit has just synced.
+        os.pread(fd, 1, 0)
+
+elif sys.platform == "win32":
+
+    def _touch(fd: int) -> None:
         os.lseek(fd, 0, os.SEEK_SET)
         os.write(fd, b"\n")
 
 else:
 
-    def _write_byte(fd: int) -> None:
+    def _touch(fd: int) -> None:
         os.pwrite(fd, b"\n", 0)
 
 
 if sys.platform == "linux":
     import ctypes
 
+    _IN_ACCESS: Final = 0x1
     _IN_MODIFY: Final = 0x2
     _IN_ATTRIB: Final = 0x4
     _IN_CLOSE_WRITE: Final = 0x8
@@ -128,7 +142,7 @@ if sys.platform == "linux":
         def __init__(self, name: str) -> None:
             self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
             try:
-                mask = _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE
+                mask = _IN_ACCESS | _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE
                 _checked(_libc.inotify_add_watch(self._fd, os.fsencode(name), ctypes.c_uint32(mask)))
             except BaseException:
                 os.close(self._fd)
