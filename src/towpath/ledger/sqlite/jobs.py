@@ -21,6 +21,8 @@ BYTES_AT_ONCE = 8 * 1024 * 1024
 _WIDTH = len(COLUMNS)
 _INSERT_JOB = "INSERT INTO towpath_job (" + ", ".join(f'"{name}"' for name in COLUMNS) + ")"
 _INSERT_BODY = "INSERT INTO towpath_body (slot, data)"
+_ONE_JOB = f"{_INSERT_JOB} VALUES ({', '.join('?' * _WIDTH)})"
+_ONE_BODY = f"{_INSERT_BODY} VALUES (?, ?)"
 _REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
 
 
@@ -51,6 +53,15 @@ def by_seq(db: apsw.Connection, seqs: Iterable[int]) -> list[Job]:
 
 def by_id(db: apsw.Connection, ids: Iterable[str]) -> dict[str, Job]:
     return {job.id: job for job in rows(db, BY_ID, (array(ids),), Job)}
+
+
+def insert_job(db: apsw.Connection, job: Job) -> None:
+    """One job; most have a payload and nothing else."""
+    if job.headers or not 0 < len(job.payload) <= PART:
+        insert_jobs(db, [job])
+        return
+    db.execute(_ONE_JOB, astuple(job)[:_WIDTH])
+    db.execute(_ONE_BODY, (job.seq * SLOTS, job.payload))
 
 
 def insert_jobs(db: apsw.Connection, jobs: Sequence[Job]) -> None:

@@ -15,7 +15,7 @@ from towpath.core.admission import Facts, admit
 from towpath.core.commands import Append, Appended, Command
 from towpath.core.job import READY, Spec
 from towpath.ledger.sqlite.db import named, one
-from towpath.ledger.sqlite.jobs import insert_jobs
+from towpath.ledger.sqlite.jobs import insert_job
 
 _NOTHING = Facts()
 
@@ -51,7 +51,7 @@ def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[Ground, i
     begin(ground, now)
     admission = admit((spec,), _NOTHING, now, ground.next_seq)
     (job,) = admission.jobs
-    insert_jobs(db, admission.jobs)
+    insert_job(db, job)
     db.execute(named("count_plain_ready") if job.state is READY else named("count_plain_scheduled"), (spec.queue,))
     db.execute(named("write_meta"), (ground.next_seq + 1, ground.next_version, now))
     return Appended(admission.answers)

@@ -38,8 +38,10 @@ class Wake:
         """Wake every watch of every process. Never fails: it is called after a commit, which has happened."""
         with self._lock:  # against close(): the number could by then belong to another file, even the database
             if self._fd is not None:
-                with contextlib.suppress(OSError):
+                try:
                     _touch(self._fd)
+                except OSError:
+                    return
 
     def watch(self) -> Watch:
         return Watch(self)
