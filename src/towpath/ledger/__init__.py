@@ -90,7 +90,7 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
         from towpath.ledger.memory import MemoryLedger
 
         return MemoryLedger(clock)
-    if parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1 and set(options) <= {"synchronous"}:
+    if url.startswith("sqlite:///") and len(parts.path) > 1 and set(options) <= {"synchronous"}:
         from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
 
         return SqliteLedger(unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full")), clock)
