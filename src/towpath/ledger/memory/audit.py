@@ -182,7 +182,8 @@ def _remains(book: Book) -> Iterator[str]:
 def _heaps(book: Book) -> Iterator[str]:
     """Whatever comes due must be found when it does."""
     jobs = book.jobs.values()
-    yield from _missing("leases", {(job.lease_until, job.seq) for job in jobs if job.state is State.RUNNING}, book.leases)
+    if book.leases != {job.seq: job.lease_until for job in jobs if job.state is State.RUNNING}:
+        yield "the leases differ from the jobs"
     aging = {(job.expires_at, job.seq) for job in jobs if job.state in WAITING and job.expires_at is not None}
     yield from _missing("expiries", aging, book.expiries)
     ends = {(row.until, id) for id, row in book.tombstones.items()}

@@ -52,7 +52,8 @@ class Book:
         self.notes: dict[str, NoteView] = {}
         self.tombstones: dict[str, Tombstone] = {}
         self.replies: dict[str, tuple[Result | Claims, int]] = {}
-        self.leases: Timeline[int] = Timeline(self._leased)
+        self.leases: dict[int, int] = {}
+        """What runs, by seq: until when. Not a timeline: most leases end long before their time."""
         self.expiries: Timeline[int] = Timeline(self._expires)
         self.tombstone_ends: Timeline[str] = Timeline(
             lambda at, name: (row := self.tombstones.get(name)) is not None and row.until == at
@@ -181,7 +182,7 @@ class Book:
         queue.counts[state] += 1
         if state is RUNNING:
             assert job.lease_until is not None
-            self.leases.push(job.lease_until, job.seq)
+            self.leases[job.seq] = job.lease_until
             if job.part is not None:
                 queue.parts[job.part].running += 1
         elif state is READY:
@@ -203,6 +204,8 @@ class Book:
     def _leave(self, queue: Queue, job: Job) -> None:
         state = job.state
         queue.counts[state] -= 1
+        if state is RUNNING:
+            del self.leases[job.seq]
         if job.part is None:
             if state is READY:
                 queue.loose.ready -= 1
@@ -215,10 +218,6 @@ class Book:
                 queue.rotation.offer(part)
             if not (part.running or part.line.ready or part.configured):
                 self.idle.add((part.queue, part.name))
-
-    def _leased(self, at: int, seq: int) -> bool:
-        job = self.jobs.get(seq)
-        return job is not None and job.state is RUNNING and job.lease_until == at
 
     def _expires(self, at: int, seq: int) -> bool:
         job = self.jobs.get(seq)

@@ -189,7 +189,7 @@ def renew(book: Book, command: Renew, now: int) -> Renewed:
             lost.append(id)
             continue
         book.put(job, replace(job, lease_until=until, lease_len=command.lease))
-        book.leases.push(until, job.seq)
+        book.leases[job.seq] = until
         if job.cancel_requested is not None:
             cancel.append((id, job.cancel_requested))
     return Renewed(until, tuple(lost), tuple(cancel))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
-from towpath.core.job import FINISHED, WAITING, Job, Reason, State
+from towpath.core.job import DONE, FINISHED, WAITING, Job, Reason, State
 from towpath.core.lifecycle import RETENTION, Change, awaken, purge_time
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
@@ -34,8 +34,26 @@ def end(book: Book, job: Job, state: State, reason: Reason, now: int) -> None:
         book.release(job, now)
 
 
-def end_settled(book: Book, job: Job, change: Change, now: int, result: bytes | None, error: str | None) -> None:
-    """The same for a job that its holder settled; in one step, as this is how most jobs end."""
+def end_done(book: Book, job: Job, now: int, result: bytes | None) -> None:
+    """The end of most jobs, in one step."""
+    done = replace(
+        job,
+        state=DONE,
+        settled_fence=job.fence,
+        settled_as=DONE,
+        finished_at=now,
+        purge_at=purge_time(DONE, now, job.retention, book.queues[job.queue].retention),
+        owner=None,
+        lease_until=None,
+        result=result,
+    )
+    book.put(job, done)
+    if job.key is not None:
+        book.release(job, now)
+
+
+def end_settled(book: Book, job: Job, change: Change, now: int, error: str | None) -> None:
+    """The same for a job that its holder settled otherwise."""
     state = change.state
     ended = replace(
         job,
@@ -49,7 +67,6 @@ def end_settled(book: Book, job: Job, change: Change, now: int, result: bytes | 
         purge_at=purge_time(state, now, job.retention, book.queues[job.queue].retention),
         owner=None,
         lease_until=None,
-        result=result,
         error=error,
     )
     book.put(job, ended)

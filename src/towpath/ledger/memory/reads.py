@@ -101,7 +101,7 @@ def _holders(book: Book, queue: Queue, part: Part | None) -> tuple[str, ...]:
     if not (queue_full or part_full):
         return ()
     name = None if queue_full or part is None else part.name
-    running = (book.jobs[seq] for seq in sorted({seq for _, seq in book.leases}))
+    running = (book.jobs[seq] for seq in sorted(book.leases))
     holders = (job.id for job in running if job.queue == queue.name and name in (None, job.part))
     return tuple(islice(holders, SHOWN))
 

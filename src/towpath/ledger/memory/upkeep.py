@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.facts import KeyName
-from towpath.core.job import FINISHED, Job, Reason, State
+from towpath.core.job import FINISHED, Reason, State
 from towpath.core.lifecycle import lose
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.claims import wake
@@ -27,17 +27,8 @@ def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
 
 
 def _reap(book: Book, now: int, limit: int) -> int:
-    lost: list[Job] = []
-    spared: list[tuple[int, int]] = []
-    while len(lost) < limit and (entry := book.leases.pop(now - 1)) is not None:
-        job = book.jobs[entry[1]]
-        assert job.lease_len is not None
-        if book.jumps.spares(job.lease_len, entry[0], now):
-            spared.append(entry)
-        else:
-            lost.append(job)
-    for at, seq in spared:
-        book.leases.push(at, seq)
+    late = sorted((until, seq) for seq, until in book.leases.items() if until < now)
+    lost = [book.jobs[seq] for until, seq in late if not _spared(book, until, seq, now)][:limit]
     ended: dict[State, list[int]] = {State.FAILED: [], State.CANCELED: []}
     for job in lost:
         change = lose(job)
@@ -172,14 +163,20 @@ def _part_times(book: Book, now: int) -> Iterator[int]:
 
 def _next_reap(book: Book, now: int) -> int | None:
     """A lease is past once its last microsecond is over, and not before the grace after a jump is."""
-    first = book.leases.peek()
-    if first is None or (soonest := _reap_time(book, *first, now)) == first[0] + 1:
-        # No other lease can end sooner than the first one.
-        return None if first is None else soonest
-    return min(_reap_time(book, at, seq, now) for at, seq in book.leases)
+    return min((_reap_time(book, until, seq, now) for seq, until in book.leases.items()), default=None)
 
 
-def _reap_time(book: Book, at: int, seq: int, now: int) -> int:
+def _reap_time(book: Book, until: int, seq: int, now: int) -> int:
+    if not _spared(book, until, seq, now):
+        return until + 1
+    return max(until + 1, book.jumps.until(_lease_len(book, seq), until))
+
+
+def _spared(book: Book, until: int, seq: int, now: int) -> bool:
+    return book.jumps.spares(_lease_len(book, seq), until, now)
+
+
+def _lease_len(book: Book, seq: int) -> int:
     lease_len = book.jobs[seq].lease_len
     assert lease_len is not None
-    return max(at + 1, book.jumps.until(lease_len, at)) if book.jumps.spares(lease_len, at, now) else at + 1
+    return lease_len

@@ -13,7 +13,7 @@ from towpath.core.limits import spend
 from towpath.errors import LostClaim, UnknownGroup, Unsupported
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.endings import Finishing, end_settled, lower
+from towpath.ledger.memory.endings import Finishing, end_done, end_settled, lower
 from towpath.ledger.memory.notes import plan_notes, write_notes
 from towpath.ledger.memory.rows import Group
 
@@ -63,22 +63,23 @@ def _settled_before(book: Book, command: Settle, job: Job | None) -> Settled:
 def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
     outcome = command.outcome
     change = settle_change(job, outcome, now)
-    result, error = job.result, job.error
-    if type(outcome) is Done:
-        result = outcome.result
-    else:
+    error = job.error
+    if type(outcome) is not Done:
         said = getattr(outcome, "error", None)
         error = error if said is None else said
         if type(outcome) is Release or type(outcome) is Refuse:
             _give_back(book, job, now)
-    if change.state in FINISHED:
-        end_settled(book, job, change, now, result, error)
-        if job.group is not None or job.seq in book.edges_out:
-            finishing = Finishing(book, now)
-            finishing.follow([job.seq], change.state, set())
-            finishing.run()
-    else:
+    if change.state not in FINISHED:
         book.put(job, _waiting_again(job, change, error))
+        return change.state
+    if type(outcome) is Done:
+        end_done(book, job, now, outcome.result)
+    else:
+        end_settled(book, job, change, now, error)
+    if job.group is not None or job.seq in book.edges_out:
+        finishing = Finishing(book, now)
+        finishing.follow([job.seq], change.state, set())
+        finishing.run()
     return change.state
 
 
