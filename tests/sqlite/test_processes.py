@@ -26,7 +26,7 @@ from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
 from towpath.testing.suite.desk import spec
 
 SPAWN = multiprocessing.get_context("spawn")
-PROCESSES, SECONDS = 4, 18.0
+PROCESSES, SECONDS = 4, 20.0
 THREADS, BATCHES = 64, 200
 LEASE = SECOND // 2
 
