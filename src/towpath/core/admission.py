@@ -42,6 +42,7 @@ __all__ = [
     "key_of",
     "namespace",
     "node",
+    "plain",
     "walks",
 ]
 
@@ -63,19 +64,17 @@ def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
 
 
 def admit(specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None = None) -> Admission:
-    if _plain(specs, facts):
+    if not facts.known and plain(specs) and (len(specs) == 1 or len({spec.id for spec in specs}) == len(specs)):
         return _admit_plain(specs, facts, now, next_seq, origin)
     return _Admitting(specs, facts, now, next_seq, origin).run()
 
 
-def _plain(specs: Sequence[Spec], facts: Facts) -> bool:
-    """Nothing known, no key row, no dependency, no group: the common case, worth a short way."""
-    if facts.known:
-        return False
+def plain(specs: Iterable[Spec]) -> bool:
+    """No key row, no dependency, no group: the common case, worth a short way."""
     for spec in specs:
         if spec.after or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL):
             return False
-    return len(specs) == 1 or len({spec.id for spec in specs}) == len(specs)
+    return True
 
 
 def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin: Origin | None) -> Admission:

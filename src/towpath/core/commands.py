@@ -40,6 +40,7 @@ KEEP = 1_000_000
 
 
 _OUTCOMES = frozenset(get_args(Outcome))
+_MAX_NAME = checks.MAX_NAME
 
 
 class GroupState(Word):
@@ -164,12 +165,16 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
     def __post_init__(self) -> None:
         id, fence = self.id, self.fence
         # There is one for every job: look before you call.
-        if type(id) is not str or len(id) > checks.MAX_NAME or not id.isascii() or "\0" in id:
+        if type(id) is not str or len(id) > _MAX_NAME or not id.isascii() or "\0" in id:
             checks.text("id", id)
         if type(fence) is not int or not 0 <= fence < 2**62:
             checks.whole("fence", fence, most=2**62)
         if type(self.outcome) not in _OUTCOMES:
             raise InvalidInput(field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()")
+        if self.spawn or self.notes:
+            self._check_company()
+
+    def _check_company(self) -> None:
         if self.spawn:
             force_setattr(self, "spawn", all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)

@@ -18,6 +18,7 @@ from towpath.core.admission import (
     admit,
     key_of,
     node,
+    plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, GroupState
@@ -36,8 +37,7 @@ def decide(book: Book, specs: Sequence[Spec], now: int, origin: Origin | None = 
 
 def insert(book: Book, admission: Admission, now: int) -> list[int]:
     """Write an admission up to its keys and groups; the superseded jobs, which are still to be finished."""
-    for job in admission.jobs:
-        book.add(job)
+    book.add(admission.jobs)
     if admission.edges or admission.gates:
         _write_edges(book, admission)
     if not (admission.keys or admission.aliases or admission.freed):
@@ -82,16 +82,15 @@ def _write_keys(book: Book, admission: Admission, now: int) -> None:
 def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
     known: dict[str, Known] = {}
     rooms: dict[str, Room] = {}
-    plain = True
-    for spec in specs:
-        if spec.id in book.seqs or spec.id in book.tombstones:
-            _know(book, known, spec.id)
-        queue = book.queues.get(spec.queue)
+    ids = {spec.id for spec in specs}
+    if not (book.seqs.keys().isdisjoint(ids) and book.tombstones.keys().isdisjoint(ids)):
+        for id in ids:
+            _know(book, known, id)
+    for name in {spec.queue for spec in specs}:
+        queue = book.queues.get(name)
         if queue is not None and (queue.capacity is not None or queue.retention is not None):
-            rooms[spec.queue] = Room(queue.capacity, queue.depth, queue.retention)
-        if spec.after or spec.group is not None or spec.key is not None:
-            plain = False
-    if plain:
+            rooms[name] = Room(queue.capacity, queue.depth, queue.retention)
+    if plain(specs):
         return Facts(known=known, rooms=rooms) if known or rooms else NOTHING
     holders = _holders(book, specs, known, now)
     downstream = {name: _downstream(book, name) for name in walks(specs, holders)}

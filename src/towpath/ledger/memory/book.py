@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from towpath.core.admission import KeyName, KeyTaken, namespace
 from towpath.core.commands import TOMBSTONE, Result
-from towpath.core.job import READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
+from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
 from towpath.core.jumps import Jumps
 from towpath.core.views import NoteView
 from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
@@ -88,17 +88,24 @@ class Book:
             part = parts[name] = Part(queue, name, self.jobs)
         return part
 
-    def add(self, job: Job) -> None:
-        self.next_seq = job.seq + 1
-        self.dirty = True
-        self.jobs[job.seq] = job
-        self.seqs[job.id] = job.seq
-        self._enter(self.queues.get(job.queue) or self.queue(job.queue), job)
-        if job.group is not None:
-            group = self.groups[job.group]
-            group.members[job.seq] = None
-            group.total += 1
-            group.tally(job, 1)
+    def add(self, jobs: list[Job]) -> None:
+        """New jobs, in the order of seq."""
+        rows, seqs, queue = self.jobs, self.seqs, None
+        for job in jobs:
+            seq = job.seq
+            rows[seq] = job
+            seqs[job.id] = seq
+            if queue is None or queue.name != job.queue:
+                queue = self.queue(job.queue)
+            self._enter(queue, job)
+            if job.group is not None:
+                group = self.groups[job.group]
+                group.members[seq] = None
+                group.total += 1
+                group.tally(job, 1)
+        if jobs:
+            self.next_seq = jobs[-1].seq + 1
+            self.dirty = True
 
     def put(self, old: Job, new: Job) -> None:
         self.dirty = True
@@ -112,6 +119,29 @@ class Book:
             group = self.groups[new.group]
             group.tally(old, -1)
             group.tally(new, 1)
+
+    def lend(self, queue: Queue, taken: list[Job], until: int) -> None:
+        """`put` for a claim: ready jobs of a queue, none of which has a part, that now run until the same time."""
+        if not taken:
+            return
+        self.dirty = True
+        self.jobs.update([(job.seq, job) for job in taken])
+        self.leases.update([(job.seq, until) for job in taken])
+        queue.counts[READY] -= len(taken)
+        queue.counts[RUNNING] += len(taken)
+        queue.loose.ready -= len(taken)
+
+    def put_done(self, queue: Queue, done: Job) -> None:
+        """`put` for the end of most jobs: one that ran and has neither part nor group."""
+        self.dirty = True
+        seq = done.seq
+        self.jobs[seq] = done
+        del self.leases[seq]
+        counts = queue.counts
+        counts[RUNNING] -= 1
+        counts[DONE] += 1
+        if done.purge_at is not None:
+            queue.purges.push(done.purge_at, seq)
 
     def delete(self, job: Job, now: int) -> None:
         """Delete a finished job. The counters of its group are history and stay."""
@@ -180,12 +210,7 @@ class Book:
     def _enter(self, queue: Queue, job: Job) -> None:
         state = job.state
         queue.counts[state] += 1
-        if state is RUNNING:
-            assert job.lease_until is not None
-            self.leases[job.seq] = job.lease_until
-            if job.part is not None:
-                queue.parts[job.part].running += 1
-        elif state is READY:
+        if state is READY:
             self.active[queue.name] = queue
             if job.part is None:
                 queue.loose.add(job)
@@ -193,6 +218,11 @@ class Book:
                 part = self.part(job.queue, job.part)
                 part.line.add(job)
                 queue.rotation.offer(part)
+        elif state is RUNNING:
+            assert job.lease_until is not None
+            self.leases[job.seq] = job.lease_until
+            if job.part is not None:
+                queue.parts[job.part].running += 1
         elif state is SCHEDULED:
             self.active[queue.name] = queue
             queue.scheduled.push(job.ready_at, job.seq)

@@ -24,18 +24,21 @@ NONE = Reason.NONE
 
 
 def claim(book: Book, command: Claim, now: int) -> Claimed:
-    taken: list[ClaimedJob] = []
+    taken: list[Job] = []
     expire(book, now, PROMOTE)
     for want in command.wants:
         queues = _queues(book, want.queue)
         for queue in queues:
             wake(book, queue, now, PROMOTE)
+        if len(queues) == 1 and not queues[0].parts:
+            taken += _take_loose(book, queues[0], command, want, now)
+            continue
         offers = [offer for queue in queues if (offer := _offer(book, queue, want.n, now)) is not None]
         for offer in _merged(offers, want):
-            taken.append(ClaimedJob(offer.take(command)))
+            taken.append(offer.take(command))
         for offer in offers:
             offer.close()
-    return Claimed(tuple(taken))
+    return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
 def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
@@ -45,6 +48,42 @@ def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
         job = book.jobs[seq]
         book.put(job, replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else NONE))
     return len(due)
+
+
+def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) -> list[Job]:
+    """The same for one queue without parts, which is most claims: no turns to share out and no heads to compare."""
+    room, once = _room(queue, want.n, now), want.n if want.once is None else want.once
+    taken: list[Job] = []
+    back: list[Job] = []
+    if room <= 0:
+        return taken
+    owner, until, lease = command.owner, now + command.lease, command.lease
+    for job in queue.loose.take(now, back):
+        if job.max_attempts == 1:
+            if not once:
+                back.append(job)
+                break
+            once -= 1
+        taken.append(
+            replace(
+                job,
+                state=RUNNING,
+                reason=NONE,
+                attempts=job.attempts + 1,
+                fence=job.fence + 1,
+                owner=owner,
+                lease_until=until,
+                lease_len=lease,
+                started_at=now,
+            )
+        )
+        if len(taken) == room:
+            break
+    for job in back:
+        queue.loose.put_back(job)
+    book.lend(queue, taken, until)
+    queue.next_at = spend(queue.next_at, queue.rate, now, len(taken))
+    return taken
 
 
 def _queues(book: Book, pattern: str) -> list[Queue]:
@@ -147,16 +186,20 @@ def _part_room(part: Part, now: int) -> int:
 
 
 def _offer(book: Book, queue: Queue, n: int, now: int) -> _Offer | None:
-    if queue.paused or not queue.counts[READY]:
-        return None
-    room = permits(queue.next_at, queue.rate, now, n)
-    if queue.cap is not None:
-        room = min(room, queue.cap - queue.counts[RUNNING])
+    room = _room(queue, n, now)
     if room <= 0:
         return None
     offer = _Offer(book, queue, now)
     offer.start(room)
     return offer
+
+
+def _room(queue: Queue, n: int, now: int) -> int:
+    """How many of its jobs a queue lets go now, of the `n` asked for."""
+    if queue.paused or not queue.counts[READY]:
+        return 0
+    room = permits(queue.next_at, queue.rate, now, n)
+    return room if queue.cap is None else min(room, queue.cap - queue.counts[RUNNING])
 
 
 def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:

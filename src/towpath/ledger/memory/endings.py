@@ -36,18 +36,22 @@ def end(book: Book, job: Job, state: State, reason: Reason, now: int) -> None:
 
 def end_done(book: Book, job: Job, now: int, result: bytes | None) -> None:
     """The end of most jobs, in one step."""
+    queue = book.queues[job.queue]
     done = replace(
         job,
         state=DONE,
         settled_fence=job.fence,
         settled_as=DONE,
         finished_at=now,
-        purge_at=purge_time(DONE, now, job.retention, book.queues[job.queue].retention),
+        purge_at=purge_time(DONE, now, job.retention, queue.retention),
         owner=None,
         lease_until=None,
         result=result,
     )
-    book.put(job, done)
+    if job.part is None and job.group is None:
+        book.put_done(queue, done)
+    else:
+        book.put(job, done)
     if job.key is not None:
         book.release(job, now)
 

@@ -43,11 +43,12 @@ class Timeline(Generic[K]):
             self._sweep()
 
     def _sweep(self) -> None:
-        entries = set(self)
-        self._times, self._keys, self._front, self._size = [], {}, None, 0
-        self._bound = 2 * len(entries) + SLACK
-        for at, key in entries:
-            self.push(at, key)
+        alive = self._alive
+        swept = {at: [key for key in set(keys) if alive(at, key)] for at, keys in self._keys.items()}
+        self._keys = {at: keys for at, keys in swept.items() if keys}
+        self._times, self._front = sorted(self._keys), None
+        self._size = sum(map(len, self._keys.values()))
+        self._bound = 4 * self._size + SLACK
 
     def peek(self) -> tuple[int, K] | None:
         """The first entry that holds."""
@@ -126,6 +127,10 @@ class Line:
 
     def pop(self, now: int, expired: list[Job]) -> Job | None:
         """Take out the first job that may run; those passed over for their age go to `expired`."""
+        return next(self.take(now, expired), None)
+
+    def take(self, now: int, expired: list[Job]) -> Iterator[Job]:
+        """The same, one after another."""
         heap, jobs = self._heap, self._jobs
         while heap:
             entry = heappop(heap)
@@ -135,9 +140,9 @@ class Line:
             if job is None or job.state is not READY:
                 continue
             if job.expires_at is None or job.expires_at > now:
-                return job
-            expired.append(job)
-        return None
+                yield job
+            else:
+                expired.append(job)
 
     def __len__(self) -> int:
         """Entries, also those that no longer hold."""

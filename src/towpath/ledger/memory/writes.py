@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from towpath.core.admission import Admission, Origin
 from towpath.core.commands import Abort, Append, Appended, GroupSet, GroupState, Open, Seal, Settle, Settled
-from towpath.core.job import FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, State
+from towpath.core.job import DONE, FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, State
 from towpath.core.lifecycle import Change
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import spend
@@ -61,26 +61,25 @@ def _settled_before(book: Book, command: Settle, job: Job | None) -> Settled:
 
 
 def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
-    outcome = command.outcome
-    change = settle_change(job, outcome, now)
-    error = job.error
-    if type(outcome) is not Done:
-        said = getattr(outcome, "error", None)
-        error = error if said is None else said
-        if type(outcome) is Release or type(outcome) is Refuse:
-            _give_back(book, job, now)
-    if change.state not in FINISHED:
-        book.put(job, _waiting_again(job, change, error))
-        return change.state
+    outcome, state = command.outcome, DONE
     if type(outcome) is Done:
         end_done(book, job, now, outcome.result)
     else:
+        change = settle_change(job, outcome, now)
+        state = change.state
+        said = getattr(outcome, "error", None)
+        error = job.error if said is None else said
+        if type(outcome) is Release or type(outcome) is Refuse:
+            _give_back(book, job, now)
+        if state not in FINISHED:
+            book.put(job, _waiting_again(job, change, error))
+            return state
         end_settled(book, job, change, now, error)
     if job.group is not None or job.seq in book.edges_out:
         finishing = Finishing(book, now)
-        finishing.follow([job.seq], change.state, set())
+        finishing.follow([job.seq], state, set())
         finishing.run()
-    return change.state
+    return state
 
 
 def _waiting_again(job: Job, change: Change, error: str | None) -> Job:
