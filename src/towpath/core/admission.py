@@ -41,6 +41,7 @@ __all__ = [
     "admit",
     "key_of",
     "namespace",
+    "new_job",
     "node",
     "plain",
     "walks",
@@ -80,7 +81,7 @@ def plain(specs: Iterable[Spec]) -> bool:
 def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin: Origin | None) -> Admission:
     if origin is None:
         _check_room(specs, facts.rooms)
-    jobs = [_job(spec, seq + n, now, origin) for n, spec in enumerate(specs)]
+    jobs = [new_job(spec, seq + n, now, origin) for n, spec in enumerate(specs)]
     return Admission(answers=tuple([Placed(job.id, job.seq) for job in jobs]), jobs=jobs)
 
 
@@ -100,11 +101,11 @@ def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
             raise QueueFull(queue=queue, depth=room.depth, capacity=room.capacity, asked=count)
 
 
-def _job(
+def new_job(
     spec: Spec,
     seq: int,
     now: int,
-    origin: Origin | None,
+    origin: Origin | None = None,
     waits: int = 0,
     ending: tuple[State, Reason, int | None] | None = None,
 ) -> Job:
@@ -330,11 +331,11 @@ class _Admitting:
             self.result.edges.append((runner, seq, True))
             waits += 1
         if ending is None:
-            return _job(spec, seq, self.now, self.origin, waits)
+            return new_job(spec, seq, self.now, self.origin, waits)
         self.endings[spec.id] = ending
         room = self.facts.rooms.get(spec.queue, Room())
         purge_at = purge_time(ending[0], self.now, spec.retention, room.retention)
-        return _job(spec, seq, self.now, self.origin, 0, (*ending, purge_at))
+        return new_job(spec, seq, self.now, self.origin, 0, (*ending, purge_at))
 
     @staticmethod
     def _worse(ending: tuple[State, Reason] | None, state: State) -> tuple[State, Reason]:

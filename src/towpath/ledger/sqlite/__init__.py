@@ -161,15 +161,15 @@ class SqliteLedger:
         batch.finish()
         return answers, batch.wrote
 
-    def _begin_quickly(self, ground: quick.Ground, now: int) -> None:
-        migrations.check_schema(self.path, ground.schema, ground.min_schema)
+    def _begin_quickly(self, schema: int, min_schema: int, now: int) -> None:
+        migrations.check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
     def _checkpoint(self, commands: Sequence[Command]) -> None:
         """Between batches and outside the turn: others may write meanwhile. It may fail (somebody else is at it, or the disk
         is full), but the batch is committed all the same, so the next one tries again. How long the log is, is asked only
         now and then: a hook that is told at every commit costs each of them a call into Python."""
-        self._unchecked += sum(map(_weight, commands))
+        self._unchecked += sum([_weight(command) for command in commands])
         if self._unchecked < CHECK_EVERY:
             return
         with suppress(apsw.Error):
@@ -310,7 +310,8 @@ class SqliteLedger:
 def _weight(command: Command) -> int:
     """About how many pages a command writes, or less."""
     if type(command) is Append:
-        return len(command.specs) + sum([len(spec.payload) for spec in command.specs]) // 4096
+        specs = command.specs
+        return len(specs) + (sum([len(spec.payload) for spec in specs]) if len(specs) > 1 else len(specs[0].payload)) // 4096
     if type(command) is Settle and type(command.outcome) is Done and command.outcome.result is not None:
         return 1 + len(command.outcome.result) // 4096
     return 1

@@ -7,29 +7,14 @@ to the general way. What this writes is what that would have written; the suite 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import apsw
 
-from towpath.core.admission import Facts, admit
-from towpath.core.commands import Append, Appended, Command
+from towpath.core.admission import new_job
+from towpath.core.commands import Append, Appended, Command, Placed
 from towpath.core.job import READY, Spec
 from towpath.ledger.sqlite.db import named, one
 from towpath.ledger.sqlite.jobs import insert_job
-
-_NOTHING = Facts()
-
-
-class Ground(NamedTuple):
-    """What a plain append stands on; `open` if the queue is there and takes everything."""
-
-    schema: int
-    min_schema: int
-    next_seq: int
-    next_version: int
-    last: int
-    open: int | None
-    known: int
 
 
 def lone_spec(commands: Sequence[Command]) -> Spec | None:
@@ -41,17 +26,16 @@ def lone_spec(commands: Sequence[Command]) -> Spec | None:
     return spec if plain else None
 
 
-def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[Ground, int], None]) -> Appended | None:
-    """Inside a transaction; None if it is not plain after all, and then nothing is written. `begin` hears of the ledger's
-    time and schema first, and may raise."""
-    ground = Ground(*one(db, named("plain_ground"), (spec.queue, spec.id)))
-    if not ground.open or ground.known:
+def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[int, int, int], None]) -> Appended | None:
+    """Inside a transaction; None if it is not plain after all, and then nothing is written. `begin` hears of the schema,
+    the least schema and the ledger's time first, and may raise."""
+    schema, min_schema, seq, version, last, takes_all, known = one(db, named("plain_ground"), (spec.queue, spec.id))
+    if not takes_all or known:
         return None
-    now = max(now, ground.last)
-    begin(ground, now)
-    admission = admit((spec,), _NOTHING, now, ground.next_seq)
-    (job,) = admission.jobs
+    now = max(now, last)
+    begin(schema, min_schema, now)
+    job = new_job(spec, seq, now)
     insert_job(db, job)
     db.execute(named("count_plain_ready") if job.state is READY else named("count_plain_scheduled"), (spec.queue,))
-    db.execute(named("write_meta"), (ground.next_seq + 1, ground.next_version, now))
-    return Appended(admission.answers)
+    db.execute(named("write_meta"), (seq + 1, version, now))
+    return Appended((Placed(job.id, seq),))
