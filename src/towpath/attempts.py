@@ -12,8 +12,9 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.ledger import Ledger
 from towpath.runtime.document import Document
+from towpath.runtime.office import Mode
 from towpath.runtime.tickets import Reply
 from towpath.runtime.worker import Stopped
 from towpath.tasks import Task, outcome_of
@@ -54,20 +56,22 @@ _requests = msgspec.msgpack.Decoder(Request)
 class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
+    __slots__ = ("_app", "_chance", "claim", "error", "mode", "running", "task", "timeout")
+
     def __init__(self, app: Host, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> None:
         self.claim = claim
         self.error: BaseException | None = None
         """What the handler raised."""
         self._chance = chance
         self.task = task
-        self.running = Running(app, claim, task)
-        self.mode: Literal["loop", "thread", "process"] = "process" if task.process else "loop" if task.is_async else "thread"
+        self.running = Running(app, claim, task, self._span())
+        self.mode: Mode = "process" if task.process else "loop" if task.is_async else "thread"
         self.timeout = None if claim.job.timeout is None else claim.job.timeout / SECOND
         self._app = app
 
     async def arun(self) -> Settle:
         try:
-            with self.running, self._span():
+            with self.running:
                 args, kwargs = self.task.decode(self.claim.job)
                 result = self.task.function(*args, **kwargs)
                 if self.task.is_async:
@@ -80,7 +84,7 @@ class Attempt:
 
     def run(self) -> Settle:
         try:
-            with self.running, self._span():
+            with self.running:
                 args, kwargs = self.task.decode(self.claim.job)
                 result = self.task.function(*args, **kwargs)
                 if self.task.is_async:
@@ -105,17 +109,17 @@ class Attempt:
 
     def _settle(self, outcome: Outcome) -> Settle:
         """Children, notes and functions belong to success: another attempt brings its own."""
-        spawn, notes, within = self.running.outcome_extras()
-        if not isinstance(outcome, Done):
-            return Settle(self.claim.id, self.claim.fence, outcome)
-        return Settle(self.claim.id, self.claim.fence, outcome, spawn, notes, within)
-
-    def _span(self) -> Any:
+        extras = self.running.outcome_extras()
         job = self.claim.job
-        if not tracing.AVAILABLE:
-            return tracing.span(job.kind, job.headers)
-        attributes = tracing.job_attributes(job.id, job.queue, job.attempts)
-        return tracing.span(job.kind, job.headers, attributes, (control.Control,))
+        if extras is None or type(outcome) is not Done:
+            return Settle(job.id, job.fence, outcome)
+        return Settle(job.id, job.fence, outcome, *extras)
+
+    def _span(self) -> AbstractContextManager[None] | None:
+        job = self.claim.job
+        if not tracing.wanted(job.headers):
+            return None
+        return tracing.span(job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), (control.Control,))
 
     # In another process
 
@@ -129,7 +133,7 @@ class Attempt:
         report = _reports.decode(message)
         if isinstance(report, Answer):
             return self._settle_of(report)
-        self._app.committer.post([(report, self.running.heard)])
+        self._app.committer.post([report], self.running.heard)
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
@@ -210,7 +214,7 @@ class _Pipe:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]]) -> None:
-        for command, heard in commands:
+    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None]) -> None:
+        for command in commands:
             self._connection.send_bytes(msgspec.msgpack.encode(command))
-            heard(Progressed())
+            call([Progressed()])

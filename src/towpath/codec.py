@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from towpath.errors import InvalidInput
 
@@ -73,6 +74,7 @@ class Codec:
         self._bytes = {each for each, hint in hints.items() if set(get_args(hint) or (hint,)) & set(_BYTES)}
         self._required = {each.name for each in self.parameters.values() if _is_required(each)}
         self._names = frozenset(self.parameters)
+        self._all_required = len(self._required) == len(self._names)
         self._decoder = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain)
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
@@ -147,7 +149,8 @@ class Codec:
 
     def decode(self, payload: bytes) -> Bound:
         """The arguments of a stored call. Raises InvalidInput if they do not fit the signature (any more)."""
-        return self.spread(self._values(payload))
+        values = self._values(payload)
+        return ((), values) if self._plain else self.spread(values)
 
     def spread(self, arguments: Mapping[str, Any]) -> Bound:
         """Arguments by name as the positional and keyword arguments of a call."""
@@ -174,8 +177,8 @@ class Codec:
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             said, name = _where(error)
             raise self._wrong(name, payload, said) from error
-        pairs = ((name, getattr(found, name)) for name in self.parameters)
-        return {name: value for name, value in pairs if value is not UNSET}
+        values = asdict(found)
+        return values if self._all_required else {name: value for name, value in values.items() if value is not UNSET}
 
     # Results
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol
@@ -28,12 +29,14 @@ STATE_TTL = 90 * DAY
 """How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
+_posting = threading.Lock()
+"""For the progress of all jobs: it is held for a moment, and most jobs never say how far they are."""
 
 
 class Poster(Protocol):
     """Somebody who takes commands and calls back with the replies."""
 
-    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], /) -> None: ...
+    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], /) -> None: ...
 
 
 class Host(Protocol):
@@ -57,7 +60,23 @@ class Host(Protocol):
 class Running:
     """One attempt at a job. Any thread of the handler may use it."""
 
-    def __init__(self, app: Host, claim: Claim, task: Task[..., Any]) -> None:
+    __slots__ = (
+        "_app",
+        "_cursor",
+        "_functions",
+        "_in_flight",
+        "_span",
+        "_spawn",
+        "_state",
+        "_token",
+        "_waiting",
+        "asked",
+        "job",
+        "lost",
+        "task",
+    )
+
+    def __init__(self, app: Host, claim: Claim, task: Task[..., Any], span: AbstractContextManager[None] | None = None) -> None:
         self.job: Job = claim.job
         self.task = task
         self.asked: Reason | None = claim.job.cancel_requested
@@ -69,7 +88,7 @@ class Running:
         self._spawn: list[Spec] = []
         self._functions: list[Callable[[Any], object]] = []
         self._state: Document | None = None
-        self._lock = threading.Lock()
+        self._span = span
         self._waiting: Progress | None = None
         self._in_flight = False
         self._token: Token[Running | None] | None = None
@@ -150,25 +169,31 @@ class Running:
         self.lost = True
 
     def _post_last(self) -> None:
-        with self._lock:
+        with _posting:
             last, self._waiting = self._waiting, None
         if last is not None:
-            self._app.committer.post([(last, self.heard)])
+            self._app.committer.post([last], self.heard)
 
-    def outcome_extras(self) -> Extras:
-        """What the handler collected. Posts the last progress, which must come before the settle."""
+    def outcome_extras(self) -> Extras | None:
+        """What the handler collected, if anything. Posts the last progress, which must come before the settle."""
         if self._waiting is not None:
             self._post_last()
+        if not (self._spawn or self._functions or self._state is not None or self.job.attempts > 1):
+            return None
         if self._state is not None or self.job.attempts > 1:
             return tuple(self._spawn), (Note(key=f"state/{self.id}", value=None),), self._within()
         return tuple(self._spawn), (), self._within()
 
     def __enter__(self) -> Running:
         self._token = _running.set(self)
+        if self._span is not None:
+            self._span.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._token is not None
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
         _running.reset(self._token)
 
     def _within(self) -> Callable[[Any], object] | None:
@@ -183,25 +208,26 @@ class Running:
         return within
 
     def _post(self, progress: Progress) -> None:
-        with self._lock:
+        with _posting:
             if self._in_flight:
                 self._waiting = _merged(self._waiting, progress)
                 return
             self._in_flight = True
-        self._app.committer.post([(progress, self.heard)])
+        self._app.committer.post([progress], self.heard)
 
-    def heard(self, reply: Reply) -> None:
+    def heard(self, replies: Sequence[Reply]) -> None:
         """In the committing thread: at most one progress of a job is on its way."""
+        (reply,) = replies
         if isinstance(reply, Progressed) and reply.cancel is not None:
             self.ask(reply.cancel)
         elif isinstance(reply, LostClaim):
             self.lose()
-        with self._lock:
+        with _posting:
             following, self._waiting = self._waiting, None
             self._in_flight = following is not None
         if following is not None:
             try:
-                self._app.committer.post([(following, self.heard)])
+                self._app.committer.post([following], self.heard)
             except TowpathError:
                 # The engine closes. Progress is a courtesy, and this is not the handler's thread.
                 return

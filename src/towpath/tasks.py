@@ -32,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NO_HEADERS: Mapping[str, str] = {}
+_DONE = Done()
 MAX_TRACE = 16_000
 """Characters of a failure that are kept."""
 
@@ -220,6 +221,8 @@ def outcome_of(
 ) -> Outcome:
     """What the ledger is told: the handler returned `result`, or raised `error`."""
     if error is None:
+        if result is None:
+            return _DONE
         try:
             return Done(task.codec.encode_result(result))
         except InvalidInput as refused:

@@ -37,12 +37,17 @@ def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
     return carried
 
 
+def wanted(headers: Mapping[str, str]) -> bool:
+    """Would a span around a handler tell anybody anything?"""
+    return AVAILABLE and (HEADER in headers or _listening())
+
+
 def span(
     kind: str, headers: Mapping[str, str], attributes: Mapping[str, str | int] = {}, quiet: tuple[type[BaseException], ...] = ()
 ) -> AbstractContextManager[None]:
     """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (a handler's way to say
     "later" or "stop") are not errors of the span. Enter it where the handler runs: on its task, or in its thread."""
-    if not AVAILABLE or (HEADER not in headers and not _listening()):
+    if not wanted(headers):
         return _NOTHING
     return _Span(kind, headers, attributes, quiet)
 

@@ -76,7 +76,7 @@ def test_what_waits_is_committed_before_it_closes(tmp_path: Path) -> None:
     replies: list[object] = []
     with App(url) as app:
         spec = app.task(name="t")(nothing).spec_for((), {})
-        app.committer.post([(commands.Append((spec,)), replies.append)])
+        app.committer.post([commands.Append((spec,))], replies.extend)
     assert len(replies) == 1
     with App(url) as app:
         assert app.job(spec.id).status().state is State.READY

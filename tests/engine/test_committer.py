@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 import pytest
@@ -69,10 +70,22 @@ def in_thread(committer: Committer, command: Command) -> tuple[threading.Thread,
     return thread, answers
 
 
+def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
+    """A callback for one posted command."""
+
+    def heard(found: Sequence[Reply]) -> None:
+        (reply,) = found
+        replies.put(reply)
+
+    return heard
+
+
 def until_waiting(committer: Committer, count: int) -> None:
     """Bounded: the callers are threads that only need to be scheduled."""
-    with committer._state:
-        assert committer._state.wait_for(lambda: len(committer._first) + len(committer._rest) >= count, timeout=20)
+    until = time.monotonic() + 20
+    while len(committer._first) + len(committer._rest) < count:
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def test_a_lone_caller_leads(ledger: Gated) -> None:
@@ -103,7 +116,7 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
     in_thread(committer, append("b"))
     until_waiting(committer, 1)
     replies: SimpleQueue[Reply] = SimpleQueue()
-    committer.post([(Settle("a", claimed.claims[0].fence, Done()), replies.put)])
+    committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
     demand = Standing(5)
     committer.add_demand(demand)
     ledger.let_go()
@@ -148,7 +161,8 @@ def test_only_appends_from_outside_wait_for_room(ledger: Gated, committer: Commi
     blocked, answers = in_thread(committer, append("one-more"))
     # Neither a settle, nor a command that is no append, nor an append of the engine's own waits for room.
     replies: SimpleQueue[Reply] = SimpleQueue()
-    committer.post([(Settle("first", 9, Done()), replies.put), (append("own"), replies.put)])
+    committer.post([Settle("first", 9, Done())], one_into(replies))
+    committer.post([append("own")], one_into(replies))
     renewing, _ = in_thread(committer, Renew((), LEASE))
     until_waiting(committer, 4)
     assert answers == []
@@ -209,7 +223,7 @@ def test_patient_commands_outlast_a_busy_ledger(ledger: Gated, committer: Commit
     busy = LedgerBusy(path="x", seconds=1)
     ledger.fail += [busy, busy]
     replies: SimpleQueue[Reply] = SimpleQueue()
-    committer.post([(Settle("a", claimed.claims[0].fence, Done()), replies.put)])
+    committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
     assert isinstance(replies.get(timeout=20), Settled)
     ledger.fail.append(busy)
     with pytest.raises(LedgerBusy):
@@ -221,7 +235,7 @@ def test_close_commits_what_waits_and_refuses_what_comes_later(ledger: Gated, co
     ledger.hold()
     first, _ = in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    committer.post([(append("own"), replies.put)])
+    committer.post([append("own")], one_into(replies))
     ledger.let_go()
     committer.close()
     first.join(20)

@@ -64,7 +64,7 @@ class TestWords:
         held = job(ledger, id)
         assert held.lease_until is not None
         assert held.lease_until - held.created_at > 290 * SECOND
-        entry = desk.leases._held[id]
+        _, entry = desk.leases._held[id]
         assert entry.lease == 300 * SECOND
         assert entry.until is not None
         assert entry.until > time.monotonic() + 290
@@ -111,7 +111,7 @@ class TestWords:
         assert fresh.fence == stale.fence + 1
         with pytest.raises(LostClaim):
             stale.ack()
-        assert desk.leases._held[id].fence == fresh.fence
+        assert desk.leases._held[id][0] == fresh.fence
         fresh.ack()
         assert desk.leases._held == {}
 

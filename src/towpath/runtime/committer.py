@@ -10,15 +10,14 @@ A command of the engine's own (`patient`) is kept while the ledger is busy or go
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from towpath.core.commands import Append, Claim, Claimed, Command, Progress, Renew, Result, Settle
+from towpath.core.commands import Append, Claim, Claimed, Command, Result, Settle
 from towpath.errors import LedgerClosed, LedgerError, TowpathError
 from towpath.events import BatchCommitted, BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
@@ -50,7 +49,11 @@ class Committer:
         self._bus = bus or Bus()
         self._max_backlog = max_backlog
         self._commit = threading.Lock()
-        self._state = threading.Condition(threading.Lock())
+        self._state = threading.Lock()
+        self._work = threading.Condition(self._state)
+        """Where the committer's thread waits."""
+        self._room = threading.Condition(self._state)
+        """Where threads wait until the backlog takes their append."""
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
         self._backlog = 0
@@ -68,7 +71,8 @@ class Committer:
         """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
         with self._state:
             self._closing = True
-            self._state.notify_all()
+            self._work.notify_all()
+            self._room.notify_all()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -80,15 +84,14 @@ class Committer:
         if self._lead_alone(ticket):
             return outcome(ticket.reply)
         with self._state:
-            while outside and isinstance(command, Append) and not self._has_room(ticket):
-                self._state.wait()
+            while outside and ticket.room and not self._has_room(ticket):
+                self._room.wait()
             self._add(ticket)
-            self._state.notify_all()
         ticket.wait()
         return outcome(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
-        ticket = TaskTicket(command)
+        ticket = TaskTicket(command, asyncio.get_running_loop())
         while not self._try_add(ticket, outside):
             # The same future serves for room and for the answer: it is made anew when it was spent on room.
             await ticket.future
@@ -96,12 +99,12 @@ class Committer:
         await ticket.future
         return outcome(ticket.reply)
 
-    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], patient: bool = True) -> None:
-        """Hand over commands of the engine's own; never waits. Each function gets its reply in the committing thread."""
+    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
+        """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
+        committing thread."""
+        ticket = CallTicket(commands, call, patient)
         with self._state:
-            for command, call in commands:
-                self._add(CallTicket(command, call, patient))
-            self._state.notify_all()
+            self._add(ticket)
 
     def add_demand(self, demand: Demand) -> None:
         with self._state:
@@ -116,30 +119,26 @@ class Committer:
         """There may be something for the standing demand: look now."""
         with self._state:
             self._kicked = True
-            self._state.notify_all()
+            self._work.notify()
 
     # The queue of tickets; under the state lock
 
     def _has_room(self, ticket: Ticket) -> bool:
-        return self._closing or self._backlog == 0 or self._backlog + ticket.weight <= self._max_backlog
+        return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
     def _add(self, ticket: Ticket) -> None:
         if self._closing:
             raise LedgerClosed(path="the engine")
-        if isinstance(ticket.command, Settle | Renew | Progress):
-            self._first.append(ticket)
-            return
-        self._rest.append(ticket)
-        if isinstance(ticket.command, Append):
-            self._backlog += ticket.weight
+        (self._first if ticket.early else self._rest).append(ticket)
+        self._backlog += ticket.room
+        self._work.notify()
 
     def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
         with self._state:
-            if outside and isinstance(ticket.command, Append) and not self._has_room(ticket):
+            if outside and ticket.room and not self._has_room(ticket):
                 self._waiting_for_room.append(ticket)
                 return False
             self._add(ticket)
-            self._state.notify_all()
             return True
 
     def _take(self) -> list[Ticket]:
@@ -151,70 +150,86 @@ class Committer:
                 ticket = queue.popleft()
                 taken.append(ticket)
                 weight += ticket.weight
-                if isinstance(ticket.command, Append):
-                    self._backlog -= ticket.weight
+                self._backlog -= ticket.room
         self._kicked = False
-        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        while self._waiting_for_room:
-            waiting = self._waiting_for_room.popleft()
-            by_loop.setdefault(waiting.loop, []).append(waiting.future)
-        for loop, futures in by_loop.items():
-            wake_all(loop, futures)
-        self._state.notify_all()
+        self._room.notify_all()
+        if self._waiting_for_room:
+            by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+            while self._waiting_for_room:
+                waiting = self._waiting_for_room.popleft()
+                by_loop.setdefault(waiting.loop, []).append(waiting.future)
+            for loop, futures in by_loop.items():
+                wake_all(loop, futures)
         return taken
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
         with self._state:
             for ticket in reversed(tickets):
-                if isinstance(ticket.command, Settle | Renew | Progress):
-                    self._first.appendleft(ticket)
-                else:
-                    self._rest.appendleft(ticket)
-                    self._backlog += ticket.weight if isinstance(ticket.command, Append) else 0
+                (self._first if ticket.early else self._rest).appendleft(ticket)
+                self._backlog += ticket.room
             self._kicked = True
-            self._state.notify_all()
+            self._work.notify()
 
     # Leading a batch
 
     def _lead_alone(self, ticket: ThreadTicket) -> bool:
         """A blocking caller leads if nobody does: no hand-over to another thread. Never on an event loop's thread."""
-        with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop()
-            return False
-        if not self._commit.acquire(blocking=False):
+        if asyncio._get_running_loop() is not None or not self._commit.acquire(blocking=False):
             return False
         try:
             with self._state:
                 if self._closing or self._failures or self._first or self._rest:
                     return False
-                self._add(ticket)
+                self._rest.append(ticket)
+                self._backlog += ticket.room
                 batch = self._take()
             self._lead(batch)
         finally:
             self._commit.release()
-            with self._state:
-                if self._first or self._rest or self._kicked:
-                    self._state.notify_all()
+            if self._first or self._rest or self._kicked:
+                with self._state:
+                    self._work.notify()
         return True
 
     def _lead(self, batch: Sequence[Ticket]) -> None:
         """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds
         being applied twice."""
+        commands: list[Command] = []
+        for ticket in batch:
+            commands += ticket.commands
+        own = len(commands)
+        asked: list[Demand] = []
         try:
-            with self._asked() as (demands, claims):
-                commands = [ticket.command for ticket in batch]
-                if not commands and not claims:
-                    return
-                answers = self._apply([*commands, *claims])
-                self._failures = 0
-                self._serve(demands, answers[len(commands) :])
+            if self._demands:
+                asked = self._ask(commands)
+            if not commands:
+                return
+            answers = self._apply(commands)
+            self._failures = 0
+            for demand, answer in zip(asked, answers[own:], strict=True):
+                assert isinstance(answer, Claimed | TowpathError)
+                demand.taken(answer)
         except TowpathError as error:
+            self._tell(asked, error)
             self._fail(batch, error)
             return
         except BaseException:
+            self._tell(asked, LedgerError())
             self._put_back(batch)
             raise
-        deliver(batch, answers[: len(commands)])
+        deliver(batch, answers)
+
+    def _ask(self, commands: list[Command]) -> list[Demand]:
+        """Add what the standing demand wants with this batch; who asked."""
+        with self._state:
+            asked = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
+        commands += [claim for _, claim in asked]
+        return [demand for demand, _ in asked]
+
+    @staticmethod
+    def _tell(asked: Sequence[Demand], error: TowpathError) -> None:
+        for demand in asked:
+            demand.taken(error)
 
     def _apply(self, commands: Sequence[Command]) -> list[Answer]:
         if not self._bus.wants(BatchCommitted):
@@ -227,25 +242,6 @@ class Committer:
         self._bus.publish(BatchCommitted(len(commands), jobs, time.monotonic() - started))
         return answers
 
-    @contextlib.contextmanager
-    def _asked(self) -> Iterator[tuple[list[Demand], list[Claim]]]:
-        """What the standing demand wants with this batch; if the batch fails, the demand hears of it."""
-        with self._state:
-            asked = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
-        try:
-            yield [demand for demand, _ in asked], [claim for _, claim in asked]
-        except BaseException as error:
-            reason = error if isinstance(error, TowpathError) else LedgerError()
-            for demand, _ in asked:
-                demand.taken(reason)
-            raise
-
-    @staticmethod
-    def _serve(demands: Sequence[Demand], answers: Sequence[Answer]) -> None:
-        for demand, answer in zip(demands, answers, strict=True):
-            assert isinstance(answer, Claimed | TowpathError)
-            demand.taken(answer)
-
     def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:
         if error.retryable:
             self._failures += 1
@@ -255,15 +251,15 @@ class Committer:
         if self._bus.wants(BatchFailed):
             self._bus.publish(BatchFailed(len(batch), str(error), error.retryable))
         self._put_back(patient)
-        deliver(others, [error] * len(others))
+        deliver(others, [error] * sum([len(ticket.commands) for ticket in others]))
 
     def _run(self) -> None:
         while True:
             with self._state:
                 while not (self._first or self._rest or self._kicked or self._closing):
-                    self._state.wait()
+                    self._work.wait()
                 if self._failures and not self._closing:
-                    self._state.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
+                    self._work.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
                 if self._closing and not (self._first or self._rest):
                     return
             with self._commit:
@@ -280,4 +276,4 @@ class Committer:
             left = [*self._first, *self._rest]
             self._first.clear()
             self._rest.clear()
-        deliver(left, [LedgerClosed(path="the engine")] * len(left))
+        deliver(left, [LedgerClosed(path="the engine")] * sum([len(ticket.commands) for ticket in left]))

@@ -107,7 +107,7 @@ class _Desk:
         for waiter, claims in deliveries.items():
             waiter.deliver(claims)
         if orphans:
-            self._committer.post([(Settle(claim.id, claim.fence, Release()), _ignore) for claim in orphans])
+            self._committer.post([Settle(claim.id, claim.fence, Release()) for claim in orphans], _ignore)
 
     def _taker(self, claim: Claim) -> Waiter | None:
         """Whoever has waited longest for a job of this queue."""
@@ -117,5 +117,5 @@ class _Desk:
         return None
 
 
-def _ignore(reply: Reply) -> None:
+def _ignore(replies: Sequence[Reply]) -> None:
     """A claim that nobody took was given back; if even that fails, its lease runs out."""

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +28,7 @@ from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
 from towpath.runtime.newids import new_id
-from towpath.runtime.tickets import Reply, outcome
+from towpath.runtime.tickets import Reply, outcome, wake_all
 from towpath.runtime.upkeep import Caretaker, Due
 from towpath.runtime.watch import Watch
 
@@ -114,18 +114,30 @@ class Engine:
         return await self.parts.committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
-        """Several commands, in this order and in one commit if they fit. The first refusal is raised, after all were tried."""
-        gathered = _Gathered(len(commands), _thread_waker())
-        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)], patient=False)
-        gathered.wake.wait()
-        return gathered.results()
+        """Several commands, in this order and in one commit. The first refusal is raised, after all were tried."""
+        replies: list[Reply] = []
+        answered = threading.Event()
+
+        def heard(found: Sequence[Reply]) -> None:
+            replies.extend(found)
+            answered.set()
+
+        self.parts.committer.post(commands, heard, patient=False)
+        answered.wait()
+        return [outcome(reply) for reply in replies]
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        gathered = _Gathered(len(commands), _loop_waker(loop, woken))
-        self.parts.committer.post([(command, gathered.put(n)) for n, command in enumerate(commands)], patient=False)
-        await woken.wait()
-        return gathered.results()
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+        replies: list[Reply] = []
+
+        def heard(found: Sequence[Reply]) -> None:
+            replies.extend(found)
+            wake_all(loop, [answered])
+
+        self.parts.committer.post(commands, heard, patient=False)
+        await answered
+        return [outcome(reply) for reply in replies]
 
     def new_id(self) -> str:
         """A new id for a job, later than every id this process made before."""
@@ -202,47 +214,6 @@ class Engine:
         if self._parts is not None:
             _left_to_the_parent.append(self._parts)
             self._parts = None
-
-
-class _Waker:
-    def __init__(self, ring: Callable[[], None], wait: Callable[[], object]) -> None:
-        self.ring = ring
-        self.wait = wait
-
-
-def _thread_waker() -> _Waker:
-    event = threading.Event()
-    return _Waker(event.set, event.wait)
-
-
-def _loop_waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> _Waker:
-    def ring() -> None:
-        # A closed loop has nobody left who waits.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(event.set)
-
-    return _Waker(ring, lambda: None)
-
-
-class _Gathered:
-    """Replies to commands that were posted together; wakes once the last has come."""
-
-    def __init__(self, n: int, wake: _Waker) -> None:
-        self.wake = wake
-        self._replies: list[Reply | None] = [None] * n
-        self._open = n
-
-    def put(self, n: int) -> Callable[[Reply], None]:
-        def heard(reply: Reply) -> None:
-            self._replies[n] = reply
-            self._open -= 1
-            if self._open == 0:
-                self.wake.ring()
-
-        return heard
-
-    def results(self) -> list[Result]:
-        return [outcome(reply) for reply in self._replies]
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -209,14 +209,15 @@ class Inbox:
         command = ClaimCommand(owner=self._host.owner, wants=(Want(self._queue, n),), lease=self._terms.lease)
 
         def start(wake: Callable[[], None]) -> None:
-            def answered(reply: Reply) -> None:
+            def answered(replies: Sequence[Reply]) -> None:
+                (reply,) = replies
                 if isinstance(reply, Claimed):
                     self.deliver(reply.claims)
                 elif isinstance(reply, TowpathError):
                     self._error = reply
                 wake()
 
-            self._committer.post([(command, answered)], patient=False)
+            self._committer.post([command], answered, patient=False)
 
         return start
 
@@ -295,10 +296,10 @@ def give_back(committer: Committer, claims: Sequence[Claim]) -> None:
     """As if they had never been claimed. If that fails, their leases run out."""
     if claims:
         with contextlib.suppress(LedgerClosed):
-            committer.post([(Settle(claim.id, claim.fence, Release()), _ignore) for claim in claims])
+            committer.post([Settle(claim.id, claim.fence, Release()) for claim in claims], _ignore)
 
 
-def _ignore(reply: Reply) -> None:
+def _ignore(replies: Sequence[Reply]) -> None:
     """Nobody waits for it."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,15 +19,14 @@ BEATS = 3
 
 
 @dataclass(slots=True)
-class Held:
-    """`until` is the monotonic time after which nobody vouches for the holder any more, and the lease may run out."""
+class Holder:
+    """Who holds claims that came together. `until` is the monotonic time after which nobody vouches for the holder any more,
+    and the leases may run out."""
 
-    fence: int
     lease: int
     on_lost: Callable[[str], None]
     on_cancel: Callable[[str, Reason], None]
     until: float | None = None
-    asked: bool = False
 
 
 class Leases:
@@ -35,10 +34,15 @@ class Leases:
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, tuple[int, Holder]] = {}
+        """The fence of each claim, and who holds it."""
+        self._asked: set[tuple[str, int]] = set()
+        """Claims whose holder was told to stop."""
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._beat: int | None = None
+        """The lease that the thread beats for."""
 
     def hold(
         self,
@@ -49,26 +53,25 @@ class Leases:
         until: float | None = None,
     ) -> None:
         with self._changed:
-            shortest = self._shortest()
-            for claim in claims:
-                self._held[claim.id] = Held(claim.fence, lease, on_lost, on_cancel, until)
+            holder = Holder(lease, on_lost, on_cancel, until)
+            self._held.update([(claim.job.id, (claim.job.fence, holder)) for claim in claims])
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="towpath-leases", daemon=True)
                 self._thread.start()
-            elif shortest is None or lease < shortest:
+            elif self._beat is None or lease < self._beat:
                 self._changed.notify_all()
 
     def drop(self, id: str, fence: int | None = None) -> None:
         """With a fence: only this claim, not one that the process has got of the same job since."""
         with self._changed:
-            if (held := self._held.get(id)) is not None and fence in (None, held.fence):
+            if (held := self._held.get(id)) is not None and fence in (None, held[0]):
                 del self._held[id]
 
     def drop_all(self, held: Iterable[tuple[str, int]]) -> None:
         """(id, fence) pairs; a newer claim of the same job stays."""
         with self._changed:
             for id, fence in held:
-                if (found := self._held.get(id)) is not None and found.fence == fence:
+                if (found := self._held.get(id)) is not None and found[0] == fence:
                     del self._held[id]
 
     def close(self) -> None:
@@ -83,31 +86,36 @@ class Leases:
         """Renew everything that somebody still vouches for. `now` is monotonic."""
         by_lease: dict[int, list[tuple[str, int]]] = {}
         with self._changed:
-            for id in [id for id, held in self._held.items() if held.until is not None and held.until <= now]:
+            for id in [id for id, (_, holder) in self._held.items() if holder.until is not None and holder.until <= now]:
                 del self._held[id]
-            for id, held in self._held.items():
-                by_lease.setdefault(held.lease, []).append((id, held.fence))
-        renewals = [(Renew(tuple(pairs), lease), partial(self._heard, dict(pairs))) for lease, pairs in by_lease.items()]
-        self._committer.post(renewals)
+            self._asked.intersection_update([(id, fence) for id, (fence, _) in self._held.items()])
+            for id, (fence, holder) in self._held.items():
+                by_lease.setdefault(holder.lease, []).append((id, fence))
+        for lease, pairs in by_lease.items():
+            self._committer.post([Renew(tuple(pairs), lease)], partial(self._heard, dict(pairs)))
 
-    def _heard(self, sent: dict[str, int], reply: Reply) -> None:
+    def _heard(self, sent: dict[str, int], replies: Sequence[Reply]) -> None:
+        (reply,) = replies
         if not isinstance(reply, Renewed):
             return
         with self._changed:
             # The same job may have been claimed anew since; only the claim that was renewed can be lost.
-            lost = [(id, held) for id in reply.lost if (held := self._held.get(id)) and held.fence == sent[id]]
+            lost = [(id, held[1]) for id in reply.lost if (held := self._held.get(id)) and held[0] == sent[id]]
             for id, _ in lost:
                 del self._held[id]
-            asked = [(id, reason, held) for id, reason in reply.cancel if (held := self._held.get(id)) and not held.asked]
-            for _, _, held in asked:
-                held.asked = True
-        for id, held in lost:
-            held.on_lost(id)
-        for id, reason, held in asked:
-            held.on_cancel(id, reason)
+            asked = [
+                (id, reason, held[1])
+                for id, reason in reply.cancel
+                if (held := self._held.get(id)) and (id, held[0]) not in self._asked
+            ]
+            self._asked.update([(id, sent[id]) for id, _, _ in asked])
+        for id, holder in lost:
+            holder.on_lost(id)
+        for id, reason, holder in asked:
+            holder.on_cancel(id, reason)
 
     def _shortest(self) -> int | None:
-        return min((held.lease for held in self._held.values()), default=None)
+        return min((holder.lease for _, holder in self._held.values()), default=None)
 
     def _run(self) -> None:
         last = time.monotonic()
@@ -115,8 +123,8 @@ class Leases:
             with self._changed:
                 if self._closed:
                     return
-                shortest = self._shortest()
-                due = None if shortest is None else last + shortest / SECOND / BEATS
+                self._beat = self._shortest()
+                due = None if self._beat is None else last + self._beat / SECOND / BEATS
                 if due is None or due > time.monotonic():
                     self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
                     if due is None:

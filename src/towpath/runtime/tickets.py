@@ -1,42 +1,44 @@
-"""A command on its way to the ledger, and whoever waits for its answer: a thread, a coroutine, or a callback."""
+"""Commands on their way to the ledger, and whoever waits for the answers: a thread, a coroutine, or a callback."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from towpath.core.commands import Append, Command, Result
+from towpath.core.commands import Append, Command, Progress, Renew, Result, Settle
 from towpath.errors import TowpathError
 from towpath.ledger import Answer
 
 Reply = Answer | TowpathError
 """What becomes of a command: a result, a refusal, or the error that the ledger as a whole ended in."""
 
+_EARLY = (Settle, Renew, Progress)
+
 
 class Ticket:
-    """`patient` ones (settle, renew, progress) survive a ledger that is busy or gone for a while; the others fail with it."""
+    """Commands that stay together, in this order. `patient` ones survive a ledger that is busy or gone for a while; the others
+    fail with it. `early` ones tell of what is held already and go before everything new. `room` is how many specs they would
+    append, `weight` how much of a batch they fill."""
 
-    __slots__ = ("command", "patient", "reply")
+    __slots__ = ("commands", "early", "patient", "room", "weight")
 
-    def __init__(self, command: Command, patient: bool = False) -> None:
-        self.command = command
+    def __init__(self, commands: Sequence[Command], patient: bool = False) -> None:
+        self.commands = commands
         self.patient = patient
-        self.reply: Reply | None = None
-
-    @property
-    def weight(self) -> int:
-        """How much of a batch it fills."""
-        return len(self.command.specs) if isinstance(self.command, Append) else 1
+        self.early = isinstance(commands[0], _EARLY)
+        self.room = 0 if self.early else sum([len(command.specs) for command in commands if isinstance(command, Append)])
+        self.weight = max(self.room, len(commands))
 
 
 class ThreadTicket(Ticket):
-    """For a thread that blocks."""
+    """For a thread that blocks for one command."""
 
-    __slots__ = ("_answered",)
+    __slots__ = ("_answered", "reply")
 
-    def __init__(self, command: Command, patient: bool = False) -> None:
-        super().__init__(command, patient)
+    def __init__(self, command: Command) -> None:
+        super().__init__((command,))
+        self.reply: Reply | None = None
         self._answered = threading.Lock()
         self._answered.acquire()
 
@@ -52,23 +54,24 @@ class ThreadTicket(Ticket):
 
 
 class TaskTicket(Ticket):
-    """For a coroutine on an event loop."""
+    """For a coroutine that waits for one command."""
 
-    __slots__ = ("future", "loop")
+    __slots__ = ("future", "loop", "reply")
 
-    def __init__(self, command: Command, patient: bool = False) -> None:
-        super().__init__(command, patient)
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self.loop.create_future()
+    def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__((command,))
+        self.reply: Reply | None = None
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
 
 
 class CallTicket(Ticket):
-    """For a function that is called with the reply, in the thread that committed. It must be quick and must not raise."""
+    """For a function that is called with the replies, in the thread that committed. It must be quick and must not raise."""
 
     __slots__ = ("call",)
 
-    def __init__(self, command: Command, call: Callable[[Reply], None], patient: bool = True) -> None:
-        super().__init__(command, patient)
+    def __init__(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
+        super().__init__(commands, patient)
         self.call = call
 
 
@@ -80,17 +83,20 @@ def outcome(reply: Reply | None) -> Result:
     return reply
 
 
-def deliver(tickets: Sequence[Ticket], replies: Iterable[Reply]) -> None:
-    """Give every ticket its reply. An event loop is woken once, however many of its coroutines are answered."""
+def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
+    """Give every ticket its replies. An event loop is woken once, however many of its coroutines are answered."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for ticket, reply in zip(tickets, replies, strict=True):
-        ticket.reply = reply
-        if isinstance(ticket, ThreadTicket):
+    at = 0
+    for ticket in tickets:
+        if isinstance(ticket, CallTicket):
+            ticket.call(replies[at : at + len(ticket.commands)])
+        elif isinstance(ticket, ThreadTicket):
+            ticket.reply = replies[at]
             ticket.wake()
-        elif isinstance(ticket, CallTicket):
-            ticket.call(reply)
         elif isinstance(ticket, TaskTicket):
+            ticket.reply = replies[at]
             by_loop.setdefault(ticket.loop, []).append(ticket.future)
+        at += len(ticket.commands)
     for loop, futures in by_loop.items():
         wake_all(loop, futures)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from towpath.clock import Clock
@@ -228,7 +228,7 @@ class _Chair:
         held, self._note, self.held_until = self._note, None, 0
         if held is not None:
             with contextlib.suppress(LedgerClosed):
-                self._committer.post([(Note(key=KEY, value=None, expect=held.version), _ignore)])
+                self._committer.post([Note(key=KEY, value=None, expect=held.version)], _ignore)
 
 
 class _Chores:
@@ -285,5 +285,5 @@ class _Rounds:
                 log.warning("schedules have to wait: %s", error, exc_info=not isinstance(error, TowpathError))
 
 
-def _ignore(reply: Reply) -> None:
+def _ignore(replies: Sequence[Reply]) -> None:
     """Nobody waits for it."""

@@ -11,22 +11,20 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from towpath.core import checks
 from towpath.core.checks import SECOND
-from towpath.core.commands import Settle, Settled
-from towpath.core.job import Claim, Done, Job, Outcome, Reason, Refuse, Release, Retry, State
-from towpath.errors import LostClaim, Refused, TowpathError
-from towpath.events import Event, JobsClaimed, JobSettled, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
+from towpath.core.commands import Settle
+from towpath.core.job import Claim, Reason, Refuse, Release
+from towpath.events import Event, JobsClaimed, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.office import Attempt, Office, WorkerOptions
+from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Pulse
-from towpath.runtime.tickets import Reply
 
 log = logging.getLogger("towpath.worker")
 
@@ -50,25 +48,6 @@ class _Run:
         self.asked: Reason | None = None
         self.late = False
         self.over = False
-
-
-class _Ended:
-    """How an attempt ended, on its way to the ledger. `started` is None where no handler was called."""
-
-    __slots__ = ("at", "job", "settle", "started")
-
-    def __init__(self, settle: Settle, job: Job, at: float = 0.0, started: float | None = None) -> None:
-        self.settle = settle
-        self.job = job
-        self.at = at
-        self.started = started
-
-    def event(self, reply: Settled) -> JobSettled:
-        job, outcome = self.job, self.settle.outcome
-        spent = 0.0 if self.started is None else self.at - self.started
-        error = getattr(outcome, "error", None)
-        name = str(type(outcome).__struct_config__.tag)
-        return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
 
 
 class TimedOut(Exception):
@@ -97,10 +76,8 @@ class Worker:
         self._waiter = Waiter(options.queues, self._arrived, self._lease)
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
-        self._settles: list[_Ended] = []
-        self._posted = self._answered = 0
-        """Settles handed over and answered: `run` does not end before the ledger has them all."""
         self._pace = Pace()
+        self._outbox = Outbox(office, self._pace, self._call, self._told_all)
         self._flushing = False
         self._stopping = False
 
@@ -123,7 +100,7 @@ class Worker:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await self._until(self._settled, lambda: self._posted == self._answered, LAST_WORD)
+            await self._until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
             self._office.dispatcher.remove(self._waiter)
             self._give_back()
@@ -150,7 +127,9 @@ class Worker:
         try:
             self._loop.call_soon_threadsafe(self._accept, claims)
         except RuntimeError:
-            self._post([_Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
+            for claim in claims:
+                self._outbox.add(Settle(claim.id, claim.fence, Release()), claim.job)
+            self._outbox.send()
 
     def _accept(self, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
@@ -163,14 +142,14 @@ class Worker:
         self._flush_soon()
 
     def _fill(self) -> None:
+        """Start what there are slots for."""
         while self._buffer and len(self._runs) < self._options.concurrency:
             claim = self._buffer.popleft()
             attempt = self._make(claim)
             if attempt is None:
-                error = f"no task here is called {claim.job.kind!r}"
-                self._end(claim, Settle(claim.id, claim.fence, Refuse(error=error)))
-                continue
-            self._begin(_Run(claim, attempt))
+                self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
+            else:
+                self._begin(_Run(claim, attempt))
 
     def _begin(self, run: _Run) -> None:
         self._runs[run.claim.id] = run
@@ -180,7 +159,8 @@ class Worker:
             waited = max(0, (job.started_at or 0) - job.ready_at) / SECOND
             self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
-            run.task = self._loop.create_task(self._run_here(run))
+            # Not by the loop's own method, which costs half as much again; a task factory is nothing a handler needs.
+            run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=run.claim.job.kind)
         elif attempt.mode == "thread":
             self._threads.submit(attempt.run, lambda settle, error: self._ended(run, settle, error))
         else:
@@ -233,16 +213,16 @@ class Worker:
         run.over = True
         if run.timer is not None:
             run.timer.cancel()
-        del self._runs[run.claim.id]
-        self._end(run.claim, settle, run.started)
-        self._fill()
+        del self._runs[settle.id]
+        self._outbox.add(settle, run.claim.job, time.monotonic() - run.started)
+        if not self._flushing:
+            self._flush_soon()
         if self._stopping and not self._runs:
             self._drained.set()
 
-    def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
-        # One of a hand-over is enough to know how long a commit takes.
-        at = time.monotonic() if started is not None or not self._settles else 0.0
-        self._settles.append(_Ended(settle, claim.job, at, started))
+    def _end(self, claim: Claim, settle: Settle) -> None:
+        """No handler was called."""
+        self._outbox.add(settle, claim.job)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -251,15 +231,14 @@ class Worker:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Once per turn of the loop: all outcomes, and the demand that they leave room for."""
+        """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
-        settles, self._settles = self._settles, []
+        sending = len(self._outbox) > 0
         if not self._stopping:
-            self._ask_for_more(kick=not settles)
-        if settles:
-            self._office.leases.drop_all([(end.settle.id, end.settle.fence) for end in settles])
-            self._pace.ended(len(settles))
-            self._post(settles)
+            self._ask_for_more(kick=not sending)
+        if sending:
+            self._outbox.send()
+        self._fill()
 
     def _ask_for_more(self, kick: bool) -> None:
         free = self._options.concurrency - len(self._runs)
@@ -268,32 +247,10 @@ class Worker:
         if missing > 0:
             self._office.dispatcher.more(self._waiter, missing, kick)
 
-    def _post(self, ends: Sequence[_Ended]) -> None:
-        self._posted += len(ends)
-        self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
-
-    def _heard(self, end: _Ended, reply: Reply) -> None:
-        """In the committing thread: what became of a settle."""
-        settle = end.settle
-        if isinstance(reply, Refused) and not isinstance(reply, LostClaim):
-            # What the handler wanted along with its end was refused, so the attempt failed.
-            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
-            self._call(self._post, [_Ended(again, end.job, started=end.started)])
-        # Answers come one after the other, under the commit lock.
-        self._answered += 1
-        if self._stopping and self._posted == self._answered:
+    def _told_all(self) -> None:
+        """In the committing thread: the ledger has heard of everything so far."""
+        if self._stopping:
             self._call(self._settled.set)
-        if end.at:
-            self._pace.committed(time.monotonic() - end.at)
-        if isinstance(reply, Settled):
-            if type(settle.outcome) is not Done:
-                _tell(end.job, settle.outcome, reply)
-            if self._office.bus.wants(JobSettled):
-                self._office.bus.publish(end.event(reply))
-        elif isinstance(reply, LostClaim):
-            log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
-        elif isinstance(reply, TowpathError) and not isinstance(reply, Refused):
-            log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
 
@@ -383,18 +340,3 @@ class Worker:
         while self._buffer:
             claim = self._buffer.popleft()
             self._end(claim, Settle(claim.id, claim.fence, Release()))
-
-
-def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
-    """Nothing dies silently: failures are in the log, with the first line of what was said."""
-    said = (getattr(outcome, "error", None) or "").partition("\n")[0]
-    if reply.state is State.FAILED:
-        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
-    elif isinstance(outcome, Retry):
-        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
-    elif reply.state is State.CANCELED:
-        log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
-
-
-def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))

@@ -230,11 +230,9 @@ class InlineCommitter(Committer):
     async def acall(self, command: Command, outside: bool = True) -> Result:
         return self.call(command, outside)
 
-    def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], patient: bool = True) -> None:
+    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         with self._one:
-            answers = self._ledger.apply([command for command, _ in commands])
-            for (_, heard), answer in zip(commands, answers, strict=True):
-                heard(answer)
+            call(self._ledger.apply(commands))
             self.kick()
 
     def add_demand(self, demand: Demand) -> None:

@@ -1,0 +1,109 @@
+"""How attempts ended, on the way to the ledger: one hand-over for all that ended in a turn of the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from towpath.core.checks import SECOND
+from towpath.core.commands import MAX_BULK, Settle, Settled
+from towpath.core.job import Done, Job, Outcome, Retry, State
+from towpath.errors import LostClaim, Refused, TowpathError
+from towpath.events import JobSettled
+from towpath.runtime.office import Office
+from towpath.runtime.pace import Pace
+from towpath.runtime.tickets import Reply
+
+log = logging.getLogger("towpath.worker")
+
+AT_ONCE = min(500, MAX_BULK)
+"""Settles that stay together: a batch has room for others beside them."""
+Ended = tuple[Settle, Job, float | None]
+"""How an attempt ended, of which job, and the monotonic seconds its handler took (None: no handler was called)."""
+
+
+class Outbox:
+    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread."""
+
+    def __init__(self, office: Office, pace: Pace, call: Callable[..., None], emptied: Callable[[], None]) -> None:
+        self._office = office
+        self._pace = pace
+        self._call = call
+        self._emptied = emptied
+        self._ends: list[Ended] = []
+        self._posted = self._answered = 0
+
+    @property
+    def empty(self) -> bool:
+        """Has the ledger heard of everything?"""
+        return not self._ends and self._posted == self._answered
+
+    def __len__(self) -> int:
+        """What was not handed over yet."""
+        return len(self._ends)
+
+    def add(self, settle: Settle, job: Job, spent: float | None = None) -> None:
+        self._ends.append((settle, job, spent))
+
+    def send(self) -> None:
+        ends, self._ends = self._ends, []
+        self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _ in ends])
+        self._pace.ended(len(ends))
+        for start in range(0, len(ends), AT_ONCE):
+            self._post(ends[start : start + AT_ONCE])
+
+    def _post(self, ends: Sequence[Ended]) -> None:
+        self._posted += len(ends)
+        heard = partial(self._heard, ends, time.monotonic())
+        self._office.committer.post([settle for settle, _, _ in ends], heard)
+
+    def _heard(self, ends: Sequence[Ended], posted: float, replies: Sequence[Reply]) -> None:
+        """In the committing thread: what became of them."""
+        self._pace.committed(time.monotonic() - posted)
+        loud = self._office.bus.wants(JobSettled)
+        for (settle, job, spent), reply in zip(ends, replies, strict=True):
+            if type(reply) is Settled:
+                if type(settle.outcome) is not Done:
+                    _tell(job, settle.outcome, reply)
+                if loud:
+                    self._office.bus.publish(_event(settle, job, spent, reply))
+            else:
+                self._troubled(settle, job, spent, reply)
+        # Replies come one bunch after the other, under the commit lock.
+        self._answered += len(ends)
+        if self._posted == self._answered:
+            self._emptied()
+
+    def _troubled(self, settle: Settle, job: Job, spent: float | None, reply: Reply) -> None:
+        if isinstance(reply, LostClaim):
+            log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+        elif isinstance(reply, Refused):
+            # What the handler wanted along with its end was refused, so the attempt failed.
+            self._call(self._post, [(Settle(settle.id, settle.fence, _failed(settle.outcome, reply)), job, spent)])
+        elif isinstance(reply, TowpathError):
+            log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
+
+
+def _event(settle: Settle, job: Job, spent: float | None, reply: Settled) -> JobSettled:
+    outcome: Any = settle.outcome
+    error = getattr(outcome, "error", None)
+    name = str(type(outcome).__struct_config__.tag)
+    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent or 0.0), job.attempts, job.id, error)
+
+
+def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
+    """Nothing dies silently: failures are in the log, with the first line of what was said."""
+    said = (getattr(outcome, "error", None) or "").partition("\n")[0]
+    if reply.state is State.FAILED:
+        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
+    elif isinstance(outcome, Retry):
+        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
+    elif reply.state is State.CANCELED:
+        log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
+
+
+def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
+    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))
