@@ -18,14 +18,16 @@ from typing import Any
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle, Settled
-from towpath.core.job import Claim, Done, Job, Outcome, Reason, Refuse, Release, Retry, State
+from towpath.core.job import Claim, Done, Job, Reason, Refuse, Release
 from towpath.errors import LostClaim, Refused, TowpathError
 from towpath.events import Event, JobsClaimed, JobSettled, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
+from towpath.runtime import endings
 from towpath.runtime.dispatcher import Waiter
+from towpath.runtime.endings import Ended
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.pace import Pace
-from towpath.runtime.pulse import Pulse
+from towpath.runtime.pulse import Blocked, Pulse
 from towpath.runtime.tickets import Reply
 
 log = logging.getLogger("towpath.worker")
@@ -50,25 +52,6 @@ class _Run:
         self.asked: Reason | None = None
         self.late = False
         self.over = False
-
-
-class _Ended:
-    """How an attempt ended, on its way to the ledger. `started` is None where no handler was called."""
-
-    __slots__ = ("at", "job", "settle", "started")
-
-    def __init__(self, settle: Settle, job: Job, at: float = 0.0, started: float | None = None) -> None:
-        self.settle = settle
-        self.job = job
-        self.at = at
-        self.started = started
-
-    def event(self, reply: Settled) -> JobSettled:
-        job, outcome = self.job, self.settle.outcome
-        spent = 0.0 if self.started is None else self.at - self.started
-        error = getattr(outcome, "error", None)
-        name = str(type(outcome).__struct_config__.tag)
-        return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
 
 
 class TimedOut(Exception):
@@ -97,12 +80,14 @@ class Worker:
         self._waiter = Waiter(options.queues, self._arrived, self._lease)
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
-        self._settles: list[_Ended] = []
+        self._settles: list[Ended] = []
         self._posted = self._answered = 0
         """Settles handed over and answered: `run` does not end before the ledger has them all."""
         self._pace = Pace()
         self._flushing = False
         self._stopping = False
+        self._losses: set[tuple[str, int]] = set()
+        """Claims whose loss was told before they were settled: it is told once."""
 
     async def run(self) -> None:
         """Work until `stop()`, then drain."""
@@ -150,7 +135,7 @@ class Worker:
         try:
             self._loop.call_soon_threadsafe(self._accept, claims)
         except RuntimeError:
-            self._post([_Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
+            self._post([Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
 
     def _accept(self, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
@@ -177,7 +162,8 @@ class Worker:
         attempt = run.attempt
         if self._office.bus.wants(JobStarted):
             job = run.claim.job
-            waited = max(0, (job.started_at or 0) - job.ready_at) / SECOND
+            # Not `started_at`: a claim may have lain in the buffer since.
+            waited = max(0, self._office.clock.now() - job.ready_at) / SECOND
             self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
             run.task = self._loop.create_task(self._run_here(run))
@@ -242,7 +228,7 @@ class Worker:
     def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
         # One of a hand-over is enough to know how long a commit takes.
         at = time.monotonic() if started is not None or not self._settles else 0.0
-        self._settles.append(_Ended(settle, claim.job, at, started))
+        self._settles.append(Ended(settle, claim.job, at, started))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -268,17 +254,17 @@ class Worker:
         if missing > 0:
             self._office.dispatcher.more(self._waiter, missing, kick)
 
-    def _post(self, ends: Sequence[_Ended]) -> None:
+    def _post(self, ends: Sequence[Ended]) -> None:
         self._posted += len(ends)
         self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
 
-    def _heard(self, end: _Ended, reply: Reply) -> None:
+    def _heard(self, end: Ended, reply: Reply) -> None:
         """In the committing thread: what became of a settle."""
         settle = end.settle
         if isinstance(reply, Refused) and not isinstance(reply, LostClaim):
             # What the handler wanted along with its end was refused, so the attempt failed.
-            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
-            self._call(self._post, [_Ended(again, end.job, started=end.started)])
+            again = Settle(settle.id, settle.fence, endings.failed(settle.outcome, reply))
+            self._call(self._post, [Ended(again, end.job, end.at, end.started)])
         # Answers come one after the other, under the commit lock.
         self._answered += 1
         if self._stopping and self._posted == self._answered:
@@ -287,11 +273,14 @@ class Worker:
             self._pace.committed(time.monotonic() - end.at)
         if isinstance(reply, Settled):
             if type(settle.outcome) is not Done:
-                _tell(end.job, settle.outcome, reply)
+                endings.tell(end.job, settle.outcome, reply)
             if self._office.bus.wants(JobSettled):
                 self._office.bus.publish(end.event(reply))
         elif isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+            if (settle.id, settle.fence) not in self._losses:
+                self._tell_lost(end.job)
+            self._losses.discard((settle.id, settle.fence))
         elif isinstance(reply, TowpathError) and not isinstance(reply, Refused):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
@@ -309,14 +298,15 @@ class Worker:
         except RuntimeError:
             return
 
-    def _on_lost(self, id: str) -> None:
+    def _tell_lost(self, job: Job) -> None:
         if self._office.bus.wants(LeaseLost):
-            run = self._runs.get(id)
-            job = None if run is None else run.claim.job
-            self._office.bus.publish(
-                LeaseLost(id) if job is None else LeaseLost(id, job.kind, job.queue, job.attempts, job.owner or "")
-            )
-        log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
+            self._office.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
+
+    def _on_lost(self, id: str) -> None:
+        if (run := self._runs.get(id)) is not None:
+            self._losses.add((id, run.claim.fence))
+            self._tell_lost(run.claim.job)
+            log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
         self._on_asked(id, Reason.LOST)
 
     def _on_asked(self, id: str, reason: Reason) -> None:
@@ -346,13 +336,12 @@ class Worker:
         elif run.attempt.mode == "process" and self._processes is not None:
             self._processes.kill(run.claim.id)
 
-    def _blocked(self, seconds: float, where: str) -> None:
+    def _blocked(self, seen: Blocked) -> None:
         """From the pulse's thread."""
-        log.warning(
-            "the event loop has been blocked for %.1f s by a handler: use a plain `def` for blocking work.\n%s", seconds, where
-        )
-        if seconds >= 60:
-            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in list(self._runs.values())])
+        runs = list(self._runs.values())
+        seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
+        if seen.seconds >= 60:
+            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
 
     # The end
 
@@ -383,18 +372,3 @@ class Worker:
         while self._buffer:
             claim = self._buffer.popleft()
             self._end(claim, Settle(claim.id, claim.fence, Release()))
-
-
-def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
-    """Nothing dies silently: failures are in the log, with the first line of what was said."""
-    said = (getattr(outcome, "error", None) or "").partition("\n")[0]
-    if reply.state is State.FAILED:
-        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
-    elif isinstance(outcome, Retry):
-        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
-    elif reply.state is State.CANCELED:
-        log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
-
-
-def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))
