@@ -7,17 +7,16 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 
 import towpath
-from tests.engine.hosts import WAIT, Desk
+from tests.engine.hosts import WAIT, Desk, expire
 from tests.engine.test_worker import working
-from towpath import App, JobHandle, commands
+from towpath import App, commands
 from towpath.core.checks import SECOND
-from towpath.core.job import Job, Spec
+from towpath.core.job import Spec
 from towpath.core.schedule import Missed, Schedule
 from towpath.errors import QueueFull
 from towpath.events import (
@@ -270,7 +269,8 @@ class TestWorker:
             assert started.wait(WAIT)
             app.call(commands.SetQueue(queue="default", paused=True))
             job = handle.status()
-            _lose(app, handle)
+            expire(app.ledger, job)
+            assert handle.status().state is towpath.State.READY
             if noticed == "by the heartbeat":
                 app.leases.beat(0.0)
                 told.expect(timeout=WAIT)
@@ -302,13 +302,3 @@ class TestWorker:
             [event] = told.expect(timeout=WAIT)
         assert (event.outcome, event.state) == ("retry", "failed")
         assert event.duration > 0
-
-
-def _lose(app: App, handle: JobHandle[Any]) -> None:
-    """Let the lease run out, as if this machine had slept."""
-    job: Job = handle.status()
-    assert job.lease_until is not None
-    assert job.lease_len is not None
-    for n in range(1, 5):
-        app.ledger.apply([commands.Upkeep()], job.lease_until + n * job.lease_len)
-    assert handle.status().state is towpath.State.READY
