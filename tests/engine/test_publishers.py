@@ -279,6 +279,35 @@ class TestWorker:
             service.stop()
         assert told.events == [LeaseLost(job.id, job.kind, job.queue, 1, job.owner or "")]
 
+    def test_a_job_that_comes_back_while_it_still_runs_here(self, app: App) -> None:
+        started, go_on = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+        ended, stopped = threading.Event(), dict[int, bool]()
+
+        @app.task
+        def slow() -> int:
+            attempt = towpath.current().fence - 1
+            started[attempt].set()
+            assert go_on[attempt].wait(WAIT)
+            stopped[attempt] = towpath.current().cancelled
+            ended.set()
+            return attempt
+
+        with app.bus.collect(LeaseLost) as told, app.bus.collect(JobSettled) as settles, working(app, concurrency=4):
+            handle = slow.enqueue()
+            assert started[0].wait(WAIT)
+            app.call(commands.SetQueue(queue="default", paused=True))
+            expire(app.ledger, handle.status())
+            app.call(commands.SetQueue(queue="default", paused=False))
+            assert started[1].wait(WAIT)
+            go_on[0].set()
+            told.expect(timeout=WAIT)
+            assert ended.wait(WAIT)
+            go_on[1].set()
+            assert handle.result(WAIT) == 1
+        assert stopped == {0: True, 1: False}
+        assert [event.id for event in told.events] == [handle.id]
+        assert [event.attempt for event in settles.events if event.id == handle.id] == [2]
+
     def test_how_long_a_job_waited_includes_its_time_in_the_buffer(self, tmp_path: Path, clock: ManualClock) -> None:
         with App(f"sqlite:///{tmp_path / 'w.db'}", clock=clock) as app:
             add = app.task(_add)

@@ -158,6 +158,9 @@ class Worker:
             self._begin(_Run(claim, attempt))
 
     def _begin(self, run: _Run) -> None:
+        if run.claim.id in self._runs:
+            # The ledger gave us the job again, so the claim of the one that still runs is lost.
+            self._on_lost(run.claim.id)
         self._runs[run.claim.id] = run
         attempt = run.attempt
         if self._office.bus.wants(JobStarted):
@@ -219,7 +222,8 @@ class Worker:
         run.over = True
         if run.timer is not None:
             run.timer.cancel()
-        del self._runs[run.claim.id]
+        if self._runs.get(run.claim.id) is run:
+            del self._runs[run.claim.id]
         self._end(run.claim, settle, run.started)
         self._fill()
         if self._stopping and not self._runs:
