@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from contextvars import Token
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -21,7 +21,9 @@ from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathE
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import AFTER
+from towpath.runtime import lineage
 from towpath.runtime.document import Document
+from towpath.runtime.lineage import running
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Call, R, Task
 
@@ -91,7 +93,7 @@ class Running:
         self._span = span
         self._waiting: Progress | None = None
         self._in_flight = False
-        self._token: Token[Running | None] | None = None
+        self._token: Token[lineage.Running | None] | None = None
 
     @property
     def id(self) -> str:
@@ -185,7 +187,7 @@ class Running:
         return tuple(self._spawn), (), self._within()
 
     def __enter__(self) -> Running:
-        self._token = _running.set(self)
+        self._token = running.set(self)
         if self._span is not None:
             self._span.__enter__()
         return self
@@ -194,7 +196,7 @@ class Running:
         assert self._token is not None
         if self._span is not None:
             self._span.__exit__(kind, error, trace)
-        _running.reset(self._token)
+        running.reset(self._token)
 
     def _within(self) -> Callable[[Any], object] | None:
         if not self._functions:
@@ -272,12 +274,10 @@ def _merged(older: Progress | None, newer: Progress) -> Progress:
     )
 
 
-_running: ContextVar[Running | None] = ContextVar("towpath_running", default=None)
-
-
 def current() -> Running:
     """The job that runs here. Raises NotInJob outside a handler."""
-    running = _running.get()
-    if running is None:
+    found = running.get()
+    if found is None:
         raise NotInJob()
-    return running
+    assert isinstance(found, Running)
+    return found

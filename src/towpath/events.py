@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 log = logging.getLogger("towpath.events")
@@ -43,7 +43,8 @@ Listener = Callable[[E], object]
 
 @dataclass(frozen=True, slots=True)
 class JobsAppended(Event):
-    """Durable now: new jobs of one queue."""
+    """Durable now: new jobs of one queue, children of a settled job included. An append that is repeated is told again if
+    the ledger cannot tell: its ids are the same. What a group is followed by, the ledger adds by itself and nobody tells."""
 
     sentence = "appended to {queue}: {ids}"
 
@@ -118,7 +119,8 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandlerBlocked(Event):
-    """An async handler has kept the event loop to itself. `where`: the file, line and function it was found in."""
+    """An async handler keeps the event loop to itself; told once, when it is noticed. `where`: the file, line and function it
+    was found in. `id` and `kind` are empty if it may have been any of several jobs, or none: the log names them."""
 
     sentence = "{kind} {id} has blocked the event loop for {seconds:.1f} s at {where}"
     level = logging.WARNING
@@ -126,7 +128,10 @@ class HandlerBlocked(Event):
     id: str
     kind: str
     seconds: float
-    where: str = "an unknown place"
+    where: str
+
+    def __str__(self) -> str:
+        return Event.__str__(self if self.id else replace(self, kind="something", id="unknown"))
 
 
 # The committer
@@ -134,7 +139,7 @@ class HandlerBlocked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted(Event):
-    """One transaction. `jobs`: how many were appended, settled and claimed by it."""
+    """One transaction. `jobs`: how many were appended, settled and claimed by it. A look that found nothing is none."""
 
     sentence = "{commands} commands for {jobs} jobs committed in {seconds:.4f} s"
 
@@ -157,7 +162,7 @@ class BatchFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class QueueFullSeen(Event):
-    """An append from outside was refused because its queue is full."""
+    """An append was refused because its queue is full."""
 
     sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked"
     level = logging.WARNING
@@ -195,14 +200,10 @@ class WorkerDraining(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped(Event):
-    """`released`: claims given back unstarted or cut short."""
-
-    sentence = "worker {owner} stopped after {settled} jobs, {released} given back"
+    sentence = "worker {owner} stopped"
     level = logging.INFO
 
     owner: str
-    settled: int = 0
-    released: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,8 @@ class UpkeepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFired(Event):
-    """`due` is microseconds; `late`: seconds between then and now. `id` is the job it appended."""
+    """`due` is microseconds; `late`: seconds between then and now. `id` is its job: a new one, or the one that held its key.
+    Told once, by the worker that moved the schedule on."""
 
     sentence = "schedule {name} fired {late:.3f} s late: job {id}"
     level = logging.INFO

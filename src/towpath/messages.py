@@ -31,6 +31,7 @@ from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.runtime.document import Document
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
+from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
 
 log = logging.getLogger("towpath.messages")
@@ -57,7 +58,7 @@ class PutOptions(TypedDict, total=False):
     ttl: Span
     headers: Mapping[str, str]
     content_type: str
-    correlation_id: str
+    correlation_id: str | None
     max_attempts: int
     id: str
 
@@ -140,6 +141,8 @@ class Queue:
             fields["key"] = _key(fields["key"], conflict or "keep")
         elif conflict is not None:
             raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
+        if (parent := running.get()) is not None:
+            fields = inherited(parent.job, fields)
         return Spec(queue=self.name, **fields)
 
 

@@ -106,7 +106,7 @@ class _Counts:
         self.blocked = counter("handlers_blocked_total", "Handlers that blocked the event loop.", "kind")
         self.full = counter("queue_full_total", "Appends refused because a queue was full.", "queue")
         self.fired = counter("schedules_fired_total", "Jobs appended by a schedule.", "schedule")
-        self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by one commit.", SIZES)
+        self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by a commit that had any.", SIZES)
         self.commit = histogram("commit_seconds", "How long a commit took.", COMMITS)
         self.failures = counter("commit_failures_total", "Batches that the ledger refused as a whole.", "retryable")
         self._all = tuple(vars(self).values())
@@ -129,7 +129,9 @@ class _Counts:
             self.retried.labels(event.kind).inc()
 
     def committed(self, event: BatchCommitted) -> None:
-        self.batch.observe(event.jobs)
+        if event.jobs:
+            # Heartbeats and notes are commits too, but no batches of jobs.
+            self.batch.observe(event.jobs)
         self.commit.observe(event.seconds)
 
     def upkept(self, event: UpkeepDone) -> None:
@@ -170,13 +172,21 @@ def install(
     return undo.close
 
 
-def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
-    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one. The answer stops it."""
-    server, thread = start_http_server(port, host, registry or REGISTRY)
+class Served:
+    """Somebody who answers `GET /metrics`; calling it stops it."""
 
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
+        self._server, self._thread = start_http_server(port, host, registry)
+        self.port: int = self._server.server_port
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
 
-    return stop
+    def __call__(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Served:
+    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one, which `port` of the answer names. Calling the
+    answer stops it."""
+    return Served(port, host, registry or REGISTRY)

@@ -58,7 +58,7 @@ class CallOptions(TypedDict, total=False):
     window: Span
     group: GroupHandle[Any] | str
     headers: Mapping[str, str]
-    correlation_id: str
+    correlation_id: str | None
     max_attempts: int
     timeout: Span | None
     retention: Span | None

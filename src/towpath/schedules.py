@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.checks import SECOND
-from towpath.core.commands import Append, Note
+from towpath.core.commands import Append, Appended, Note
 from towpath.core.ids import derived
 from towpath.core.job import Spec
 from towpath.core.schedule import CATCH_UP, Missed, Schedule, missed_of, next_fire, plan
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
+from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.newids import new_id
@@ -259,26 +260,38 @@ class Scheduler:
             if schedule.next_at > now:
                 return schedule.next_at
             times, following = plan(schedule, now, most)
-            if times and not self._append(schedule, times):
+            ids = self._append(schedule, times) if times else []
+            if ids is None:
                 if len(times) == 1:
                     return now + AGAIN
                 most = 1
                 continue
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
             if _written(self._host, _key(name), moved, view):
+                # Others may have appended the same jobs at the same time; one alone moves the note.
+                self._tell(name, list(zip(ids, times, strict=False)))
                 return following
 
-    def _append(self, schedule: Schedule, times: list[int]) -> bool:
-        """False if there is no room for them now."""
+    def _tell(self, name: str, fired: list[tuple[str, int]]) -> None:
+        bus = self._host.committer.bus
+        if fired and bus.wants(ScheduleFired):
+            now = self._host.clock.now()
+            for id, time in fired:
+                bus.publish(ScheduleFired(name, id, time, max(0, now - time) / SECOND))
+
+    def _append(self, schedule: Schedule, times: list[int]) -> list[str] | None:
+        """The ids of the jobs, none if they were refused; None if there is no room for them now."""
         jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
         try:
-            self._host.committer.call(Append(tuple(jobs)), outside=False)
+            answer = self._host.committer.call(Append(tuple(jobs)), outside=False)
         except QueueFull as full:
             log.warning("schedule %s has to wait: %s", schedule.name, full)
-            return False
+            return None
         except Refused as refusal:
             log.error("schedule %s did not fire: %s", schedule.name, refusal)
-        return True
+            return []
+        assert isinstance(answer, Appended)
+        return [placed.id for placed in answer.jobs]
 
 
 def _job(schedule: Schedule, id: str, time: int) -> Spec:

@@ -25,6 +25,7 @@ from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, ids_of
 from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms
 from towpath.runtime.engine import Engine
+from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
 from towpath.tracing import inject
 
@@ -136,6 +137,8 @@ class Task(Generic[P, R]):
         fields = {**terms.fields, **more} if more else terms.fields
         if terms.named:
             fields = {**fields, **names(terms, self.codec, arguments)}
+        if (parent := running.get()) is not None:
+            fields = inherited(parent.job, fields)
         if "id" in fields or "headers" in fields:
             fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
             return Spec(kind=terms.kind, payload=payload, **fields)

@@ -22,6 +22,7 @@ except ImportError:  # pragma: no cover
 
 HEADER = "traceparent"
 """Where the context is kept; its `tracestate`, if there is one, is beside it."""
+CONTEXT = (HEADER, "tracestate")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 if AVAILABLE:

@@ -100,9 +100,9 @@ def settled(ledger: Ledger, id: str, state: State) -> None:
     eventually(ledger, lambda: job(ledger, id).state is state)
 
 
-def expire(ledger: Ledger, message: Message) -> None:
+def expire(ledger: Ledger, held: Message | Job) -> None:
     """Let the lease run out, as if the process had slept; a ledger that saw the time jump spares it once."""
-    job = message.job
+    job = held if isinstance(held, Job) else held.job
     assert job.lease_until is not None
     assert job.lease_len is not None
     for n in range(1, 5):

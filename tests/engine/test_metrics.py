@@ -5,16 +5,21 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from towpath import metrics
+from tests.engine.hosts import WAIT, expire
+from tests.engine.test_worker import working
+from towpath import App, metrics
 from towpath.core.commands import Append, Claim, SetQueue, Settle, Want
 from towpath.core.commands import Claimed as ClaimedAnswer
 from towpath.core.job import Done, Spec
+from towpath.errors import QueueFull
 from towpath.events import (
     BatchCommitted,
     BatchFailed,
@@ -186,3 +191,79 @@ def test_without_prometheus_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['prometheus_client'] = None; import towpath.metrics"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "pip install 'towpath[metrics]'" in ended.stderr.splitlines()[-1]
+
+
+def scraped(url: str) -> dict[str, float]:
+    """Every sample by its name and labels, as Prometheus reads them."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    found = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    return {f"{each.name}{sorted(each.labels.items())}": each.value for each in found}
+
+
+def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
+    """Each metric after real work, over a real socket."""
+    clock, registry = ManualClock(), CollectorRegistry()
+    app = App(f"sqlite:///{tmp_path / 'w.db'}", clock=clock)
+    started, go_on = threading.Event(), threading.Event()
+
+    @app.task(name="add", queue="sums")
+    async def add(a: int, b: int) -> int:
+        clock.advance(0.5)
+        return a + b
+
+    @app.task(name="fails", queue="sums", max_attempts=2, backoff=0)
+    def fails() -> None:
+        raise ValueError("no")
+
+    @app.task(name="slow", queue="sums")
+    def slow() -> None:
+        started.set()
+        assert go_on.wait(WAIT)
+
+    with app:
+        remove = metrics.install(app.bus, app.ledger, registry, clock)
+        stop = metrics.serve(0, registry=registry)
+        app.call(SetQueue(queue="attic", capacity=2))
+        app.queue("attic").put_many(["a", "b"])
+        with pytest.raises(QueueFull):
+            app.queue("attic").put("c")
+        clock.advance(30)
+        first = add.enqueue(1, 2)
+        clock.advance(2)
+        with app.bus.collect(JobSettled) as settles, app.bus.collect(LeaseLost) as losses, working(app):
+            assert first.result(WAIT) == 3
+            fails.enqueue().finished(WAIT)
+            settles.expect(3, timeout=WAIT)
+            lost = slow.enqueue()
+            assert started.wait(WAIT)
+            app.call(SetQueue(queue="sums", paused=True))
+            expire(app.ledger, lost.status())
+            seen = scraped(stop.url)
+            go_on.set()
+            losses.expect(timeout=WAIT)
+            later = scraped(stop.url)
+        stop()
+        remove()
+    assert seen["towpath_ledger_up[]"] == 1
+    assert seen["towpath_queue_depth[('queue', 'attic'), ('state', 'ready')]"] == 2
+    assert seen["towpath_queue_oldest_ready_seconds[('queue', 'attic')]"] == 32.5
+    assert seen["towpath_queue_depth[('queue', 'sums'), ('state', 'done')]"] == 1
+    assert seen["towpath_queue_depth[('queue', 'sums'), ('state', 'failed')]"] == 1
+    assert seen["towpath_queue_paused[('queue', 'sums')]"] == 1
+    assert seen["towpath_jobs_appended_total[('queue', 'sums')]"] == 3
+    assert seen["towpath_jobs_appended_total[('queue', 'attic')]"] == 2
+    assert seen["towpath_queue_full_total[('queue', 'attic')]"] == 1
+    assert seen["towpath_dequeue_latency_seconds_count[('queue', 'sums')]"] == 4
+    assert seen["towpath_dequeue_latency_seconds_sum[('queue', 'sums')]"] == pytest.approx(2.0)
+    assert seen["towpath_job_duration_seconds_count[('kind', 'add')]"] == 1
+    assert seen["towpath_job_duration_seconds_count[('kind', 'fails')]"] == 2
+    assert seen["towpath_job_duration_seconds_sum[('kind', 'fails')]"] > 0
+    assert seen["towpath_jobs_done_total[('kind', 'add')]"] == 1
+    assert seen["towpath_attempts_failed_total[('kind', 'fails')]"] == 1
+    assert seen["towpath_jobs_failed_total[('kind', 'fails'), ('reason', 'exhausted')]"] == 1
+    # Appended: 2, 1, 1, 1 (a refused one is none). Claimed and settled: four and three.
+    assert seen["towpath_commit_batch_jobs_sum[]"] == 5 + 4 + 3
+    assert seen["towpath_commit_seconds_count[]"] >= seen["towpath_commit_batch_jobs_count[]"] >= 4
+    assert "towpath_lease_losses_total[('queue', 'sums')]" not in seen
+    assert later["towpath_lease_losses_total[('queue', 'sums')]"] == 1

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from towpath import tracing
+from towpath import App, tracing
 
 EXPORTER = InMemorySpanExporter()
 
@@ -116,7 +116,7 @@ ALONE = """
 import sys
 if {blocked}:
     sys.modules["opentelemetry"] = None
-from towpath import tracing
+from towpath import App, tracing
 assert tracing.AVAILABLE is not {blocked}
 headers = {{}}
 assert tracing.inject(headers) is headers
@@ -135,3 +135,26 @@ def test_without_the_sdk_nothing_is_done_but_the_context_is_passed_on(blocked: b
     program = ALONE.format(blocked=blocked)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_what_a_handler_enqueues_is_a_child_of_its_span() -> None:
+    app = App("memory://")
+
+    @app.task
+    def leaf() -> None: ...
+
+    @app.task(name="parent")
+    def parent() -> None:
+        leaf.enqueue()
+        app.queue("mail").put("by hand")
+
+    with app.testing() as bench:
+        with trace.get_tracer("test").start_as_current_span("request"):
+            parent.enqueue()
+        bench.drain()
+        _, *children = bench.jobs()
+    run = finished()["parent process"]
+    assert run.context.trace_id == finished()["request"].context.trace_id
+    assert [job.headers["traceparent"].split("-")[1:3] for job in children] == [
+        [format(run.context.trace_id, "032x"), format(run.context.span_id, "016x")]
+    ] * 2

@@ -13,6 +13,7 @@ import msgspec
 
 from towpath.cli.base import Session, all_of, command, pass_session
 from towpath.cli.doors import load_app
+from towpath.cli.exporter import Exporter, metrics_options, serving
 from towpath.cli.failures import OK, REFUSED, Failure, say
 from towpath.cli.family import Child, caught, hold_on_to_parent
 from towpath.cli.output import emit
@@ -66,8 +67,11 @@ worker_options = all_of(
 @click.argument("target", metavar="MODULE:APP")
 @worker_options
 @click.option("--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1.")
+@metrics_options
 @pass_session
-def worker(session: Session, /, target: str, processes: int | None, **options: Any) -> int:
+def worker(
+    session: Session, /, target: str, processes: int | None, metrics: int | None, metrics_host: str | None, **options: Any
+) -> int:
     """Run the jobs of an app's tasks.
 
     Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way.
@@ -75,6 +79,7 @@ def worker(session: Session, /, target: str, processes: int | None, **options: A
     hold_on_to_parent()
     wanted = WorkerOptions(**options)
     given = wanted.given()
+    exporter = Exporter.of(metrics, metrics_host)
     reporter = Reporter.of_dev()
     try:
         app = load_app(target, session.url)
@@ -85,21 +90,25 @@ def worker(session: Session, /, target: str, processes: int | None, **options: A
     if reporter is not None:
         reporter.loaded()
     if (count := processes or app.settings.processes) > 1:
-        return _several(session, target, wanted, count)
+        if exporter is not None:
+            exporter.check(count)
+        each = [_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
+        return _several(session, each)
     if wanted.name is not None:
         app.name = wanted.name
     # What the program has set up itself stays as it is.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     queues = wanted.queues or ",".join(sorted({task.queue for task in app.tasks.values()})) or "*"
-    say([f"Worker {os.getpid()} of {target} on {app.url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
-    app.run(**given)
+    with serving(app, exporter):
+        say([f"Worker {os.getpid()} of {target} on {app.url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+        app.run(**given)
     return OK
 
 
-def _several(session: Session, target: str, wanted: WorkerOptions, processes: int) -> int:
+def _several(session: Session, processes: list[list[str]]) -> int:
     """A parent that starts the processes, starts those again that die, and passes signals on."""
     asked = threading.Event()
-    slots = [_Slot(_arguments(session, target, wanted, number), number) for number in range(1, processes + 1)]
+    slots = [_Slot(arguments, number) for number, arguments in enumerate(processes, 1)]
     children: list[Child] = []
     with caught(children, asked):
         while not asked.is_set() or any(slot.alive for slot in slots):
@@ -111,14 +120,17 @@ def _several(session: Session, target: str, wanted: WorkerOptions, processes: in
             slot.look(stopping=True)
     codes = [slot.code for slot in slots]
     if session.json:
-        emit({"processes": processes, "codes": codes, "restarts": sum(slot.restarts for slot in slots)})
+        emit({"processes": len(slots), "codes": codes, "restarts": sum(slot.restarts for slot in slots)})
     return OK if all(code == OK for code in codes) else REFUSED
 
 
-def _arguments(session: Session, target: str, wanted: WorkerOptions, number: int) -> list[str]:
+def _arguments(
+    session: Session, target: str, wanted: WorkerOptions, number: int, exporter: Exporter | None = None
+) -> list[str]:
     url = [] if session.url is None else ["--url", session.url]
     name = [] if wanted.name is None else ["--name", f"{wanted.name}-{number}"]
-    return [*url, "worker", target, *wanted.arguments(), *name, "--processes", "1"]
+    metrics = [] if exporter is None else exporter.of_process(number).arguments()
+    return [*url, "worker", target, *wanted.arguments(), *name, *metrics, "--processes", "1"]
 
 
 class _Slot:

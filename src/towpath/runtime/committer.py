@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from towpath.core.commands import Append, Claim, Claimed, Command, Result, Settle
+from towpath.core.commands import Claim, Claimed, Command, Result
 from towpath.errors import LedgerClosed, LedgerError, TowpathError
-from towpath.events import BatchCommitted, BatchFailed, Bus
+from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
+from towpath.runtime import news
 from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
 
 log = logging.getLogger("towpath.committer")
@@ -46,7 +47,8 @@ class Committer:
 
     def __init__(self, ledger: Ledger, max_backlog: int = MAX_BACKLOG, bus: Bus | None = None) -> None:
         self._ledger = ledger
-        self._bus = bus or Bus()
+        self.bus = bus or Bus()
+        """Where it tells what it has committed."""
         self._max_backlog = max_backlog
         self._commit = threading.Lock()
         self._state = threading.Lock()
@@ -232,14 +234,11 @@ class Committer:
             demand.taken(error)
 
     def _apply(self, commands: Sequence[Command]) -> list[Answer]:
-        if not self._bus.wants(BatchCommitted):
+        if not news.wanted(self.bus):
             return self._ledger.apply(commands)
         started = time.monotonic()
         answers = self._ledger.apply(commands)
-        jobs = sum(len(command.specs) for command in commands if isinstance(command, Append))
-        jobs += sum(isinstance(command, Settle) for command in commands)
-        jobs += sum(len(answer.claims) for answer in answers if isinstance(answer, Claimed))
-        self._bus.publish(BatchCommitted(len(commands), jobs, time.monotonic() - started))
+        news.tell(self.bus, commands, answers, time.monotonic() - started)
         return answers
 
     def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:
@@ -248,8 +247,8 @@ class Committer:
         patient = [ticket for ticket in batch if ticket.patient and error.retryable]
         others = [ticket for ticket in batch if not (ticket.patient and error.retryable)]
         log.warning("a batch of %d commands failed: %s", len(batch), error)
-        if self._bus.wants(BatchFailed):
-            self._bus.publish(BatchFailed(len(batch), str(error), error.retryable))
+        if self.bus.wants(BatchFailed):
+            self.bus.publish(BatchFailed(len(batch), str(error), error.retryable))
         self._put_back(patient)
         deliver(others, [error] * sum([len(ticket.commands) for ticket in others]))
 

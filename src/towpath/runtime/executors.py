@@ -140,7 +140,8 @@ class Processes:
             raise
         finally:
             with self._lock:
-                self._running.pop(id, None)
+                if self._running.get(id) is child:
+                    del self._running[id]
         with self._lock:
             self._idle.append(child)
 

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Settle
 from towpath.core.job import Reason
@@ -62,6 +63,9 @@ class Office(Protocol):
 
     @property
     def owner(self) -> str: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

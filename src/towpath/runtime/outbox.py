@@ -12,7 +12,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import MAX_BULK, Settle, Settled
 from towpath.core.job import Done, Job, Outcome, Retry, State
 from towpath.errors import LostClaim, Refused, TowpathError
-from towpath.events import JobSettled
+from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.office import Office
 from towpath.runtime.pace import Pace
 from towpath.runtime.tickets import Reply
@@ -35,6 +35,8 @@ class Outbox:
         self._emptied = emptied
         self._ends: list[Ended] = []
         self._posted = self._answered = 0
+        self._lost: set[tuple[str, int]] = set()
+        """Claims whose loss was told before they were settled: it is told once."""
 
     @property
     def empty(self) -> bool:
@@ -54,6 +56,15 @@ class Outbox:
         self._pace.ended(len(ends))
         for start in range(0, len(ends), AT_ONCE):
             self._post(ends[start : start + AT_ONCE])
+
+    def lost(self, job: Job) -> None:
+        """The lease of a job was lost while it ran."""
+        self._lost.add((job.id, job.fence))
+        self._tell_lost(job)
+
+    def _tell_lost(self, job: Job) -> None:
+        if self._office.bus.wants(LeaseLost):
+            self._office.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
 
     def _post(self, ends: Sequence[Ended]) -> None:
         self._posted += len(ends)
@@ -80,6 +91,9 @@ class Outbox:
     def _troubled(self, settle: Settle, job: Job, spent: float | None, reply: Reply) -> None:
         if isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+            if (settle.id, settle.fence) not in self._lost:
+                self._tell_lost(job)
+            self._lost.discard((settle.id, settle.fence))
         elif isinstance(reply, Refused):
             # What the handler wanted along with its end was refused, so the attempt failed.
             self._call(self._post, [(Settle(settle.id, settle.fence, _failed(settle.outcome, reply)), job, spent)])

@@ -17,6 +17,7 @@ from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
 from towpath.errors import LedgerClosed, NoteConflict, TowpathError
+from towpath.events import CaretakerElected
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
@@ -207,8 +208,11 @@ class _Chair:
     def take(self, now: int) -> bool:
         """Renew or try to get it when it is time to; are we elected?"""
         if not self.asked_at <= now < self.next():
+            before = self.held_until > now
             self._ask(now)
             self.asked_at = now
+            if self.held_until > now and not before and self._committer.bus.wants(CaretakerElected):
+                self._committer.bus.publish(CaretakerElected(self._owner.decode()))
         return self.held_until > now
 
     def _ask(self, now: int) -> None:

@@ -18,13 +18,13 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
 from towpath.core.job import Claim, Reason, Refuse, Release
-from towpath.events import Event, JobsClaimed, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
+from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
-from towpath.runtime.pulse import Pulse
+from towpath.runtime.pulse import Blocked, Pulse
 
 log = logging.getLogger("towpath.worker")
 
@@ -152,11 +152,15 @@ class Worker:
                 self._begin(_Run(claim, attempt))
 
     def _begin(self, run: _Run) -> None:
-        self._runs[run.claim.id] = run
+        if run.claim.job.id in self._runs:
+            # The ledger gave us the job again, so the claim of the one that still runs is lost.
+            self._on_lost(run.claim.id)
+        self._runs[run.claim.job.id] = run
         attempt = run.attempt
         if self._office.bus.wants(JobStarted):
             job = run.claim.job
-            waited = max(0, (job.started_at or 0) - job.ready_at) / SECOND
+            # Not `started_at`: a claim may have lain in the buffer since.
+            waited = max(0, self._office.clock.now() - job.ready_at) / SECOND
             self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
             # Not by the loop's own method, which costs half as much again; a task factory is nothing a handler needs.
@@ -213,7 +217,8 @@ class Worker:
         run.over = True
         if run.timer is not None:
             run.timer.cancel()
-        del self._runs[settle.id]
+        if self._runs.get(settle.id) is run:
+            del self._runs[settle.id]
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started)
         if not self._flushing:
             self._flush_soon()
@@ -267,13 +272,9 @@ class Worker:
             return
 
     def _on_lost(self, id: str) -> None:
-        if self._office.bus.wants(LeaseLost):
-            run = self._runs.get(id)
-            job = None if run is None else run.claim.job
-            self._office.bus.publish(
-                LeaseLost(id) if job is None else LeaseLost(id, job.kind, job.queue, job.attempts, job.owner or "")
-            )
-        log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
+        if (run := self._runs.get(id)) is not None:
+            self._outbox.lost(run.claim.job)
+            log.warning("job %s: the lease was lost while it ran; its handler is told to stop", id)
         self._on_asked(id, Reason.LOST)
 
     def _on_asked(self, id: str, reason: Reason) -> None:
@@ -303,13 +304,12 @@ class Worker:
         elif run.attempt.mode == "process" and self._processes is not None:
             self._processes.kill(run.claim.id)
 
-    def _blocked(self, seconds: float, where: str) -> None:
+    def _blocked(self, seen: Blocked) -> None:
         """From the pulse's thread."""
-        log.warning(
-            "the event loop has been blocked for %.1f s by a handler: use a plain `def` for blocking work.\n%s", seconds, where
-        )
-        if seconds >= 60:
-            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in list(self._runs.values())])
+        runs = list(self._runs.values())
+        seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
+        if seen.seconds >= 60:
+            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
 
     # The end
 

@@ -23,6 +23,7 @@ from towpath.core.commands import Claimed, Command, Result, Settle, Upkeep, Upke
 from towpath.core.job import Claim, Job, Release, Retry, State
 from towpath.core.views import GroupView, Query
 from towpath.errors import InvalidInput, Refused
+from towpath.events import Bus
 from towpath.ledger import Ledger
 from towpath.ledger.memory import MemoryLedger
 from towpath.runtime.committer import Committer, Demand
@@ -44,7 +45,7 @@ def bench(app: App) -> Iterator[Bench]:
     """Put a fresh ledger behind the app until the end of the block."""
     clock = ManualClock()
     ledger = MemoryLedger(clock)
-    parts = InlineParts(ledger, InlineCommitter(ledger), OWNER, InlineWatch(ledger))
+    parts = InlineParts(ledger, InlineCommitter(ledger, app.bus), OWNER, InlineWatch(ledger))
     # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
     runner = asyncio.Runner()
     with app.substituted(parts, clock):
@@ -211,8 +212,8 @@ class InlineParts(Parts):
 class InlineCommitter(Committer):
     """Commits each command in the thread that brings it, at once."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger)
+    def __init__(self, ledger: Ledger, bus: Bus) -> None:
+        super().__init__(ledger, bus=bus)
         self._one = threading.RLock()
 
     def start(self) -> None:
@@ -223,7 +224,7 @@ class InlineCommitter(Committer):
 
     def call(self, command: Command, outside: bool = True) -> Result:
         with self._one:
-            [answer] = self._ledger.apply([command])
+            [answer] = self._apply([command])
             self.kick()
         return outcome(answer)
 
@@ -232,7 +233,7 @@ class InlineCommitter(Committer):
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         with self._one:
-            call(self._ledger.apply(commands))
+            call(self._apply(commands))
             self.kick()
 
     def add_demand(self, demand: Demand) -> None:
@@ -245,7 +246,7 @@ class InlineCommitter(Committer):
             for demand in list(self._demands):
                 claim = demand.wanted()
                 if claim is not None:
-                    [answer] = self._ledger.apply([claim])
+                    [answer] = self._apply([claim])
                     assert isinstance(answer, Claimed)
                     demand.taken(answer)
 
