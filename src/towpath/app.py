@@ -17,7 +17,6 @@ from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.engine import Engine
-from towpath.runtime.newids import new_id
 from towpath.schedules import Scheduler
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
@@ -27,8 +26,6 @@ from towpath.timetable import CronOptions, Scheduled, make_schedule
 if TYPE_CHECKING:
     from towpath.messages import Queue
     from towpath.testing.app import Bench
-
-__all__ = ["App", "new_id"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
