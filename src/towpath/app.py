@@ -135,11 +135,12 @@ class App(Engine):
         return group.handle(answers)
 
     def run(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once."""
+        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. With `burst=True`
+        also until there is nothing left to run now."""
         Service(self, options).run()
 
     async def arun(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker on this event loop until the coroutine is cancelled."""
+        """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
         await Service(self, options).arun()
 
     def _due(self, now: int) -> int | None:

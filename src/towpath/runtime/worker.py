@@ -88,21 +88,21 @@ class Worker:
         make: Callable[[Claim], Attempt | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
+        empty: Callable[[], None] | None = None,
     ) -> None:
         self._office = office
         self._make = make
         self._options = options
         self._child = child
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease)
+        self._waiter = Waiter(options.queues, self._arrived, self._lease, empty)
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
         self._settles: list[_Ended] = []
         self._posted = self._answered = 0
         """Settles handed over and answered: `run` does not end before the ledger has them all."""
         self._pace = Pace()
-        self._flushing = False
-        self._stopping = False
+        self._flushing = self._stopping = False
 
     async def run(self) -> None:
         """Work until `stop()`, then drain."""
