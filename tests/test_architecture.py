@@ -57,7 +57,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "": (*_TASKS, "app", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
-    "cli": ("", "app", "settings", "schedules", "commands", "http", "apps", "errors", "clock"),
+    "cli": ("", "app", "settings", "schedules", "commands", "http", "apps", *_BASE),
     "__main__": ("cli",),
     "testing": (
         "",

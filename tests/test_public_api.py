@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -81,6 +84,35 @@ def test_star_import_gives_the_surface() -> None:
     names: dict[str, object] = {}
     exec("from towpath import *", names)
     assert set(SURFACE) == names.keys() - {"__builtins__"}
+
+
+def test_names_come_when_they_are_used() -> None:
+    program = "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) - before))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ours = [name for name in ended.stdout.split() if name.startswith("towpath")]
+    assert ours == ["towpath.core", "towpath.core.checks", "towpath.core.job", "towpath.errors"]
+
+
+def test_type_checkers_are_told_of_the_same_homes() -> None:
+    tree = ast.parse(inspect.getsource(towpath))
+    told = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == {**towpath._HOME, "commands": "towpath", "errors": "towpath"}
+    assert told.keys() == set(towpath.__all__)
+
+
+def test_a_name_that_is_not_there() -> None:
+    assert dir(towpath) == sorted(SURFACE)
+    with pytest.raises(AttributeError, match="module 'towpath' has no attribute 'Nothing'"):
+        towpath.Nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
 LANGUAGE = ("towpath.core.commands", "towpath.core.results")

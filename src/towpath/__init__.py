@@ -3,24 +3,31 @@
 This is the whole public surface. An `App` is the front door: tasks, messages, schedules, workers. Below it, `open_ledger` opens a
 ledger and `towpath.commands` is what a ledger is told and what it answers; `towpath.errors` is what may go wrong. Whatever is not
 in `__all__` may change without notice.
+
+A name is imported when it is first used, so that a program (and above all the command line) loads only what it needs.
 """
 
 from __future__ import annotations
 
-from towpath import commands, errors
-from towpath.app import App, new_id
-from towpath.context import Running, current
-from towpath.control import Cancel, Fail, Retry, Snooze
-from towpath.core.checks import micros
-from towpath.core.commands import Selector
-from towpath.core.explain import Explanation
-from towpath.core.job import After, Claim, Job, Key, KeyPolicy, Reason, Spec, State
-from towpath.core.limits import Rate
-from towpath.core.retry import Exponential, Policy
-from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.handles import GroupHandle, JobHandle
-from towpath.ledger import Ledger, open_ledger
-from towpath.tasks import Call, Task
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from towpath import commands, errors
+    from towpath.app import App
+    from towpath.context import Running, current
+    from towpath.control import Cancel, Fail, Retry, Snooze
+    from towpath.core.checks import micros
+    from towpath.core.commands import Selector
+    from towpath.core.explain import Explanation
+    from towpath.core.job import After, Claim, Job, Key, KeyPolicy, Reason, Spec, State
+    from towpath.core.limits import Rate
+    from towpath.core.retry import Exponential, Policy
+    from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView
+    from towpath.handles import GroupHandle, JobHandle
+    from towpath.ledger import Ledger, open_ledger
+    from towpath.runtime.newids import new_id
+    from towpath.tasks import Call, Task
 
 __all__ = [
     "After",
@@ -61,3 +68,37 @@ __all__ = [
     "new_id",
     "open_ledger",
 ]
+
+_HOMES = {
+    "towpath.app": "App",
+    "towpath.context": "Running current",
+    "towpath.control": "Cancel Fail Retry Snooze",
+    "towpath.core.checks": "micros",
+    "towpath.core.commands": "Selector",
+    "towpath.core.explain": "Explanation",
+    "towpath.core.job": "After Claim Job Key KeyPolicy Reason Spec State",
+    "towpath.core.limits": "Rate",
+    "towpath.core.retry": "Exponential Policy",
+    "towpath.core.views": "Counts GroupView NoteView Page PartView Query QueueView",
+    "towpath.handles": "GroupHandle JobHandle",
+    "towpath.ledger": "Ledger open_ledger",
+    "towpath.runtime.newids": "new_id",
+    "towpath.tasks": "Call Task",
+}
+"""The imports above once more, for the time when the program runs: module -> names."""
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split(" ")}
+
+# Hidden from type checkers, which would take it as a promise that every name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = _HOME.get(name)
+        found = import_module(f"{__name__}.{name}") if home is None else getattr(import_module(home), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -17,7 +17,6 @@ from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.engine import Engine
-from towpath.runtime.newids import new_id
 from towpath.schedules import Scheduler
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
@@ -27,8 +26,6 @@ from towpath.timetable import CronOptions, Scheduled, make_schedule
 if TYPE_CHECKING:
     from towpath.messages import Queue
     from towpath.testing.app import Bench
-
-__all__ = ["App", "new_id"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,11 +135,12 @@ class App(Engine):
         return group.handle(answers)
 
     def run(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once."""
+        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. With `burst=True`
+        also until there is nothing left to run now."""
         Service(self, options).run()
 
     async def arun(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker on this event loop until the coroutine is cancelled."""
+        """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
         await Service(self, options).arun()
 
     def _due(self, now: int) -> int | None:

@@ -16,9 +16,12 @@ from towpath.attempts import Attempt, serve
 from towpath.context import Host as RunningHost
 from towpath.core.job import Claim
 from towpath.core.schedule import Schedule
+from towpath.errors import TowpathError
 from towpath.runtime.office import Office, WorkerOptions
+from towpath.runtime.rest import at_rest
 from towpath.runtime.worker import Worker
 from towpath.schedules import Host as ScheduleHost
+from towpath.schedules import Scheduler
 from towpath.settings import Settings
 from towpath.timetable import write_down
 
@@ -29,12 +32,14 @@ ECHO = 0.5
 
 
 class RunOptions(TypedDict, total=False):
-    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are seconds."""
+    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are seconds. `burst`: end by
+    itself once nothing in its queues is running or could run now."""
 
     queues: tuple[str, ...] | None
     concurrency: int | None
     lease: float | None
     grace: float | None
+    burst: bool
 
 
 class Staff(Office, RunningHost, ScheduleHost, Protocol):
@@ -49,17 +54,20 @@ class Staff(Office, RunningHost, ScheduleHost, Protocol):
 def worker_options(app: Staff, given: Mapping[str, Any]) -> WorkerOptions:
     """The options given, else the settings; without queues, those that the tasks name."""
     chosen = {name: getattr(app.settings, name) for name in ("queues", "concurrency", "lease", "grace")}
-    chosen |= {name: value for name, value in given.items() if value is not None}
+    chosen |= {name: value for name, value in given.items() if value is not None and name != "burst"}
     queues = tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
     return WorkerOptions(**{**chosen, "queues": queues})
 
 
 class Service:
-    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call."""
+    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its burst is over."""
 
     def __init__(self, app: Staff, options: RunOptions) -> None:
         self._app = app
-        self._worker = Worker(app, self._attempt, worker_options(app, options), serve)
+        self._burst = options.get("burst", False)
+        chosen = worker_options(app, options)
+        self._queues = ",".join(chosen.queues)
+        self._worker = Worker(app, self._attempt, chosen, serve, self._look_around if self._burst else None)
         self._began = False
         self._stopped = False
 
@@ -73,8 +81,24 @@ class Service:
         if self._began:
             self._worker.stop()
 
+    def _look_around(self) -> None:
+        """In the committing thread, after a claim that brought nothing: is the burst over? If not, another claim will ask."""
+        try:
+            over = at_rest(self._app.ledger, self._queues, self._app.clock.now())
+        except TowpathError as error:
+            log.warning("whether the burst is over cannot be seen now: %s", error)
+            return
+        if over and not self._stopped:
+            log.info("nothing is running or could run now in %s: the burst is over", self._queues)
+            # The loop may have been closed without a word to us.
+            with contextlib.suppress(RuntimeError):
+                self.stop()
+
     async def arun(self) -> None:
         await asyncio.to_thread(write_down, self._app, self._app.declared)
+        if self._burst:
+            # What a schedule has due belongs to the burst; the caretaker may come too late for it.
+            await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
         self._app.attend()
         working = asyncio.create_task(self._worker.run())
         try:

@@ -132,7 +132,7 @@ def open_directory() -> Iterator[Path]:
 
 
 AS_SOMEBODY_ELSE = """
-import os, sys, importlib.util
+import os, sys, importlib.util, locale  # all of it now: somebody else may not be able to read where Python lies
 import apsw, towpath.settings, towpath.cli.doors, towpath.cli, towpath.cli.root, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
 if os.geteuid() == 0:
     os.setgroups([])

@@ -133,6 +133,40 @@ def test_several_processes(shop: Shell) -> None:
         worker.until('{"processes":2,"codes":[0,0],"restarts":0}')
 
 
+def test_the_worker_says_which_queues_it_takes(shop: Shell) -> None:
+    assert "queues hall." in shop.run("worker", "shop:app", "--burst").err
+    given = {"TOWPATH_QUEUES": "cellar, hall*"}
+    assert "queues cellar,hall*." in shop.run("worker", "shop:app", "--burst", env=given).err
+    assert "queues attic." in shop.run("worker", "shop:app", "--burst", "--queues", "attic", env=given).err
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_burst_ends_by_itself(shop: Shell, processes: str) -> None:
+    names = [f"guest{n}" for n in range(20)]
+    for name in names:
+        greet(shop, name)
+    shop("enqueue", "greet", "--queue", "hall", "--args", '{"name": "late"}', "--delay", "1h")
+    told = shop.run("worker", "shop:app", "--burst", "--concurrency", "2", "--processes", processes, "--json")
+    assert sorted(line for line in told.out.splitlines() if line.startswith("hello")) == sorted(
+        f"hello {name}" for name in names
+    )
+    if processes == "2":
+        assert '{"processes":2,"codes":[0,0],"restarts":0}' in told.out
+    assert "the burst is over" in told.err
+    total = shop("stats", "--json").json["total"]
+    assert (total["done"], total["scheduled"], total["ready"], total["running"]) == (20, 1, 0, 0)
+    assert shop("doctor", "--json").json["ledger"]["caretaker"] == "no worker is running"
+
+
+def test_a_burst_with_a_process_that_dies_goes_on(shop: Shell) -> None:
+    id = shop("enqueue", "leave", "--app", "shop:app", "--max-attempts", "1", "--json").json["id"]
+    told = shop.run("worker", "shop:app", "--burst", "--processes", "2", "--lease", "1s", "--json")
+    assert told.err.count("ended with code 9") == 1
+    assert '{"processes":2,"codes":[0,0],"restarts":1}' in told.out
+    job = shop("jobs", "show", id, "--json").json
+    assert (job["state"], job["reason"]) == ("failed", "lost")
+
+
 def test_a_process_that_dies_is_started_again(shop: Shell) -> None:
     with talking(shop, "worker", "shop:app", "--processes", "2") as worker:
         victim = int(worker.until("Worker ").split()[1])

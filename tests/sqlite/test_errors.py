@@ -206,6 +206,7 @@ def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
             "get_many": lambda: ledger.get_many(["a"]),
             "group": lambda: ledger.group("g"),
             "integrity": ledger.integrity,
+            "last": ledger.last,
             "note": lambda: ledger.note("k"),
             "parts": lambda: ledger.parts("q"),
             "queues": ledger.queues,
@@ -252,7 +253,7 @@ ledger = SqliteLedger(sys.argv[1])
 ledger.apply([Append((Spec(id="a", queue="q"),))])
 calls = {
     "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"), "get_many": lambda: ledger.get_many(["a"]), "find": lambda: ledger.find(Query()),
-    "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity,
+    "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity, "last": ledger.last,
     "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0), "backup": lambda: ledger.backup(sys.argv[1] + ".copy"),
     "note": lambda: ledger.note("k"), "explain": lambda: ledger.explain("a"), "parts": lambda: ledger.parts("q"),
     "group": lambda: ledger.group("g"), "append_on": lambda: ledger.append_on(None, []),

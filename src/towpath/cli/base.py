@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from towpath import Ledger
 from towpath.cli.failures import EXIT_CODES
+
+if TYPE_CHECKING:
+    from towpath import Ledger
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,28 +63,38 @@ class Leaf(click.Command):
 
 
 class Branch(click.Group):
-    """A group whose commands are imported when they are asked for. `parts`: name -> "module:attribute" in this package."""
+    """A command with commands below it."""
 
-    def __init__(self, *args: Any, parts: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.extend(shared_options())
-        self._parts = dict(parts or {})
 
     command_class = Leaf
 
+
+class Root(Branch):
+    """A group whose commands are imported when they are asked for, and not to be listed. `parts`: name -> ("module:attribute" in
+    this package, its line in the list)."""
+
+    def __init__(self, *args: Any, parts: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._parts = parts
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self._parts, *(name for name in super().list_commands(ctx) if name not in self._parts)]
+        return list(self._parts)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._parts:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = self._parts[cmd_name].partition(":")
+            return None
+        module, _, attribute = self._parts[cmd_name][0].partition(":")
         command = getattr(import_module(f"towpath.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self._parts.items()])
 
-class Root(Branch):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])

@@ -1,237 +1,183 @@
-"""`demo`: what Towpath does, shown with real work on a fresh SQLite ledger. It ends by itself in a few seconds."""
+"""`demo`: what Towpath does, shown with real work on a fresh SQLite ledger. The tasks are in `showcase.py`."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import click
 
-from towpath import After, Claim, Job, Ledger, Selector, Spec, State, commands, micros, new_id, open_ledger
+from towpath import Ledger, Query, State
+from towpath.cli import showcase
 from towpath.cli.base import Session, command, pass_session
 from towpath.cli.failures import OK, REFUSED, Failure, bad_input
+from towpath.cli.family import Child
 from towpath.cli.output import emit
-from towpath.cli.specs import tell
-from towpath.cli.stage import Advance, Stage
-from towpath.commands import Done, Retry
+from towpath.cli.proof import DELAY, Check, Crash, Written, jobs_of, prove
+from towpath.cli.showcase import app
+from towpath.cli.stage import Stage
 
-Handler = Callable[[Job], Done | Retry]
-
-HELD = 200
-LEASE = 1.5
-PATIENCE = 20.0
+TARGET = "towpath.cli.showcase:app"
+FERRIES, REMINDERS = 100, 20
+LEASE = 2.0
+"""Seconds that the jobs of a dead worker stay its own."""
+STUCK = 20.0
+"""Seconds without any change after which the demonstration gives up, and says what is missing."""
 
 
 @command("demo")
-@click.option("--jobs", type=click.IntRange(300, 1_000_000), default=6000, show_default=True, help="Jobs of the first act.")
+@click.option("--jobs", type=click.IntRange(300, 1_000_000), default=10_000, show_default=True, help="How much mail.")
 @click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="FILE", help="Keep the ledger in this new file, to look at it."
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The new file for the ledger; else in a temporary directory.",
 )
 @pass_session
 def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     """A demonstration with real work.
 
-    Some thousand jobs on a fresh ledger: priorities, a delay, a dead letter, a graph, a group, and a worker that is killed.
+    Some thousand jobs on a fresh ledger: priorities, delays, a retry, a dead letter, a graph, and a worker that is killed. What
+    happened is read back from the ledger; exit code 1 if it is not as promised. The ledger stays, to look at it.
     """
     if keep is not None and (keep.exists() or not keep.absolute().parent.is_dir()):
         raise bad_input(f"{keep} is there already, or its directory is not.", "Name a new file.")
+    # The worker logs failures, and here they are on purpose.
+    logging.getLogger("towpath").addHandler(logging.NullHandler())
+    path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="towpath-demo-")) / "work.db"
     stage = Stage(session.json)
-    with tempfile.TemporaryDirectory(prefix="towpath-demo-") as folder:
-        url = f"sqlite:///{keep.absolute() if keep else Path(folder) / 'work.db'}"
-        ledger = open_ledger(url)
-        try:
-            stage.say(f"A new ledger: {url}, every commit synced to disk\n")
-            priorities(stage, ledger, jobs)
-            delay(stage, ledger)
-            dead_letter(stage, ledger)
-            graph(stage, ledger)
-            group(stage, ledger)
-            crash(stage, ledger, url)
-            problems = summary(stage, ledger)
-        finally:
-            ledger.close()
+    app.url = f"sqlite:///{quote(str(path))}"
+    with app:
+        # This process looks after the ledger. It could be the doomed one, but then somebody would have to notice that first.
+        app.attend()
+        stage.say(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
+        written, wrote = write_down(stage, jobs)
+        crash = kill_a_worker(stage)
+        asyncio.run(work(stage, written))
+        checks = prove(app, written, crash)
+        cost = {"written_us": round(wrote / jobs * 1e6, 1), "run_us": round(_time_of_mail(app.ledger, written) / jobs * 1e6, 1)}
+    ok = all(check.ok for check in checks)
+    tries = [_typed(*words) for words in (("dead", "list"), ("dead", "retry", "--all", "--yes"), ("worker", TARGET, "--burst"))]
     if session.json:
-        emit({"ok": not problems, "jobs": stage.jobs, "seconds": round(stage.seconds, 3), **stage.facts, "problems": problems})
+        facts: dict[str, Any] = {"ok": ok, "jobs": len(written.ids), "seconds": round(stage.seconds, 3), "url": app.url}
+        emit({**facts, "cost": cost, "checks": checks, "next": tries})
     else:
-        advise(stage, keep)
-    return REFUSED if problems else OK
+        tell(stage, checks, cost, tries)
+    return OK if ok else REFUSED
 
 
-def priorities(stage: Stage, ledger: Ledger, jobs: int) -> None:
-    names = ("low", "normal", "high")
-    specs = [Spec(id=new_id(), queue="mail", payload=b'{"to": "ada"}', priority=names[n % 3]) for n in range(jobs)]
-    with stage.act(f"{jobs:,} jobs of three priorities are written down, ...", jobs) as advance:
+def write_down(stage: Stage, jobs: int) -> tuple[Written, float]:
+    """The ids of all jobs, and the seconds that the mail took."""
+    stage.say("All work is written down first.", bold=True)
+    urgencies = [showcase.send.options(priority=priority) for priority in ("low", "normal", "high")]
+    mail: list[str] = []
+    with stage.bars({"mail": jobs}) as draw:
         start = time.perf_counter()
-        for at in range(0, jobs, 1000):
-            tell(ledger, commands.Append(tuple(specs[at : at + 1000])))
-            advance(len(specs[at : at + 1000]))
+        while len(mail) < jobs:
+            calls = [urgencies[n % 3].of(f"guest {n}") for n in range(len(mail), min(jobs, len(mail) + 1000))]
+            mail += [handle.id for handle in showcase.send.enqueue_many(calls)]
+            draw({"mail": len(mail)})
         wrote = time.perf_counter() - start
-        stage.cost("appended", "appended", jobs, wrote)
-    order: list[int] = []
-
-    def handle(job: Job) -> Done:
-        order.append(job.priority)
-        return Done()
-
-    with stage.act("... and done, the urgent ones first", jobs) as advance:
-        start = time.perf_counter()
-        stage.jobs += drain(ledger, "mail", handle, advance)
-        stage.cost("worked", "claimed and settled", jobs, time.perf_counter() - start)
-        counts = ", ".join(f"{count:,} of priority {rank}" for rank, count in Counter(order).items())
-        stage.say(f"  in the order of priority: {'yes' if order == sorted(order) else 'no'} ({counts})")
-    stage.facts["in_order"] = order == sorted(order)
-
-
-def delay(stage: Stage, ledger: Ledger) -> None:
-    with stage.act("A job for later") as advance:
-        later = Spec(id=new_id(), queue="later", delay=micros(0.3))
-        tell(ledger, commands.Append((later,)))
-        stage.say(f"  {ledger.explain(later.id)}")
-        start = time.perf_counter()
-        while drain(ledger, "later", lambda _: Done(), advance) == 0:
-            time.sleep(0.01)
-        stage.jobs += 1
-        stage.say(f"  it ran after {time.perf_counter() - start:.2f} s")
+    later = showcase.remind.options(delay=DELAY)
+    reminders = later.enqueue_many(later.of(f"guest {n}") for n in range(REMINDERS))
+    call, fax = showcase.call.enqueue("555-0100"), showcase.fax.enqueue("555-0199")
+    read = showcase.read.enqueue()
+    graph = app.group([showcase.count.options(after=read).of(page) for page in range(3)], then=showcase.total.of())
+    assert graph.then is not None
+    ferries = showcase.ferry.enqueue_many(showcase.ferry.of(n) for n in range(FERRIES))
+    stage.say(f"  a reminder: {reminders[0].explain()}")
+    stage.say(f"  the end of a graph: {graph.then.explain()}")
+    written = Written(
+        mail=mail,
+        reminders=[handle.id for handle in reminders],
+        call=call.id,
+        fax=fax.id,
+        read=read.id,
+        counts=[handle.id for handle in graph.jobs],
+        total=graph.then.id,
+        ferries=[handle.id for handle in ferries],
+    )
+    return written, wrote
 
 
-def dead_letter(stage: Stage, ledger: Ledger) -> None:
-    with stage.act(
-        "A job that fails, is tried again, becomes a dead letter, and is brought back; another one stays dead"
-    ) as advance:
-        call = Spec(id=new_id(), queue="calls", kind="call", max_attempts=2)
-        tell(ledger, commands.Append((call,)))
-        tries = drain(ledger, "calls", lambda job: Retry(error=f"attempt {job.attempts}: nobody answers"), advance)
-        job = found(ledger, call.id)
-        stage.say(f"  after {tries} attempts: {job.state} ({job.reason}), {job.error!r}")
-        tell(ledger, commands.Revive(where=Selector(queue="calls", states=(State.FAILED,))))
-        stage.jobs += drain(ledger, "calls", lambda _: Done(b'"hello"'), advance)
-        job = found(ledger, call.id)
-        stage.say(f"  brought back: {job.state}, result {(job.result or b'').decode()}")
-        tell(ledger, commands.Append((Spec(id=new_id(), queue="calls", kind="fax", max_attempts=1),)))
-        drain(ledger, "calls", lambda _: Retry(error="no such line"), advance)
+def kill_a_worker(stage: Stage) -> Crash:
+    """A real worker process takes all ferries, and is killed in the middle of them."""
+    stage.say("\nA worker process takes the ferries ...", bold=True)
+    words = ["worker", TARGET, "--queues", "ferries", "--concurrency", str(FERRIES), "--lease", f"{LEASE}s"]
+    child = Child(["--url", app.url, *words, "--processes", "1", "--name", "doomed"], quiet=True)
+    try:
+        deadline = time.monotonic() + STUCK
+        while True:
+            seen = app.ledger.version()
+            held = app.ledger.find(Query(queue="ferries", states=(State.RUNNING,), bodies=False, limit=FERRIES)).jobs
+            if len(held) == FERRIES:
+                break
+            if child.code is not None or time.monotonic() > deadline:
+                step = f"See what it says: {_typed(*words)}"
+                raise Failure(f"The worker process did not take the ferries (exit code {child.code}).", REFUSED, step)
+            app.ledger.wait(seen, 0.2)
+        child.process.kill()
+    finally:
+        child.close()
+    stage.say(f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run")
+    stage.say(f"  {app.ledger.explain(held[0].id)}")
+    return Crash({job.id: job.fence for job in held}, app.clock.now())
 
 
-def graph(stage: Stage, ledger: Ledger) -> None:
-    with stage.act(
-        "A graph: one reads, three work side by side, one writes; another waits for something that fails", 6
-    ) as advance:
-        read = Spec(id=new_id(), queue="graph", kind="read")
-        work = [Spec(id=new_id(), queue="graph", kind=f"work {n}", after=(After(read.id),)) for n in (1, 2, 3)]
-        write = Spec(id=new_id(), queue="graph", kind="write", after=tuple(After(spec.id) for spec in work))
-        broken = Spec(id=new_id(), queue="graph", kind="broken", max_attempts=1, priority="low")
-        orphan = Spec(id=new_id(), queue="graph", kind="orphan", after=(After(broken.id),))
-        # In any order: what depends on what is sorted out by the ledger.
-        tell(ledger, commands.Append((write, orphan, *work, read, broken)))
-        stage.say(f"  {ledger.explain(write.id)}")
-        seen: list[str] = []
-
-        def handle(job: Job) -> Done | Retry:
-            seen.append(job.kind)
-            return Retry(error="out of order") if job.kind == "broken" else Done()
-
-        stage.jobs += drain(ledger, "graph", handle, advance)
-        stage.say(f"  ran: {', '.join(seen)}")
-        stage.say(f"  {ledger.explain(orphan.id)}")
-
-
-def group(stage: Stage, ledger: Ledger) -> None:
-    with stage.act("A group of 50 with a callback when all are done", 51) as advance:
-        name = new_id()
-        report = Spec(id=new_id(), queue="reports", kind="report")
-        tell(ledger, commands.Open(name, then={"done": (report,)}))
-        tell(ledger, commands.Append(tuple(Spec(id=new_id(), queue="pages", group=name) for _ in range(50))))
-        early = drain(ledger, "pages", lambda _: Done(), advance)
-        tell(ledger, commands.Seal(name))
-        ran = drain(ledger, "pages", lambda _: Done(), advance)
-        view = ledger.group(name)
-        assert view is not None
-        stage.say(f"  before the seal {early} ran, after it {ran}; the group is {view.state}, {view.outcome}")
-        called = drain(ledger, "reports", lambda _: Done(), advance)
-        stage.jobs += early + ran + called
-        stage.say(f"  callbacks that ran: {called}")
+async def work(stage: Stage, written: Written) -> None:
+    """A worker in this process does the rest, and the bars show what the ledger counts."""
+    stage.say("\nAnother worker does all the rest, and the ferries when their lease is over.", bold=True)
+    totals = {"mail": len(written.mail), "reminders": REMINDERS, "calls": 1, "faxes": 1, "graph": 5, "ferries": FERRIES}
+    worker = asyncio.create_task(app.arun(queues=tuple(totals), concurrency=64, lease=30, grace=5))
+    try:
+        with stage.bars(totals) as draw:
+            before, since = -1, time.monotonic()
+            while not worker.done() and time.monotonic() - since < STUCK:
+                ended = {name: view.counts.finished for name, view in app.ledger.queues().items()}
+                draw(ended)
+                if (now := sum(ended.values())) == len(written.ids):
+                    break
+                if now != before:
+                    before, since = now, time.monotonic()
+                await asyncio.sleep(0.05)
+    finally:
+        worker.cancel()
+        [how] = await asyncio.gather(worker, return_exceptions=True)
+    if isinstance(how, Exception):
+        raise how
 
 
-def crash(stage: Stage, ledger: Ledger, url: str) -> None:
-    with stage.act(f"A worker process that is killed while it holds {HELD} jobs", HELD) as advance:
-        tell(ledger, commands.Append(tuple(Spec(id=new_id(), queue="crash") for _ in range(HELD))))
-        command = [sys.executable, "-m", "towpath.cli.doomed", url, "crash", str(HELD), str(LEASE)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            held = [line.split() for line in worker.stdout.readline().split(",") if line.strip()]
-            worker.kill()
-        stage.say(
-            f"  process {worker.pid} held {len(held)}, then kill -9; counted as running: {ledger.queues()['crash'].counts.running}"
-        )
-        start, reaped = time.perf_counter(), 0
-        while reaped < len(held):
-            if time.perf_counter() - start > PATIENCE:
-                raise Failure(
-                    f"Only {reaped} of {len(held)} leases came back.", REFUSED, "Is the clock of this machine moving?"
-                )
-            answer = tell(ledger, commands.Upkeep())
-            reaped += answer.reaped if isinstance(answer, commands.Upkept) else 0
-            time.sleep(0.02)
-        took = time.perf_counter() - start
-        stage.say(f"  upkeep took back {reaped} leases after {took:.2f} s (a lease of {LEASE} s)")
-        ran = drain(ledger, "crash", lambda _: Done(), advance)
-        stage.jobs += ran
-        stage.say(f"  done by the living: {ran}, none lost")
-        id, fence = held[0]
-        [late] = ledger.apply([commands.Settle(id, int(fence), Done(b'"I am late"'))])
-        stage.say(f"  the dead worker's own answer would be refused: {type(late).__name__}: {late}")
-    stage.facts["crash"] = {"held": len(held), "reaped": reaped, "recovered": ran, "seconds": round(took, 3)}
+def _time_of_mail(ledger: Ledger, written: Written) -> float:
+    """Seconds from the first start to the last end."""
+    mail = jobs_of(ledger, written.mail).values()
+    return (max(job.finished_at or 0 for job in mail) - min(job.started_at or 0 for job in mail)) / 1e6
 
 
-def summary(stage: Stage, ledger: Ledger) -> list[str]:
-    stage.say("What the ledger knows, without counting")
-    for name, queue in sorted(ledger.queues().items()):
-        counts = {state.value: getattr(queue.counts, state) for state in State if getattr(queue.counts, state)}
-        stage.say(f"  {name:8} {', '.join(f'{count:,} {state}' for state, count in counts.items())}")
-    problems = ledger.check()
-    stage.say(f"  recounted: {'; '.join(problems) or 'everything adds up'}\n")
-    return problems
-
-
-def advise(stage: Stage, keep: Path | None) -> None:
-    cost = stage.facts["worked"]["us_per_job"] + stage.facts["appended"]["us_per_job"]
+def tell(stage: Stage, checks: Sequence[Check], cost: dict[str, float], tries: Sequence[str]) -> None:
+    stage.say("\nWhat happened, read back from the ledger", bold=True)
+    for check in checks:
+        stage.say(f"  {'ok   ' if check.ok else 'WRONG'} {check.name:<9}  {check.what}")
+    each, rate = cost["written_us"] + cost["run_us"], 1e6 / max(cost["run_us"], 0.1)
     stage.say(
-        f"{stage.jobs:,} jobs in {stage.seconds:.1f} s. A job cost {cost:.0f} µs, written down, claimed and settled on disk.\n"
+        f"\nIt took {stage.seconds:.1f} s. A piece of mail cost {each:.0f} µs on disk: {cost['written_us']:.0f} to write it down, "
+        f"{cost['run_us']:.0f} to claim, run and settle it ({rate:,.0f} a second)."
     )
-    program = (
-        "towpath" if shutil.which("towpath") else sys.argv[0] if Path(sys.argv[0]).stem == "towpath" else "python -m towpath"
-    )
-    if keep is not None:
-        program = f"{program} --url sqlite:///{keep.absolute()}"
-        tries = [f"{program} stats", f"{program} dead list", f"{program} dead retry --all --yes"]
-    else:
-        tries = [f"{program} put orders '{{\"item\": 1}}'", f"{program} get orders", f"{program} stats --watch"]
-    stage.say("\n".join(["Try next:", *(f"  {line}" for line in tries)]))
+    stage.say("\nThe ledger stays where it is. Try next: look at the dead letter, bring it back, and run it", bold=True)
+    for line in tries:
+        stage.say(f"  {line}")
 
 
-def drain(ledger: Ledger, queue: str, handle: Handler, advance: Advance, batch: int = 500) -> int:
-    """Run everything that is ready in a queue; how many attempts that took. Each commit settles a batch and claims the next."""
-    want = commands.Claim(owner="demo", wants=(commands.Want(queue, batch),), lease=micros(30))
-    claims: Sequence[Claim] = ()
-    ran = 0
-    while True:
-        settles = [commands.Settle(claim.id, claim.fence, handle(claim.job)) for claim in claims]
-        *settled, claimed = ledger.apply([*settles, want])
-        assert all(isinstance(answer, commands.Settled) for answer in settled), settled
-        assert isinstance(claimed, commands.Claimed), claimed
-        ran += len(settled)
-        advance(len(settled))
-        claims = claimed.claims
-        if not claims:
-            return ran
-
-
-def found(ledger: Ledger, id: str) -> Job:
-    job = ledger.get(id)
-    assert job is not None
-    return job
+def _typed(*words: str) -> str:
+    """A command for this ledger as one types it."""
+    beside = sys.argv[0] if Path(sys.argv[0]).stem == "towpath" else f"{sys.executable} -m towpath"
+    program = "towpath" if shutil.which("towpath") else beside
+    return f"{program} --url {shlex.quote(app.url)} {shlex.join(words)}"

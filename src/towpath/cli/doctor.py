@@ -23,6 +23,8 @@ STALE = 60_000_000
 """A job that has been ready for so long, in a queue where nothing runs, has no worker."""
 OLD = 3_600_000_000
 LARGE_WAL = 64 * 1024 * 1024
+AHEAD = 5_000_000
+"""How far the ledger's time may be ahead of the clock without a word."""
 CARETAKER = "towpath/caretaker"
 EXAMINED = 200_000
 """Jobs up to which the doctor recounts the whole ledger; above that `towpath check` is asked for by name."""
@@ -115,7 +117,8 @@ def _examine(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[F
     health: dict[str, Any] = {"state": "open", "queues": len(queues), "jobs": jobs, **total}
     health["caretaker"] = "a worker looks after it" if caretaker is not None else "no worker is running"
     health |= _file_facts(settings)
-    findings = [*_of_queues(list(queues.values()), at, alive=caretaker is not None), *_of_jobs(ledger, at), *_of_file(health)]
+    findings = [*_of_queues(list(queues.values()), at, alive=caretaker is not None), *_of_jobs(ledger, at)]
+    findings += [*_of_clock(_last(ledger) - at), *_of_file(health)]
     if jobs <= EXAMINED:
         problems = examine(ledger)
         health["recounted"] = "everything adds up" if not problems else f"{len(problems)} problems"
@@ -193,10 +196,15 @@ def _of_jobs(ledger: Ledger, at: int) -> Iterator[Finding]:
     if lost:
         advice = "Their workers died and nobody does the upkeep. Any running worker takes them back, and so does `towpath get`."
         yield Finding(f"{len(lost)} leases ran out more than a minute ago.", advice, grave=True)
-    newest = ledger.find(Query(bodies=False, limit=1)).jobs
-    if newest and newest[0].created_at > at + 5_000_000:
-        ahead = spell(newest[0].created_at - at)
-        yield Finding(
-            f"The newest job is {ahead} in the future.",
-            "The clock of this machine went back. Delays count from the later time.",
-        )
+
+
+def _last(ledger: Ledger) -> int:
+    """When the ledger was last written to, by its own account. Not every kind of ledger can say it."""
+    last: int = getattr(ledger, "last", int)()
+    return last
+
+
+def _of_clock(ahead: int) -> Iterator[Finding]:
+    if ahead > AHEAD:
+        advice = "The clock of this machine went back. Until it has caught up, delays do not pass and leases do not run out."
+        yield Finding(f"The ledger's time is {spell(ahead)} ahead of the clock.", advice)

@@ -21,8 +21,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 class Child:
     """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through us, once."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False) -> None:
         near, self._lifeline = os.pipe()
+        output = subprocess.DEVNULL if quiet else None
         command = [sys.executable, "-m", "towpath", *arguments]
         try:
             self.process = subprocess.Popen(
@@ -30,6 +31,8 @@ class Child:
                 env={**os.environ, **(environment or {}), LIFELINE: str(near)},
                 pass_fds=(near,),
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 process_group=0,
             )
         finally:

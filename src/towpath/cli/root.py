@@ -19,27 +19,28 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 PARTS = {
-    "demo": "demo:demo",
-    "worker": "worker:worker",
-    "dev": "worker:dev",
-    "enqueue": "enqueue:enqueue",
-    "put": "messages:put",
-    "get": "messages:get",
-    "ack": "messages:ack",
-    "nack": "messages:nack",
-    "extend": "messages:extend",
-    "stats": "stats:stats",
-    "jobs": "jobs:jobs",
-    "dead": "dead:dead",
-    "queues": "queues:queues",
-    "parts": "queues:parts",
-    "groups": "groups:groups",
-    "schedules": "schedules:schedules",
-    "backup": "care:backup",
-    "check": "care:check",
-    "doctor": "doctor:doctor",
-    "bench": "bench:bench",
+    "demo": ("demo:demo", "A demonstration with real work."),
+    "worker": ("worker:worker", "Run the jobs of an app's tasks."),
+    "dev": ("worker:dev", "A worker that restarts when your code changes."),
+    "enqueue": ("enqueue:enqueue", "Enqueue a job for the task KIND."),
+    "put": ("messages:put", "Put a message into a queue."),
+    "get": ("messages:get", "Take messages from QUEUE (or a pattern with *)."),
+    "ack": ("messages:ack", "The message is done."),
+    "nack": ("messages:nack", "Give the message back."),
+    "extend": ("messages:extend", "Keep the message for SECONDS from now."),
+    "stats": ("stats:stats", "What every queue holds."),
+    "jobs": ("jobs:jobs", "Look at jobs, and bring them back, stop or delete them."),
+    "dead": ("dead:dead", "Dead letters: jobs that failed for good."),
+    "queues": ("queues:queues", "List queues, pause them, set their limits."),
+    "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
+    "groups": ("groups:groups", "Groups of jobs with one fate."),
+    "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
+    "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),
+    "check": ("care:check", "Recount the whole ledger."),
+    "doctor": ("doctor:doctor", "What is wrong, and what to do about it."),
+    "bench": ("bench:bench", "How fast a ledger is on this disk."),
 }
+"""The commands in the order of the list, which loads none of them: where each is, and the first line of its help."""
 
 
 @click.group(cls=Root, parts=PARTS)

@@ -1,66 +1,60 @@
-"""Where the demonstration plays: a live progress display on a terminal, plain lines in a pipe, nothing but facts for JSON."""
+"""Where the demonstration plays: live bars on a terminal, plain lines in a pipe, silence for JSON."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
-import click
+from towpath.cli.output import clean, console
 
-from towpath.cli.output import console
+Draw = Callable[[Mapping[str, int]], None]
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-Advance = Callable[[int], None]
+BEAT = 1.0
+"""Seconds between two plain lines."""
 
 
 class Stage:
     def __init__(self, as_json: bool) -> None:
         self._quiet = as_json
-        self._screen: Console | None = None
         self._start = time.perf_counter()
-        self.facts: dict[str, Any] = {}
-        self.jobs = 0
 
     @property
     def seconds(self) -> float:
+        """Since the curtain rose."""
         return time.perf_counter() - self._start
 
-    def say(self, text: str = "") -> None:
-        if self._screen is not None:
-            # Above the bar, which moves down.
-            self._screen.print(text, soft_wrap=True)
-        elif not self._quiet:
-            click.echo(text)
+    def say(self, text: str = "", bold: bool = False) -> None:
+        if not self._quiet:
+            console().print(clean(text), style="bold" if bold else None, soft_wrap=True)
 
     @contextmanager
-    def act(self, title: str, total: int = 0) -> Iterator[Advance]:
-        """One act, with a bar while it lasts. The function it gives moves the bar on."""
+    def bars(self, totals: Mapping[str, int]) -> Iterator[Draw]:
+        """A bar for each name. The function that it gives is told how far each is, as often as you like."""
         if self._quiet or not sys.stdout.isatty():
-            self.say(title)
-            yield lambda steps: None
-            self.say()
+            yield self._lines(sum(totals.values()))
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        screen = console()
-        screen.print(title, style="bold")
-        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"), TimeElapsedColumn())
-        with Progress(*columns, console=screen, transient=True) as bar:
-            task = bar.add_task("", total=total or None)
-            self._screen = screen
-            try:
-                yield lambda steps: bar.advance(task, steps)
-            finally:
-                self._screen = None
-        self.say()
+        columns = (TextColumn("  {task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console()) as progress:
+            bars = {name: progress.add_task(name, total=total) for name, total in totals.items()}
 
-    def cost(self, name: str, what: str, jobs: int, seconds: float) -> None:
-        self.facts[name] = {"jobs": jobs, "seconds": round(seconds, 4), "us_per_job": round(seconds / jobs * 1e6, 1)}
-        self.say(
-            f"  {what}: {jobs:,} in {seconds:.2f} s, {seconds / jobs * 1e6:.0f} µs a job, {jobs / seconds:,.0f} jobs a second"
-        )
+            def draw(done: Mapping[str, int]) -> None:
+                for name, bar in bars.items():
+                    progress.update(bar, completed=done.get(name, 0))
+
+            yield draw
+
+    def _lines(self, total: int) -> Draw:
+        start, said = time.perf_counter(), 0
+
+        def draw(done: Mapping[str, int]) -> None:
+            nonlocal said
+            passed, ended = time.perf_counter() - start, sum(done.values())
+            if ended == total or passed >= BEAT * (said + 1):
+                said = int(passed / BEAT)
+                self.say(f"  {passed:4.1f} s  {ended:,} of {total:,}")
+
+        return draw

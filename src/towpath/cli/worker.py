@@ -19,6 +19,7 @@ from towpath.cli.family import Child, caught, hold_on_to_parent
 from towpath.cli.output import emit
 from towpath.cli.reload import Reporter, keep_running
 from towpath.cli.values import Span
+from towpath.events import WorkerStarted
 from towpath.settings import resolve
 
 LOOK = 0.2
@@ -37,6 +38,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lease: int | None
     grace: int | None
     name: str | None
+    burst: bool = False
 
     def given(self) -> dict[str, Any]:
         """What `app.run` takes, where None leaves it to the settings. Raises InvalidInput."""
@@ -44,14 +46,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         lease, grace = (None if span is None else span / 1_000_000 for span in (self.lease, self.grace))
         options = {"queues": queues, "concurrency": self.concurrency, "lease": lease, "grace": grace}
         resolve(None, options)
-        return options
+        return {**options, "burst": self.burst}
 
     def arguments(self) -> list[str]:
         """The same for a child's command line."""
         spans = {"--lease": self.lease, "--grace": self.grace}
         given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
         given |= {"--queues": self.queues, "--concurrency": None if self.concurrency is None else str(self.concurrency)}
-        return [word for name, value in given.items() if value is not None for word in (name, value)]
+        words = [word for name, value in given.items() if value is not None for word in (name, value)]
+        return [*words, "--burst"] if self.burst else words
 
 
 worker_options = all_of(
@@ -67,17 +70,25 @@ worker_options = all_of(
 @click.argument("target", metavar="MODULE:APP")
 @worker_options
 @click.option("--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1.")
+@click.option("--burst", is_flag=True, help="End once nothing is running or could run now. Jobs for later stay.")
 @metrics_options
 @pass_session
 def worker(
-    session: Session, /, target: str, processes: int | None, metrics: int | None, metrics_host: str | None, **options: Any
+    session: Session,
+    /,
+    target: str,
+    processes: int | None,
+    burst: bool,
+    metrics: int | None,
+    metrics_host: str | None,
+    **options: Any,
 ) -> int:
     """Run the jobs of an app's tasks.
 
     Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way.
     """
     hold_on_to_parent()
-    wanted = WorkerOptions(**options)
+    wanted = WorkerOptions(**options, burst=burst)
     given = wanted.given()
     exporter = Exporter.of(metrics, metrics_host)
     reporter = Reporter.of_dev()
@@ -93,25 +104,31 @@ def worker(
         if exporter is not None:
             exporter.check(count)
         each = [_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
-        return _several(session, each)
+        return _several(session, each, wanted.burst)
     if wanted.name is not None:
         app.name = wanted.name
     # What the program has set up itself stays as it is.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    queues = wanted.queues or ",".join(sorted({task.queue for task in app.tasks.values()})) or "*"
-    with serving(app, exporter):
-        say([f"Worker {os.getpid()} of {target} on {app.url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+    app.bus.subscribe(WorkerStarted, lambda started: _greet(target, app.url, started))
+    # Closed at the end, so that another process can do the upkeep at once.
+    with app, serving(app, exporter):
         app.run(**given)
     return OK
 
 
-def _several(session: Session, processes: list[list[str]]) -> int:
-    """A parent that starts the processes, starts those again that die, and passes signals on."""
+def _greet(target: str, url: str, started: WorkerStarted) -> None:
+    queues = ",".join(started.queues)
+    say([f"Worker {os.getpid()} of {target} on {url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+
+
+def _several(session: Session, processes: list[list[str]], burst: bool) -> int:
+    """A parent that starts the processes, starts those again that die, and passes signals on. A burst is over when each of
+    them says so."""
     asked = threading.Event()
-    slots = [_Slot(arguments, number) for number, arguments in enumerate(processes, 1)]
+    slots = [_Slot(arguments, number, burst) for number, arguments in enumerate(processes, 1)]
     children: list[Child] = []
     with caught(children, asked):
-        while not asked.is_set() or any(slot.alive for slot in slots):
+        while any(slot.alive or not (slot.over or asked.is_set()) for slot in slots):
             for slot in slots:
                 slot.look(stopping=asked.is_set())
             children[:] = [slot.child for slot in slots if slot.child is not None]
@@ -136,8 +153,10 @@ def _arguments(
 class _Slot:
     """One of the processes, and its successors."""
 
-    def __init__(self, arguments: list[str], number: int) -> None:
-        self._arguments, self._number = arguments, number
+    def __init__(self, arguments: list[str], number: int, burst: bool) -> None:
+        self._arguments, self._number, self._burst = arguments, number, burst
+        self.over = False
+        """Has it done all that it was for?"""
         self.child: Child | None = None
         self.code: int | None = OK
         self.restarts = self._deaths = 0
@@ -152,13 +171,14 @@ class _Slot:
         if self.child is not None and (code := self.child.code) is not None:
             self.code = self.child.close()
             self.child = None
-            if stopping:
+            self.over = self._burst and code == OK
+            if stopping or self.over:
                 return
             self._deaths = 0 if now - self._since > STABLE else self._deaths + 1
             pause = PAUSES[min(max(self._deaths, 1), len(PAUSES)) - 1]
             self._due, self.restarts = now + pause, self.restarts + 1
             say([f"Worker process {self._number} ended with code {code}; a new one starts in {pause:g} s."])
-        if self.child is None and not stopping and now >= self._due:
+        if self.child is None and not (stopping or self.over) and now >= self._due:
             self.child, self._since = Child(self._arguments), now
 
 

@@ -7,7 +7,7 @@ back if whoever asked for it has left.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from towpath.core.checks import matches
 from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
@@ -20,11 +20,19 @@ from towpath.runtime.tickets import Reply
 
 class Waiter:
     """`want` is how many claims it takes now; `once` how many of them may be jobs with a single attempt (None: all).
-    `deliver` is called in the committing thread; it must be quick and must not raise."""
+    `deliver` is called in the committing thread; it must be quick and must not raise. So is `empty`, whenever a claim brought
+    nothing for it."""
 
-    def __init__(self, queues: Sequence[str], deliver: Callable[[list[Claim]], None], lease: int) -> None:
+    def __init__(
+        self,
+        queues: Sequence[str],
+        deliver: Callable[[list[Claim]], None],
+        lease: int,
+        empty: Callable[[], None] | None = None,
+    ) -> None:
         self.queues = ",".join(queues)
         self.deliver = deliver
+        self.empty = empty
         self.lease = lease
         self.want = 0
         self.once: int | None = None
@@ -78,26 +86,37 @@ class _Desk:
         self._lease = lease
         self._lock = lock
         self.waiters: list[Waiter] = []
+        self._asked: list[Waiter] = []
+        """For whom the claim that is under way asks, of those who want to hear if it brings nothing."""
 
     def wanted(self) -> ClaimCommand | None:
         sums: dict[str, tuple[int, int]] = {}
+        self._asked = []
         with self._lock:
             for waiter in self.waiters:
                 if waiter.want > 0:
                     n, once = sums.get(waiter.queues, (0, 0))
                     sums[waiter.queues] = n + waiter.want, once + (waiter.want if waiter.once is None else waiter.once)
+                    if waiter.empty is not None:
+                        self._asked.append(waiter)
         if not sums:
             return None
         wants = tuple([Want(queue, min(n, MAX_BULK), min(once, MAX_BULK)) for queue, (n, once) in sums.items()])
         return ClaimCommand(owner=self._owner, wants=wants[:1000], lease=self._lease)
 
     def taken(self, reply: Claimed | TowpathError) -> None:
-        if not isinstance(reply, Claimed) or not reply.claims:
+        if not isinstance(reply, Claimed):
             return
+        served = self._hand_out(reply.claims) if reply.claims else ()
+        for waiter in self._asked:
+            if waiter.empty is not None and waiter not in served:
+                waiter.empty()
+
+    def _hand_out(self, given: Sequence[Claim]) -> Collection[Waiter]:
         deliveries: dict[Waiter, list[Claim]] = {}
         orphans: list[Claim] = []
         with self._lock:
-            for claim in reply.claims:
+            for claim in given:
                 waiter = self._taker(claim)
                 if waiter is None:
                     orphans.append(claim)
@@ -108,6 +127,7 @@ class _Desk:
             waiter.deliver(claims)
         if orphans:
             self._committer.post([Settle(claim.id, claim.fence, Release()) for claim in orphans], _ignore)
+        return deliveries
 
     def _taker(self, claim: Claim) -> Waiter | None:
         """Whoever has waited longest for a job of this queue."""

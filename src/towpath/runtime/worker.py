@@ -67,19 +67,19 @@ class Worker:
         make: Callable[[Claim], Attempt | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
+        empty: Callable[[], None] | None = None,
     ) -> None:
         self._office = office
         self._make = make
         self._options = options
         self._child = child
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease)
+        self._waiter = Waiter(options.queues, self._arrived, self._lease, empty)
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, _Run] = {}
         self._pace = Pace()
         self._outbox = Outbox(office, self._pace, self._call, self._told_all)
-        self._flushing = False
-        self._stopping = False
+        self._flushing = self._stopping = False
 
     async def run(self) -> None:
         """Work until `stop()`, then drain."""

@@ -233,6 +233,10 @@ class SqliteLedger:
         finally:
             source.close()
 
+    def last(self) -> int:
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        return self._read(lambda db: self._time(db, 0))
+
     def version(self) -> int:
         self._guard()
         with self._watch_lock, self._translated():

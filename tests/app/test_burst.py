@@ -1,0 +1,239 @@
+"""A burst ends by itself, when nothing is running or could run now, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.engine.hosts import in_thread
+from towpath import App, Query, Rate, Retry, Snooze, Spec, State, current
+from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Settle, Want
+from towpath.core.checks import SECOND
+from towpath.core.job import Claim as Given
+from towpath.events import BatchCommitted
+from towpath.runtime.rest import at_rest
+from towpath.testing.clock import ManualClock
+from towpath.timetable import write_down
+
+
+def states(app: App) -> dict[str, int]:
+    counts = [view.counts for view in app.ledger.queues().values()]
+    return {state.value: found for state in State if (found := sum(getattr(each, state) for each in counts))}
+
+
+def test_what_runs_may_bring_more(app: App) -> None:
+    @app.task
+    def split(n: int) -> None:
+        for _ in range(2 if n else 0):
+            current().spawn(split.of(n - 1))
+
+    @app.task(queue="other")
+    async def join() -> int:
+        return 1
+
+    for _ in range(20):
+        app.group([split.of(3), split.of(3)], then=join.of())
+        app.run(burst=True, concurrency=3)
+        assert states(app).keys() == {"done"}
+    assert states(app) == {"done": 20 * (2 * 15 + 1)}
+
+
+def test_an_empty_ledger_is_at_rest(app: App) -> None:
+    app.task(queue="hall")(print)
+    asyncio.run(app.arun(burst=True))
+
+
+def test_a_burst_on_a_loop_that_goes_on(app: App) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async def main() -> list[int]:
+        handles = [await double.aenqueue(n) for n in range(50)]
+        await app.arun(burst=True)
+        first = [await each.aresult(0) for each in handles]
+        again = await double.aenqueue(50)
+        await app.arun(burst=True)
+        return [*first, await again.aresult(0)]
+
+    assert asyncio.run(main()) == [2 * n for n in range(51)]
+
+
+def test_what_is_for_later_stays(app: App) -> None:
+    @app.task
+    def fails() -> None:
+        raise Retry(after=600)
+
+    @app.task
+    def sleeps() -> None:
+        raise Snooze(600)
+
+    @app.task
+    def fine() -> None: ...
+
+    waits = fine.options(after=[fails.enqueue()]).enqueue()
+    sleeps.enqueue()
+    fine.options(delay=600).enqueue()
+    fine.enqueue()
+    app.run(burst=True)
+    assert states(app) == {"blocked": 1, "scheduled": 3, "done": 1}
+    assert waits.status().state is State.BLOCKED
+
+
+def test_a_retry_at_once_is_tried_again(app: App) -> None:
+    @app.task
+    def second_time() -> None:
+        if current().attempt == 1:
+            raise Retry(after=0)
+
+    second_time.enqueue()
+    app.run(burst=True)
+    assert states(app) == {"done": 1}
+
+
+@pytest.mark.parametrize(
+    ("hold", "left"),
+    [
+        (SetQueue(queue="q", paused=True), 6),
+        (SetQueue(queue="q", cap=0), 6),
+        (SetQueue(queue="q", not_before=2**52), 6),
+        (SetQueue(queue="q", rate=Rate(1000), not_before=2**52), 6),
+        (SetPart(queue="q", part="p", paused=True), 2),
+        (SetPart(queue="q", part="p", cap=0), 2),
+        (SetPart(queue="q", part="p", not_before=2**52), 2),
+    ],
+)
+def test_what_is_held_by_hand_is_left(app: App, hold: SetQueue | SetPart, left: int) -> None:
+    @app.task(queue="q")
+    def fine() -> None: ...
+
+    app.call(hold)
+    for n in range(6):
+        fine.options(part=["p", "r", None][n % 3]).enqueue()
+    app.run(burst=True)
+    assert states(app) == {"ready": left} | ({"done": 6 - left} if left < 6 else {})
+
+
+def test_a_rate_is_waited_for(app: App) -> None:
+    @app.task(queue="q")
+    def fine() -> None: ...
+
+    app.call(SetQueue(queue="q", rate=Rate(50)))
+    app.call(SetPart(queue="q", part="p", rate=Rate(20)))
+    for n in range(10):
+        fine.options(part="p" if n % 2 else None).enqueue()
+    app.run(burst=True)
+    assert states(app) == {"done": 10}
+
+
+def test_a_serial_key_is_waited_for(app: App) -> None:
+    @app.task
+    async def fine() -> None:
+        await asyncio.sleep(0)
+
+    for _ in range(10):
+        fine.options(key="one", on_conflict="serial").enqueue()
+    app.run(burst=True)
+    assert states(app) == {"done": 10}
+
+
+def taken(app: App, seconds: float) -> Given:
+    answer = app.call(Claim(owner="somebody", wants=(Want("*"),), lease=round(seconds * SECOND)))
+    assert isinstance(answer, Claimed)
+    [claim] = answer.claims
+    return claim
+
+
+def test_others_that_work_are_waited_for(app: App) -> None:
+    @app.task(queue="q")
+    def fine() -> None: ...
+
+    fine.enqueue()
+    claim = taken(app, 600)
+    with app.bus.collect(BatchCommitted) as batches:
+        ended = in_thread(lambda: app.run(burst=True))
+        # By now at least one claim has come back empty, and it was looked around.
+        batches.expect(5, timeout=20)
+    more = Spec(id="more", queue="q", kind=fine.kind, payload=b"{}")
+    app.call(Settle(claim.id, claim.fence, Done(), spawn=(more,)))
+    ended()
+    assert states(app) == {"done": 2}
+
+
+def test_what_the_dead_held_is_waited_for(app: App) -> None:
+    @app.task(queue="q")
+    def fine() -> None: ...
+
+    fine.enqueue()
+    taken(app, 0.3)
+    app.run(burst=True)
+    assert states(app) == {"done": 1}
+
+
+def test_other_queues_are_not_its_business(app: App) -> None:
+    @app.task(queue="mine")
+    def fine() -> None: ...
+
+    app.call(Append((Spec(id="theirs", queue="theirs"),)))
+    taken(app, 600)
+    app.call(Append((Spec(id="theirs too", queue="theirs"),)))
+    fine.enqueue()
+    app.run(burst=True)
+    assert states(app) == {"ready": 1, "running": 1, "done": 1}
+
+
+def test_a_job_that_nobody_here_knows_does_not_keep_it(app: App) -> None:
+    @app.task(queue="q")
+    def fine() -> None: ...
+
+    app.call(Append((Spec(id="strange", queue="q", kind="strange"),)))
+    fine.enqueue()
+    app.run(burst=True)
+    assert states(app) == {"scheduled": 1, "done": 1}
+
+
+def test_schedules_that_are_due_belong_to_it() -> None:
+    clock = ManualClock()
+    with App("memory://", clock=clock) as app:
+
+        @app.every(3600, missed="once")
+        def tick() -> None: ...
+
+        write_down(app, app.declared)
+        app.run(burst=True)
+        assert states(app) == {}
+        clock.advance(7200)
+        app.run(burst=True)
+        assert states(app).keys() == {"done"}
+        assert {job.kind for job in app.ledger.find(Query()).jobs} == {tick.kind}
+
+
+def test_rest_is_read_from_the_ledger(app: App) -> None:
+    app.call(Append((Spec(id="a", queue="q"),)))
+    now = app.clock.now()
+    assert not at_rest(app.ledger, "q", now)
+    assert at_rest(app.ledger, "other,r*", now)
+    claim = taken(app, 600)
+    assert not at_rest(app.ledger, "other,q*", now)
+    app.call(Settle(claim.id, claim.fence, Done()))
+    assert at_rest(app.ledger, "*", now)
+
+
+def test_a_ledger_that_cannot_be_read_now_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from towpath import errors, service
+
+    asked: list[int] = []
+
+    def sometimes(*args: object) -> bool:
+        asked.append(1)
+        if len(asked) == 1:
+            raise errors.LedgerBusy(path="here", seconds=1)
+        return at_rest(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "at_rest", sometimes)
+    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        app.task(queue="hall")(print)
+        app.run(burst=True)
+    assert len(asked) == 2

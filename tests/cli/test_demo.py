@@ -1,0 +1,141 @@
+"""The demonstration runs for real, and its checks can fail."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import Ran, Shell
+from towpath.cli import demo
+from towpath.cli.proof import Crash, Written, prove
+from towpath.cli.showcase import app
+from towpath.cli.stage import Stage
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, Ran, float]:
+    """What the plain command prints, and how long it takes."""
+    shell = Shell(tmp_path_factory.mktemp("demo"))
+    (shell.folder / "temporary").mkdir()
+    start = time.perf_counter()
+    ran = shell.run("demo", env={"TMPDIR": str(shell.folder / "temporary")})
+    return shell, ran, time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "10,000 of 10,000",
+        "a reminder: job ",
+        "scheduled (delay) until",
+        "waits for 1 group",
+        "held 100 jobs, then kill -9",
+        "leased by doomed#",
+        "10,127 of 10,127",
+        "ok    all jobs   10,127 were written down: 10,126 done, 1 dead, 0 missing, 0 unfinished",
+        "ok    mail       3,333, then 3,333, then 3,334: the urgent ones first",
+        "ok    reminders  20 ran ",
+        'ok    call       done at attempt 3, after 2 failures: "hello"',
+        "ok    fax        a dead letter after 2 attempts: OSError: no line to 555-0199",
+        "ok    graph      read, then 3 counted side by side, then a total of 9 words",
+        "ok    ferries    100 of 100 that the dead worker held were done by another within ",
+        "its own answer is refused",
+        "ok    ledger     recounted, and everything adds up",
+        "A piece of mail cost ",
+    ],
+)
+def test_it_says_what_happened(shown: tuple[Shell, Ran, float], words: str) -> None:
+    assert words in shown[1].out
+
+
+def test_it_ends_by_itself_and_is_not_noisy(shown: tuple[Shell, Ran, float]) -> None:
+    _, ran, seconds = shown
+    assert seconds < 30
+    assert ran.err == ""
+    assert "WRONG" not in ran.out
+
+
+def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell, Ran, float]) -> None:
+    shell, ran, _ = shown
+    [folder] = (shell.folder / "temporary").iterdir()
+    assert f"A new ledger: {folder / 'work.db'}," in ran.out
+    tries = [line.strip() for line in ran.out.partition("Try next")[2].splitlines()[1:]]
+    assert len(tries) == 3
+    told = []
+    for line in tries:
+        ended = subprocess.run(
+            ["sh", "-c", line],
+            cwd=shell.folder,
+            env={**shell.environment, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 0, (line, ended)
+        told.append(ended.stdout)
+    assert "OSError: no line to 555-0199" in told[0]
+    assert told[1] == "1 came back\n"
+    url = f"sqlite:///{folder / 'work.db'}"
+    assert shell.run("stats", "--json", "--url", url).json["total"] == {
+        **dict.fromkeys(("blocked", "scheduled", "ready", "running", "failed", "canceled"), 0),
+        "done": 10_127,
+    }
+
+
+def test_for_machines_in_a_file_with_a_strange_name(shell: Shell) -> None:
+    told = shell.run("demo", "--jobs", "300", "--json", "--keep", "a b%41.db", env={"TOWPATH_PROCESSES": "3"}).json
+    assert told["ok"]
+    assert told["jobs"] == 427
+    assert [check["name"] for check in told["checks"]] == [
+        "all jobs",
+        "mail",
+        "reminders",
+        "call",
+        "fax",
+        "graph",
+        "ferries",
+        "ledger",
+    ]
+    assert min(told["cost"].values()) > 0
+    assert (shell.folder / "a b%41.db").exists()
+    words = shlex.split(told["next"][0])
+    assert "OSError" in shell(*words[words.index("--url") :]).out
+
+
+def test_a_file_that_is_there_is_not_touched(shell: Shell) -> None:
+    (shell.folder / "mine.db").write_text("mine")
+    assert "Name a new file" in shell("demo", "--keep", "mine.db", code=2).err
+    assert (shell.folder / "mine.db").read_text() == "mine"
+
+
+def test_every_check_can_fail(tmp_path: Path) -> None:
+    """Everything is written down, and nobody works."""
+    app.url = f"sqlite:///{tmp_path / 'work.db'}"
+    with app:
+        written, _ = demo.write_down(Stage(as_json=True), 300)
+        checks = prove(app, written, Crash(dict.fromkeys(written.ferries, 1), 0))
+        gone = prove(app, _without_mail(written), Crash(dict.fromkeys(written.ferries, 1), 0))
+    assert {check.name for check in checks if check.ok} <= {"ledger"}
+    assert "0 missing, 427 unfinished" in checks[0].what
+    assert "1 missing" in gone[0].what
+
+
+def _without_mail(written: Written) -> Written:
+    return Written(**{name: getattr(written, name) for name in written.__struct_fields__} | {"mail": ["nowhere"]})
+
+
+def test_a_check_that_fails_is_the_exit_code(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lazy(stage: Stage, written: Written) -> None:
+        """A worker that does nothing."""
+
+    monkeypatch.setattr(demo, "work", lazy)
+    told = shell("demo", "--jobs", "300", "--keep", "demo.db", code=1)
+    assert "WRONG all jobs   427 were written down: 0 done" in told.out
+    assert "its own answer is taken" in told.out
