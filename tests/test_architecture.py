@@ -82,7 +82,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 # Third-party package -> the rooms that may import it.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("", "commands", *_BASE)],
-    "apsw": ("ledger.sqlite",),
+    "apsw": ("ledger.sqlite", "testing"),
     "psycopg": ("ledger.postgres",),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),

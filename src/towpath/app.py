@@ -148,8 +148,9 @@ class App(Engine):
     def _due(self, now: int) -> int | None:
         return self._scheduler.due(now)
 
-    def testing(self) -> AbstractContextManager[Bench]:
-        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move."""
+    def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
+        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move. With `database`
+        it is a SQLite ledger in a temporary file: slower, and `current().commit` works as in production."""
         from towpath.testing.app import bench
 
-        return bench(self)
+        return bench(self, database)

@@ -130,7 +130,8 @@ class Running:
         ledger with a database."""
         if not self._app.transactional:
             raise Unsupported(
-                what="run a function in the settle of this job, which needs a ledger with a database, in this process"
+                what="run a function in the settle of this job, which needs a ledger with a database, in this process "
+                "(in a test: app.testing(database=True))"
             )
         self._functions.append(function)
 

@@ -53,22 +53,21 @@ class _Run:
 
 
 class _Ended:
-    """How an attempt ended, on its way to the ledger. `started` is None where no handler was called."""
+    """How a claim ended, on its way to the ledger. `run` is None where no handler was called, or where its own word was refused."""
 
-    __slots__ = ("at", "job", "settle", "started")
+    __slots__ = ("at", "job", "run", "settle")
 
-    def __init__(self, settle: Settle, job: Job, at: float = 0.0, started: float | None = None) -> None:
+    def __init__(self, settle: Settle, job: Job, at: float = 0.0, run: _Run | None = None) -> None:
         self.settle = settle
         self.job = job
         self.at = at
-        self.started = started
+        self.run = run
 
     def event(self, reply: Settled) -> JobSettled:
         job, outcome = self.job, self.settle.outcome
-        spent = 0.0 if self.started is None else self.at - self.started
-        error = getattr(outcome, "error", None)
+        spent = 0.0 if self.run is None else max(0.0, self.at - self.run.started)
         name = str(type(outcome).__struct_config__.tag)
-        return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
+        return JobSettled(job.kind, job.queue, reply.state, name, spent, job.attempts, job.id, getattr(outcome, "error", None))
 
 
 class TimedOut(Exception):
@@ -234,15 +233,15 @@ class Worker:
         if run.timer is not None:
             run.timer.cancel()
         del self._runs[run.claim.id]
-        self._end(run.claim, settle, run.started)
+        self._end(run.claim, settle, run)
         self._fill()
         if self._stopping and not self._runs:
             self._drained.set()
 
-    def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
+    def _end(self, claim: Claim, settle: Settle, run: _Run | None = None) -> None:
         # One of a hand-over is enough to know how long a commit takes.
-        at = time.monotonic() if started is not None or not self._settles else 0.0
-        self._settles.append(_Ended(settle, claim.job, at, started))
+        at = time.monotonic() if run is not None or not self._settles else 0.0
+        self._settles.append(_Ended(settle, claim.job, at, run))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -275,10 +274,8 @@ class Worker:
     def _heard(self, end: _Ended, reply: Reply) -> None:
         """In the committing thread: what became of a settle."""
         settle = end.settle
-        if isinstance(reply, Refused) and not isinstance(reply, LostClaim):
-            # What the handler wanted along with its end was refused, so the attempt failed.
-            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
-            self._call(self._post, [_Ended(again, end.job, started=end.started)])
+        if (again := _again(end, reply)) is not None:
+            self._call(self._post, [again])
         # Answers come one after the other, under the commit lock.
         self._answered += 1
         if self._stopping and self._posted == self._answered:
@@ -292,7 +289,7 @@ class Worker:
                 self._office.bus.publish(end.event(reply))
         elif isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
-        elif isinstance(reply, TowpathError) and not isinstance(reply, Refused):
+        elif isinstance(reply, TowpathError) and again is None:
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
@@ -396,5 +393,8 @@ def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
         log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
 
 
-def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))
+def _again(end: _Ended, reply: Reply) -> _Ended | None:
+    """What the handler wanted along with its end was refused: the attempt failed. A second refusal is left to the lease."""
+    if end.run is None or not isinstance(reply, Refused) or isinstance(reply, LostClaim):
+        return None
+    return _Ended(end.run.attempt.refused(reply), end.job)
