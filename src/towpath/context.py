@@ -16,7 +16,7 @@ from towpath.codec import decode, encode
 from towpath.core.checks import DAY
 from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
-from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
+from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import AFTER
@@ -137,7 +137,8 @@ class Running:
 
     def results(self, *, errors: bool = False) -> list[Any]:
         """What the jobs it waited for returned, in the order of `after`; a group gives all of its members. One that did not
-        end well is raised as JobFailed or JobCanceled, or, with `errors`, stands in its place."""
+        end well is raised as JobFailed or JobCanceled, one that does not fit its task's return annotation as InvalidInput;
+        with `errors` they stand in their places."""
         return [self._value(job, errors) for job in self._awaited()]
 
     # For whoever runs it
@@ -225,7 +226,7 @@ class Running:
         task = self._app.tasks.get(job.kind)
         try:
             return value_of(job, _plain if task is None else task.decode_result)
-        except (JobFailed, JobCanceled) as error:
+        except (JobFailed, JobCanceled, InvalidInput) as error:
             if errors:
                 return error
             raise

@@ -32,7 +32,8 @@ class JobHandle(Generic[R]):
         return f"<job {self.id}>"
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, or TimeoutError after `timeout` seconds."""
+        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, TimeoutError after `timeout` seconds, or
+        InvalidInput if what it returned is not what the task's return annotation says."""
         return self._value(self.finished(timeout))
 
     async def aresult(self, timeout: float | None = None) -> R:
