@@ -19,6 +19,9 @@ from msgspec import UNSET, UnsetType
 
 from towpath.errors import InvalidInput
 
+AFTER = "towpath-after"
+"""The name under which a job says what it waited for: a header, or beside the arguments, where no parameter can be called so."""
+
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments, ready for the call."""
 
@@ -90,7 +93,7 @@ class Codec:
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-        fields: list[Any] = []
+        fields: list[Any] = [("towpath__after", Any, UNSET)]
         for each in self.parameters.values():
             hint = hints.get(each.name, Any)
             if each.kind is Parameter.VAR_POSITIONAL:
@@ -99,7 +102,8 @@ class Codec:
                 hint = dict[str, hint]  # type: ignore[valid-type]
             self._decoder_of(hint, each.name)
             fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))  # noqa: UP007
-        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+        names = {"towpath__after": AFTER}
+        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, rename=names)
 
     def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:
         try:

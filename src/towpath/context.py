@@ -16,10 +16,11 @@ from towpath.codec import decode, encode
 from towpath.core.checks import DAY
 from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
+from towpath.core.views import MAX_PAGE
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
-from towpath.options import AFTER
+from towpath.options import waited_for
 from towpath.runtime.document import Document
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Call, R, Task
@@ -209,17 +210,20 @@ class Running:
                 return
 
     def _awaited(self) -> list[Job]:
-        names = [name for name in self.job.headers.get(AFTER, "").split(",") if name]
+        after = waited_for(self.job)
         ledger = self._app.ledger
-        found = ledger.get_many([name for name in names if not name.startswith("@")])
+        ids = [each.id for each in after if not each.group]
+        found: dict[str, Job] = {}
+        for start in range(0, len(ids), MAX_PAGE):
+            found |= ledger.get_many(ids[start : start + MAX_PAGE])
         awaited: list[Job] = []
-        for name in names:
-            if name.startswith("@"):
-                awaited += members(ledger, name[1:])
-            elif name in found:
-                awaited.append(found[name])
+        for each in after:
+            if each.group:
+                awaited += members(ledger, each.id)
+            elif each.id in found:
+                awaited.append(found[each.id])
             else:
-                raise UnknownJob(id=name)
+                raise UnknownJob(id=each.id)
         return awaited
 
     def _value(self, job: Job, errors: bool) -> Any:

@@ -19,11 +19,11 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 from towpath import control
 from towpath.codec import Bound, Codec
 from towpath.core.commands import Append
-from towpath.core.job import Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
+from towpath.core.job import After, Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, ids_of
-from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms
+from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
 from towpath.tracing import inject
@@ -135,6 +135,8 @@ class Task(Generic[P, R]):
         fields = {**terms.fields, **more} if more else terms.fields
         if terms.named:
             fields = {**fields, **names(terms, self.codec, arguments)}
+        if "after" in fields:
+            payload, fields = with_after(payload, fields)
         if "id" in fields or "headers" in fields:
             fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
             return Spec(kind=terms.kind, payload=payload, **fields)
@@ -173,6 +175,12 @@ class Call(Generic[R]):
         self.task = task
         self.arguments = arguments
         self.payload = payload
+
+    @property
+    def after(self) -> tuple[After, ...]:
+        """What it waits for by its own options."""
+        after: tuple[After, ...] = self.task._terms.fields.get("after", ())
+        return after
 
     def spec(self, **more: Any) -> Spec:
         """The spec, with these fields instead of its own."""
