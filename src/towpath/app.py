@@ -10,9 +10,8 @@ from towpath.clock import Clock
 from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
 from towpath.control import Span
-from towpath.core import checks
 from towpath.core.commands import Result
-from towpath.core.schedule import Schedule
+from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
@@ -86,7 +85,7 @@ class App(Engine):
 
     def every(self, interval: Span, **options: Unpack[CronOptions]) -> Scheduled:
         """Run a task (or a function, which becomes one) every so many seconds."""
-        every = checks.micros(interval, "every")
+        every = every_of(interval)
         return lambda function: self._declare(function, lambda task: make_schedule(task, options, every=every))
 
     def _declare(self, function: Callable[..., Any], make: Callable[[Task[..., Any]], Schedule]) -> Any:

@@ -21,7 +21,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Note
 from towpath.core.ids import derived
 from towpath.core.job import Spec
-from towpath.core.schedule import CATCH_UP, Missed, Schedule, missed_of, next_fire, plan
+from towpath.core.schedule import CATCH_UP, Missed, Schedule, every_of, missed_of, next_fire, plan
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
 from towpath.ledger import Ledger
@@ -126,7 +126,7 @@ def set_schedule(
         raise InvalidInput(field="schedule", value={"cron": cron, "every": every}, expected="either cron or every")
     changes: dict[str, Any] = {} if tz is None else {"tz": tz}
     if cron is not None or every is not None:
-        changes |= {"cron": cron, "every": None if every is None else checks.micros(every, "every")}
+        changes |= {"cron": cron, "every": None if every is None else every_of(every)}
     if missed is not None:
         changes["missed"] = missed_of(missed)
 

@@ -131,5 +131,6 @@ def micros(value: float | timedelta, field: str = "time") -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise InvalidInput(field=field, value=value, expected="a finite number of seconds")
     result = round(seconds * SECOND)
-    whole(field, result)
+    if not 0 <= result <= FOREVER:
+        raise InvalidInput(field=field, value=value, expected=f"0 to {FOREVER // SECOND} seconds")
     return result
