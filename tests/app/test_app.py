@@ -154,11 +154,12 @@ def test_a_duplicate_schedule(app: App) -> None:
 )
 def test_a_schedule_that_cannot_be_says_what_would_be_right(options: dict[str, Any], says: str) -> None:
     app = App("memory://")
+
+    def declare(every: Any = None, cron: Any = "* * * * *", **options: Any) -> None:
+        (app.cron(cron, **options) if every is None else app.every(every, **options))(nothing)
+
     with pytest.raises(InvalidInput) as caught:
-        if "every" in options:
-            app.every(options.pop("every"), **options)(nothing)
-        else:
-            app.cron(options.pop("cron", "* * * * *"), **options)(nothing)
+        declare(**options)
     assert str(caught.value).startswith(says)
     assert app.declared == {}
 
