@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -17,7 +17,7 @@ from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
-from towpath.schedules import Scheduler
+from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
 from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
@@ -74,7 +74,7 @@ class App(Engine):
         return task
 
     def queue(self, name: str) -> Queue:
-        """Messages by hand: put, get, ack, nack."""
+        """A queue: its limits, pause and counts, and messages by hand (put, get, ack, nack)."""
         from towpath.messages import Queue
 
         return Queue(self, name)
@@ -95,6 +95,18 @@ class App(Engine):
             raise InvalidInput(field="name", value=schedule.name, expected="a name that no other schedule of this app has")
         self.declared[schedule.name] = schedule
         return task
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the ledger, to look at and to change while work goes on."""
+        return Schedules(self, self._plain_arguments)
+
+    def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arguments as the JSON they are stored as, checked if the task is known here."""
+        if kind not in self.tasks:
+            return args
+        plain: dict[str, Any] = decode(self.tasks[kind].of(**args).payload)
+        return plain
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle on a job that is already there. Its result is plain JSON."""

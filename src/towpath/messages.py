@@ -29,6 +29,7 @@ from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renew
 from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
+from towpath.queues import QueueGate
 from towpath.runtime.document import Document
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.newids import new_id
@@ -62,13 +63,13 @@ class PutOptions(TypedDict, total=False):
     id: str
 
 
-class Queue:
-    """A queue of messages. Making one costs nothing and writes nothing."""
+class Queue(QueueGate):
+    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and writes nothing."""
+
+    _host: Host
 
     def __init__(self, host: Host, name: str) -> None:
-        checks.name("queue", name)
-        self._host = host
-        self.name = name
+        super().__init__(host, name)
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"

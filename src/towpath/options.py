@@ -237,18 +237,11 @@ def _when(options: CallOptions) -> dict[str, Any]:
         fields["delay"] = checks.micros(options["delay"], "delay")
         fields["ready_at"] = None
     if "at" in options:
-        fields["ready_at"] = moment(options["at"], "at")
+        fields["ready_at"] = checks.moment(options["at"], "at")
         fields["delay"] = fields.get("delay", 0)
     if "ttl" in options:
         fields["ttl"] = checks.micros(options["ttl"], "ttl")
     return fields
-
-
-def moment(value: datetime, field: str) -> int:
-    """A time of day as the ledger's microseconds. It must say its time zone."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
-    return checks.micros(value.timestamp(), field)
 
 
 def _span(field: str, value: Span | None) -> int | None:

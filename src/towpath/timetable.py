@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overlo
 from towpath.core import checks
 from towpath.core.schedule import Missed, Schedule, missed_of
 from towpath.errors import InvalidInput
-from towpath.schedules import Host, register
+from towpath.schedules import Host, by_name, register
 from towpath.tasks import AsyncTask, Task
 
 P = ParamSpec("P")
@@ -53,11 +53,8 @@ def make_schedule(task: Task[..., Any], options: CronOptions, *, cron: str | Non
         raise InvalidInput(field=f"options of the schedule of {task.kind}", value=unknown[0], expected=expected)
     name = options.get("name") or _NOT_IN_A_NAME.sub("-", task.kind)
     checks.name("name", name)
-    args = options.get("args", {})
-    if not isinstance(args, Mapping) or not all(isinstance(each, str) for each in args):
-        raise InvalidInput(field="args", value=args, expected=f"the arguments of {task.kind} by name, such as {{'n': 1}}")
     # The id is never used; it must be the same each time the code declares the same.
-    spec = task.of(**args).spec(id=f"schedule/{name}")
+    spec = task.of(**by_name(options.get("args", {}))).spec(id=f"schedule/{name}")
     missed = missed_of(options.get("missed", Missed.SKIP))
     return Schedule(name=name, spec=spec, cron=cron, every=every, tz=options.get("tz", "UTC"), missed=missed)
 
