@@ -2,7 +2,7 @@
 
     orders = app.queue("orders")
     orders.put({"id": 7})
-    with orders.get(wait=5) as message:
+    with orders.get(wait=None) as message:
         handle(message.json())
         message.ack()
 
@@ -13,12 +13,13 @@ Every verb has an async form with an `a` in front. A message in hand is kept on 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -91,21 +92,34 @@ class Queue(QueueGate):
         specs = self._specs(payloads, options)
         return _ids(await self._host.committer.acall(Append(specs))) if specs else []
 
-    def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
-        """The next message, or None if there is none and none comes within `wait` seconds. It is yours while the process lives,
-        at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have passed."""
+    @overload
+    def get(self, wait: None, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message: ...
+
+    @overload
+    def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
+
+    def get(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+        """The next message, or None if there is none and none comes within `wait` seconds; `wait=None` waits until one comes. It is
+        yours while the process lives, at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have
+        passed."""
         found = self.get_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
-    async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+    @overload
+    async def aget(self, wait: None, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message: ...
+
+    @overload
+    async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
+
+    async def aget(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
         found = await self.aget_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
-    def get_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    def get_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
         """Up to n messages; waits only for the first."""
         return run(self._fetch(n, wait, terms_of(lease, max_hold)))
 
-    async def aget_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    async def aget_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
         return await arun(self._fetch(n, wait, terms_of(lease, max_hold)))
 
     def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription[Message]:
@@ -114,9 +128,9 @@ class Queue(QueueGate):
         host, terms = self._host, terms_of(lease, max_hold)
         return Subscription(Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms))
 
-    def _fetch(self, n: int, wait: Span, terms: Terms) -> Steps[list[Message]]:
+    def _fetch(self, n: int, wait: Span | None, terms: Terms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
-        seconds = micros(wait, "wait") / SECOND
+        seconds = math.inf if wait is None else micros(wait, "wait") / SECOND
         claims = yield from Inbox(self._host, self.name, terms).fetch(n, seconds)
         return [Message(self._host, claim, terms) for claim in claims]
 

@@ -30,6 +30,7 @@ from towpath.tracing import inject
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _NO_HEADERS: Mapping[str, str] = {}
 MAX_TRACE = 16_000
@@ -166,12 +167,12 @@ class AsyncTask(Task[P, R]):
         return running
 
 
-class Call(Generic[R]):
+class Call(Generic[R_co]):
     """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two jobs."""
 
     __slots__ = ("arguments", "payload", "task")
 
-    def __init__(self, task: Task[..., R], arguments: Mapping[str, Any], payload: bytes) -> None:
+    def __init__(self, task: Task[..., R_co], arguments: Mapping[str, Any], payload: bytes) -> None:
         self.task = task
         self.arguments = arguments
         self.payload = payload
