@@ -8,7 +8,7 @@ STEPS  ?= 300
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench bench-engine fuzz clean
+.PHONY: help run test check pyright format bench bench-engine fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,6 +23,10 @@ check: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+
+pyright: $(VENV)/.dev ## the public types as pyright sees them (fetches pyright with npm, so it is no part of the tests)
+	$(BIN)/python -m pip install -q pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.dev ## put the sources into house form
 	$(BIN)/ruff check --fix .

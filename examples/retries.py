@@ -30,7 +30,8 @@ def charge(card: str) -> str:
             raise Fail("never again")
         case "withdrawn":
             raise Cancel("the customer left")
-    raise ValueError(f"no such card: {card}")
+        case _:
+            raise ValueError(f"no such card: {card}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "metrics": ("core", "ledger", *_BASE),
     "tracing": (),
     "commands": ("core",),
-    "messages": ("core", "ledger", "runtime", "codec", *_BASE),
+    "queues": ("core", "ledger", "runtime", *_BASE),
+    "messages": ("core", "ledger", "runtime", "codec", "queues", *_BASE),
     "schedules": ("core", "ledger", "runtime", *_BASE),
     "settings": ("core", "errors"),
     "codec": ("errors",),
@@ -83,7 +84,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 # Third-party package -> the rooms that may import it.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("", "commands", *_BASE)],
-    "apsw": ("ledger.sqlite",),
+    "apsw": ("ledger.sqlite", "testing"),
     "psycopg": ("ledger.postgres",),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -10,14 +10,13 @@ from towpath.clock import Clock
 from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
 from towpath.control import Span
-from towpath.core import checks
 from towpath.core.commands import Result
-from towpath.core.schedule import Schedule
+from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.engine import Engine
-from towpath.schedules import Scheduler
+from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
 from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
@@ -72,7 +71,7 @@ class App(Engine):
         return task
 
     def queue(self, name: str) -> Queue:
-        """Messages by hand: put, get, ack, nack."""
+        """A queue: its limits, pause and counts, and messages by hand (put, get, ack, nack)."""
         from towpath.messages import Queue
 
         return Queue(self, name)
@@ -83,7 +82,7 @@ class App(Engine):
 
     def every(self, interval: Span, **options: Unpack[CronOptions]) -> Scheduled:
         """Run a task (or a function, which becomes one) every so many seconds."""
-        every = checks.micros(interval, "every")
+        every = every_of(interval)
         return lambda function: self._declare(function, lambda task: make_schedule(task, options, every=every))
 
     def _declare(self, function: Callable[..., Any], make: Callable[[Task[..., Any]], Schedule]) -> Any:
@@ -93,6 +92,18 @@ class App(Engine):
             raise InvalidInput(field="name", value=schedule.name, expected="a name that no other schedule of this app has")
         self.declared[schedule.name] = schedule
         return task
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the ledger, to look at and to change while work goes on."""
+        return Schedules(self, self._plain_arguments)
+
+    def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arguments as the JSON they are stored as, checked if the task is known here."""
+        if kind not in self.tasks:
+            return args
+        plain: dict[str, Any] = decode(self.tasks[kind].of(**args).payload)
+        return plain
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle on a job that is already there. Its result is plain JSON."""
@@ -146,8 +157,9 @@ class App(Engine):
     def _due(self, now: int) -> int | None:
         return self._scheduler.due(now)
 
-    def testing(self) -> AbstractContextManager[Bench]:
-        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move."""
+    def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
+        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move. With `database`
+        it is a SQLite ledger in a temporary file: slower, and `current().commit` works as in production."""
         from towpath.testing.app import bench
 
-        return bench(self)
+        return bench(self, database)

@@ -24,6 +24,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Command, Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
 from towpath.core.retry import Chance
+from towpath.errors import Refused, UserFunctionFailed
 from towpath.ledger import Ledger
 from towpath.runtime.document import Document
 from towpath.runtime.office import Mode
@@ -99,6 +100,12 @@ class Attempt:
         if isinstance(error, Stopped):
             return self._settle(Stop(error=str(error)))
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
+
+    def refused(self, refusal: Refused) -> Settle:
+        """What the handler wanted along with its end was refused. That is its failure: a function of `commit` that raises is
+        treated as if the handler had raised the same."""
+        cause = refusal.__cause__ if isinstance(refusal, UserFunctionFailed) else None
+        return self.ended(cause or refusal)
 
     def stop(self, reason: Reason) -> None:
         """Tell the handler that it should stop."""

@@ -3,7 +3,7 @@
 The arguments of a call are one JSON object by parameter name; `*args` is a list and `**kwargs` an object under its own name. What
 was left out is not stored, so that the function's default applies when it runs. At enqueue the encoded arguments are decoded
 once with the same types: what a worker could not read is never written. Types: whatever `msgspec` knows, and any class with
-`model_dump` and `model_validate`, which is how pydantic's models look. A parameter without annotation takes any JSON.
+`model_dump` and `model_validate_json`, which is how pydantic's models look. A parameter without annotation takes any JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from msgspec.structs import asdict
 
 from towpath.errors import InvalidInput
 
+AFTER = "towpath-after"
+"""The name under which a job says what it waited for: a header, or beside the arguments, where no parameter can be called so."""
+
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments, ready for the call."""
 
@@ -31,14 +34,27 @@ _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
 def _to_plain(value: Any) -> Any:
     """What msgspec does not know. Pydantic's models are known by their methods, without importing it."""
     if hasattr(value, "model_dump") and not isinstance(value, type):
-        return value.model_dump(mode="json")
+        # Under the names of the fields and without what is computed: so that `_from_plain` can read it, whatever the aliases.
+        return value.model_dump(mode="json", by_alias=False, round_trip=True)
     raise TypeError(f"a {type(value).__name__} cannot be stored as JSON")
 
 
 def _from_plain(kind: type, value: Any) -> Any:
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+    if hasattr(kind, "model_validate_json"):
+        try:
+            # As JSON again, because strict models take a date or a UUID as text from nowhere else.
+            return kind.model_validate_json(_encoder.encode(value), by_name=True)
+        except ValueError as error:
+            raise ValueError(_in_one_line(error)) from None
     raise TypeError(f"a {kind.__name__} cannot be read from JSON")
+
+
+def _in_one_line(error: ValueError) -> str:
+    """What is wrong with which fields. Pydantic's own text has four lines for each."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in found)
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_to_plain)
@@ -79,7 +95,7 @@ class Codec:
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-        fields: list[Any] = []
+        fields: list[Any] = [("towpath__after", Any, UNSET)]
         for each in self.parameters.values():
             hint = hints.get(each.name, Any)
             if each.kind is Parameter.VAR_POSITIONAL:
@@ -88,7 +104,8 @@ class Codec:
                 hint = dict[str, hint]  # type: ignore[valid-type]
             self._decoder_of(hint, each.name)
             fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))  # noqa: UP007
-        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+        names = {"towpath__after": AFTER}
+        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, rename=names)
 
     def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:
         try:
@@ -178,6 +195,7 @@ class Codec:
             said, name = _where(error)
             raise self._wrong(name, payload, said) from error
         values = asdict(found)
+        del values["towpath__after"]
         return values if self._all_required else {name: value for name, value in values.items() if value is not UNSET}
 
     # Results
@@ -193,12 +211,11 @@ class Codec:
             raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
 
     def decode_result(self, data: bytes | None) -> Any:
-        if data is None:
-            return None
+        """What was returned. Raises InvalidInput if that is not what the annotation says."""
         try:
-            return self._result.decode(data)
+            return self._result.decode(b"null" if data is None else data)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            expected = f"what its annotation says: {error}"
+            expected = f"what its return annotation says: {error}"
             raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
 
     # What to say

@@ -9,12 +9,12 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
+from towpath.codec import AFTER
 from towpath.core.commands import Append, Command, OnFailure, Open, Result, Seal
 from towpath.core.ids import derived
 from towpath.core.job import After, Spec
 from towpath.errors import InvalidInput
 from towpath.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
-from towpath.options import AFTER, after_header
 from towpath.runtime.engine import Engine
 from towpath.runtime.newids import new_id
 from towpath.tasks import Call, R
@@ -25,9 +25,7 @@ Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
 
 def after(call: Call[Any], *needed: After, id: str = "") -> Spec:
     """The spec of a call that also waits for these."""
-    spec = call.spec(id=id)
-    all_of = (*spec.after, *needed)
-    return replace(spec, after=all_of, headers={**spec.headers, **after_header(all_of)})
+    return call.spec(id=id, after=(*call.after, *needed))
 
 
 class Chain:

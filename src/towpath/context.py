@@ -17,10 +17,11 @@ from towpath.codec import decode, encode
 from towpath.core.checks import DAY
 from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
-from towpath.errors import JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
+from towpath.core.views import MAX_PAGE
+from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
-from towpath.options import AFTER
+from towpath.options import waited_for
 from towpath.runtime import lineage
 from towpath.runtime.document import Document
 from towpath.runtime.lineage import running
@@ -151,13 +152,15 @@ class Running:
         ledger with a database."""
         if not self._app.transactional:
             raise Unsupported(
-                what="run a function in the settle of this job, which needs a ledger with a database, in this process"
+                what="run a function in the settle of this job, which needs a ledger with a database, in this process "
+                "(in a test: app.testing(database=True))"
             )
         self._functions.append(function)
 
     def results(self, *, errors: bool = False) -> list[Any]:
         """What the jobs it waited for returned, in the order of `after`; a group gives all of its members. One that did not
-        end well is raised as JobFailed or JobCanceled, or, with `errors`, stands in its place."""
+        end well is raised as JobFailed or JobCanceled, one that does not fit its task's return annotation as InvalidInput;
+        with `errors` they stand in their places."""
         return [self._value(job, errors) for job in self._awaited()]
 
     # For whoever runs it
@@ -235,24 +238,27 @@ class Running:
                 return
 
     def _awaited(self) -> list[Job]:
-        names = [name for name in self.job.headers.get(AFTER, "").split(",") if name]
+        after = waited_for(self.job)
         ledger = self._app.ledger
-        found = ledger.get_many([name for name in names if not name.startswith("@")])
+        ids = [each.id for each in after if not each.group]
+        found: dict[str, Job] = {}
+        for start in range(0, len(ids), MAX_PAGE):
+            found |= ledger.get_many(ids[start : start + MAX_PAGE])
         awaited: list[Job] = []
-        for name in names:
-            if name.startswith("@"):
-                awaited += members(ledger, name[1:])
-            elif name in found:
-                awaited.append(found[name])
+        for each in after:
+            if each.group:
+                awaited += members(ledger, each.id)
+            elif each.id in found:
+                awaited.append(found[each.id])
             else:
-                raise UnknownJob(id=name)
+                raise UnknownJob(id=each.id)
         return awaited
 
     def _value(self, job: Job, errors: bool) -> Any:
         task = self._app.tasks.get(job.kind)
         try:
             return value_of(job, _plain if task is None else task.decode_result)
-        except (JobFailed, JobCanceled) as error:
+        except (JobFailed, JobCanceled, InvalidInput) as error:
             if errors:
                 return error
             raise

@@ -14,11 +14,11 @@ from towpath.errors import JobCanceled, JobFailed, NotRevivable, UnknownGroup, U
 from towpath.ledger import Ledger
 from towpath.runtime.engine import Engine
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Decode = Callable[[bytes | None], Any]
 
 
-class JobHandle(Generic[R]):
+class JobHandle(Generic[R_co]):
     """A job in the ledger. `id` is all it is: the handle may be made anew at any time with `app.job(id)`."""
 
     __slots__ = ("_decode", "_engine", "id")
@@ -31,11 +31,12 @@ class JobHandle(Generic[R]):
     def __repr__(self) -> str:
         return f"<job {self.id}>"
 
-    def result(self, timeout: float | None = None) -> R:
-        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, or TimeoutError after `timeout` seconds."""
+    def result(self, timeout: float | None = None) -> R_co:
+        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, TimeoutError after `timeout` seconds, or
+        InvalidInput if what it returned is not what the task's return annotation says."""
         return self._value(self.finished(timeout))
 
-    async def aresult(self, timeout: float | None = None) -> R:
+    async def aresult(self, timeout: float | None = None) -> R_co:
         return self._value(await self.afinished(timeout))
 
     def finished(self, timeout: float | None = None) -> Job:
@@ -70,8 +71,8 @@ class JobHandle(Generic[R]):
     async def aretry(self) -> None:
         _revived(self.id, await self._engine.acall(Revive(where=Selector(ids=(self.id,)))))
 
-    def _value(self, job: Job) -> R:
-        value: R = value_of(job, self._decode)
+    def _value(self, job: Job) -> R_co:
+        value: R_co = value_of(job, self._decode)
         return value
 
 
@@ -97,10 +98,12 @@ def _revived(id: str, answer: Result) -> None:
         raise UnknownJob(id=id)
 
 
-class GroupHandle(Generic[R]):
+class GroupHandle(Generic[R_co]):
     """A group of jobs. `jobs` are its members as they were enqueued, `then` the job that follows it, if there is one."""
 
-    def __init__(self, engine: Engine, id: str, jobs: Sequence[JobHandle[R]] = (), then: JobHandle[Any] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, id: str, jobs: Sequence[JobHandle[R_co]] = (), then: JobHandle[Any] | None = None
+    ) -> None:
         self.id = id
         self.jobs = tuple(jobs)
         self.then = then
@@ -116,12 +119,12 @@ class GroupHandle(Generic[R]):
             raise UnknownGroup(group=self.id)
         return view
 
-    def result(self, timeout: float | None = None) -> list[R]:
+    def result(self, timeout: float | None = None) -> list[R_co]:
         """Wait until it is closed; what the jobs returned, in their order. Raises the first failure or cancellation."""
         self.closed(timeout)
         return self._values()
 
-    async def aresult(self, timeout: float | None = None) -> list[R]:
+    async def aresult(self, timeout: float | None = None) -> list[R_co]:
         await self.aclosed(timeout)
         return self._values()
 
@@ -139,7 +142,7 @@ class GroupHandle(Generic[R]):
     async def acancel(self) -> None:
         await self._engine.acall(Abort(self.id))
 
-    def _values(self) -> list[R]:
+    def _values(self) -> list[R_co]:
         found = self._engine.ledger.get_many([each.id for each in self.jobs])
         for each in self.jobs:
             if each.id not in found:

@@ -2,7 +2,7 @@
 
     orders = app.queue("orders")
     orders.put({"id": 7})
-    with orders.get(wait=5) as message:
+    with orders.get(wait=None) as message:
         handle(message.json())
         message.ack()
 
@@ -13,12 +13,13 @@ Every verb has an async form with an `a` in front. A message in hand is kept on 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -29,6 +30,7 @@ from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renew
 from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
+from towpath.queues import QueueGate
 from towpath.runtime.document import Document
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.lineage import inherited, running
@@ -63,13 +65,13 @@ class PutOptions(TypedDict, total=False):
     id: str
 
 
-class Queue:
-    """A queue of messages. Making one costs nothing and writes nothing."""
+class Queue(QueueGate):
+    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and writes nothing."""
+
+    _host: Host
 
     def __init__(self, host: Host, name: str) -> None:
-        checks.name("queue", name)
-        self._host = host
-        self.name = name
+        super().__init__(host, name)
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"
@@ -91,21 +93,34 @@ class Queue:
         specs = self._specs(payloads, options)
         return _ids(await self._host.committer.acall(Append(specs))) if specs else []
 
-    def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
-        """The next message, or None if there is none and none comes within `wait` seconds. It is yours while the process lives,
-        at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have passed."""
+    @overload
+    def get(self, wait: None, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message: ...
+
+    @overload
+    def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
+
+    def get(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+        """The next message, or None if there is none and none comes within `wait` seconds; `wait=None` waits until one comes. It is
+        yours while the process lives, at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have
+        passed."""
         found = self.get_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
-    async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+    @overload
+    async def aget(self, wait: None, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message: ...
+
+    @overload
+    async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
+
+    async def aget(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
         found = await self.aget_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
-    def get_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    def get_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
         """Up to n messages; waits only for the first."""
         return run(self._fetch(n, wait, terms_of(lease, max_hold)))
 
-    async def aget_many(self, n: int, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    async def aget_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
         return await arun(self._fetch(n, wait, terms_of(lease, max_hold)))
 
     def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription[Message]:
@@ -114,9 +129,9 @@ class Queue:
         host, terms = self._host, terms_of(lease, max_hold)
         return Subscription(Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms))
 
-    def _fetch(self, n: int, wait: Span, terms: Terms) -> Steps[list[Message]]:
+    def _fetch(self, n: int, wait: Span | None, terms: Terms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
-        seconds = micros(wait, "wait") / SECOND
+        seconds = math.inf if wait is None else micros(wait, "wait") / SECOND
         claims = yield from Inbox(self._host, self.name, terms).fetch(n, seconds)
         return [Message(self._host, claim, terms) for claim in claims]
 

@@ -9,18 +9,16 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from towpath.codec import Codec
+from towpath.codec import AFTER, Codec
 from towpath.control import Span
 from towpath.core import checks
-from towpath.core.job import After, Key, KeyPolicy, rank
+from towpath.core.job import After, Job, Key, KeyPolicy, rank
 from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 
-AFTER = "towpath-after"
-"""The header with the jobs (and `@` groups) that a job waited for, in order, so that it can read their results."""
-MAX_NAMED = 1500
-"""Dependencies that fit into that header."""
+MAX_NAMED = 32 * 1024
+"""Characters of the header with the jobs (and `@` groups) that a job waited for. Where they are more, they go with the payload."""
 
 Naming = str | Callable[..., str]
 """A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same parameters."""
@@ -107,9 +105,7 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
             fields[name] = options[name]
     headers = {**fields.get("headers", {}), **options.get("headers", {})}
     if "after" in options:
-        after = dependencies(options["after"])
-        fields["after"] = after
-        headers |= after_header(after)
+        fields["after"] = dependencies(options["after"])
     if headers:
         fields["headers"] = headers
     if "group" in options:
@@ -190,11 +186,35 @@ def _dependency(given: Dependency) -> After:
     raise InvalidInput(field="after", value=given, expected="jobs, groups or ids")
 
 
-def after_header(after: Sequence[After]) -> dict[str, str]:
-    """Which jobs it waited for; left out if they are too many to name."""
-    if not after or len(after) > MAX_NAMED:
-        return {}
-    return {AFTER: ",".join(f"@{each.id}" if each.group else each.id for each in after)}
+class _Group(msgspec.Struct, frozen=True):
+    group: str
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    """What a payload says of the jobs that were waited for."""
+
+    after: list[str | _Group] = msgspec.field(name=AFTER, default_factory=list)
+
+
+def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    """The same call, which also says what it waits for: its results are read in this order."""
+    after: Sequence[After] = fields["after"]
+    header = ",".join(f"@{each.id}" if each.group else each.id for each in after)
+    if len(header) <= MAX_NAMED and not any("," in each.id or each.id.startswith("@") for each in after):
+        return payload, {**fields, "headers": {**fields.get("headers", {}), AFTER: header}} if after else fields
+    waiting = msgspec.json.encode(_Waiting([_Group(each.id) if each.group else each.id for each in after]))
+    return (payload[:-1] + b"," + waiting[1:] if len(payload) > 2 else waiting), fields
+
+
+def waited_for(job: Job) -> list[After]:
+    """The jobs and groups that it waited for, in order."""
+    if AFTER in job.headers:
+        names = [name for name in job.headers[AFTER].split(",") if name]
+        return [After(name.removeprefix("@"), group=name.startswith("@")) for name in names]
+    if AFTER.encode() not in job.payload:
+        return []
+    named = msgspec.json.decode(job.payload, type=_Waiting).after
+    return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
 
 
 def _common(options: TaskOptions | CallOptions) -> dict[str, Any]:
@@ -217,18 +237,11 @@ def _when(options: CallOptions) -> dict[str, Any]:
         fields["delay"] = checks.micros(options["delay"], "delay")
         fields["ready_at"] = None
     if "at" in options:
-        fields["ready_at"] = moment(options["at"], "at")
+        fields["ready_at"] = checks.moment(options["at"], "at")
         fields["delay"] = fields.get("delay", 0)
     if "ttl" in options:
         fields["ttl"] = checks.micros(options["ttl"], "ttl")
     return fields
-
-
-def moment(value: datetime, field: str) -> int:
-    """A time of day as the ledger's microseconds. It must say its time zone."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
-    return checks.micros(value.timestamp(), field)
 
 
 def _span(field: str, value: Span | None) -> int | None:

@@ -7,10 +7,11 @@ another worker, appends nothing new. The note `towpath/schedules` lists the name
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Appended, Note
 from towpath.core.ids import derived
 from towpath.core.job import Spec
-from towpath.core.schedule import CATCH_UP, Missed, Schedule, missed_of, next_fire, plan
+from towpath.core.schedule import CATCH_UP, Missed, Schedule, every_of, missed_of, next_fire, plan
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
 from towpath.events import ScheduleFired
@@ -34,6 +35,7 @@ __all__ = [
     "Missed",
     "Schedule",
     "Scheduler",
+    "Schedules",
     "get_schedule",
     "list_schedules",
     "next_fire",
@@ -127,13 +129,13 @@ def set_schedule(
         raise InvalidInput(field="schedule", value={"cron": cron, "every": every}, expected="either cron or every")
     changes: dict[str, Any] = {} if tz is None else {"tz": tz}
     if cron is not None or every is not None:
-        changes |= {"cron": cron, "every": None if every is None else checks.micros(every, "every")}
+        changes |= {"cron": cron, "every": None if every is None else every_of(every)}
     if missed is not None:
         changes["missed"] = missed_of(missed)
 
     def change(old: Schedule | None) -> Schedule:
         old = _known(host, name, old)
-        spec = old.spec if args is None else replace(old.spec, payload=_encode(args), content_type="application/json")
+        spec = old.spec if args is None else replace(old.spec, payload=_payload(args), content_type="application/json")
         new = replace(old, spec=spec, **changes)
         return new if new.times == old.times else replace(new, next_at=next_fire(new, host.clock.now()))
 
@@ -153,6 +155,80 @@ def trigger(host: Host, name: str, id: str | None = None) -> str:
     schedule, id = get_schedule(host, name), id or new_id()
     host.committer.call(Append((_job(schedule, id, host.clock.now()),)))
     return id
+
+
+class Changes(TypedDict, total=False):
+    """What `Schedules.set` takes: `cron` or `every` (seconds), the time zone `tz`, what becomes of `missed` fires, the arguments."""
+
+    cron: str
+    every: float | timedelta
+    tz: str
+    missed: Literal["skip", "once", "all"]
+    args: Mapping[str, Any]
+
+
+All = list[Schedule]
+Arguments = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""The arguments of a kind of jobs as plain JSON. Raises InvalidInput if they do not fit."""
+
+
+class Schedules:
+    """The schedules in the ledger: `app.schedules`. Programs declare them, and a worker writes them down when it starts; what is changed here
+    stays until the code declares something new. A name that is not there is `InvalidInput`."""
+
+    def __init__(self, host: Host, arguments: Arguments) -> None:
+        self._host = host
+        self._arguments = arguments
+
+    def get(self, name: str) -> Schedule:
+        return get_schedule(self._host, name)
+
+    async def aget(self, name: str) -> Schedule:
+        return await asyncio.to_thread(self.get, name)
+
+    def list(self) -> All:
+        """All of them, by name."""
+        return list_schedules(self._host)
+
+    async def alist(self) -> All:
+        return await asyncio.to_thread(self.list)
+
+    def pause(self, name: str) -> Schedule:
+        """It does not fire until `resume`."""
+        return pause(self._host, name)
+
+    async def apause(self, name: str) -> Schedule:
+        return await asyncio.to_thread(self.pause, name)
+
+    def resume(self, name: str) -> Schedule:
+        """Fire again, from the next time on: what passed during the pause was not missed."""
+        return resume(self._host, name)
+
+    async def aresume(self, name: str) -> Schedule:
+        return await asyncio.to_thread(self.resume, name)
+
+    def set(self, name: str, **changes: Unpack[Changes]) -> Schedule:
+        """Change what is given. Arguments are checked if the task is known here."""
+        if "args" in changes:
+            changes["args"] = self._arguments(self.get(name).spec.kind, by_name(changes["args"]))
+        return set_schedule(self._host, name, **changes)
+
+    async def aset(self, name: str, **changes: Unpack[Changes]) -> Schedule:
+        return await asyncio.to_thread(lambda: self.set(name, **changes))
+
+    def remove(self, name: str) -> None:
+        """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
+        remove(self._host, name)
+
+    async def aremove(self, name: str) -> None:
+        await asyncio.to_thread(self.remove, name)
+
+    def trigger(self, name: str, id: str | None = None) -> str:
+        """One more job now, whatever the times say; its id."""
+        return trigger(self._host, name, id)
+
+    async def atrigger(self, name: str, id: str | None = None) -> str:
+        return await asyncio.to_thread(self.trigger, name, id)
 
 
 def _known(host: Host, name: str, schedule: Schedule | None) -> Schedule:
@@ -207,6 +283,21 @@ def _key(name: str) -> str:
 
 def _encode(value: object) -> bytes:
     return msgspec.json.encode(value, order="sorted")
+
+
+def by_name(args: object) -> Mapping[str, Any]:
+    """Arguments, if that is what they can be."""
+    if isinstance(args, Mapping) and all(isinstance(each, str) for each in args):
+        return args
+    raise InvalidInput(field="args", value=args, expected="arguments by name, such as {'n': 1}")
+
+
+def _payload(args: object) -> bytes:
+    args = by_name(args)
+    try:
+        return _encode(args)
+    except Exception as error:
+        raise InvalidInput(field="args", value=args, expected=f"something that can be stored as JSON: {error}") from None
 
 
 def _names(index: NoteView | None) -> list[str]:

@@ -19,11 +19,11 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 from towpath import control
 from towpath.codec import Bound, Codec
 from towpath.core.commands import Append
-from towpath.core.job import Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
+from towpath.core.job import After, Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, ids_of
-from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms
+from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
@@ -31,6 +31,7 @@ from towpath.tracing import inject
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _NO_HEADERS: Mapping[str, str] = {}
 _DONE = Done()
@@ -139,6 +140,8 @@ class Task(Generic[P, R]):
             fields = {**fields, **names(terms, self.codec, arguments)}
         if (parent := running.get()) is not None:
             fields = inherited(parent.job, fields)
+        if "after" in fields:
+            payload, fields = with_after(payload, fields)
         if "id" in fields or "headers" in fields:
             fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
             return Spec(kind=terms.kind, payload=payload, **fields)
@@ -168,15 +171,21 @@ class AsyncTask(Task[P, R]):
         return running
 
 
-class Call(Generic[R]):
+class Call(Generic[R_co]):
     """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two jobs."""
 
     __slots__ = ("arguments", "payload", "task")
 
-    def __init__(self, task: Task[..., R], arguments: Mapping[str, Any], payload: bytes) -> None:
+    def __init__(self, task: Task[..., R_co], arguments: Mapping[str, Any], payload: bytes) -> None:
         self.task = task
         self.arguments = arguments
         self.payload = payload
+
+    @property
+    def after(self) -> tuple[After, ...]:
+        """What it waits for by its own options."""
+        after: tuple[After, ...] = self.task._terms.fields.get("after", ())
+        return after
 
     def spec(self, **more: Any) -> Spec:
         """The spec, with these fields instead of its own."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from towpath.core import checks
-from towpath.core.schedule import Missed, Schedule
+from towpath.core.schedule import Missed, Schedule, missed_of
 from towpath.errors import InvalidInput
-from towpath.schedules import Host, register
+from towpath.schedules import Host, by_name, register
 from towpath.tasks import AsyncTask, Task
 
 P = ParamSpec("P")
@@ -54,8 +54,8 @@ def make_schedule(task: Task[..., Any], options: CronOptions, *, cron: str | Non
     name = options.get("name") or _NOT_IN_A_NAME.sub("-", task.kind)
     checks.name("name", name)
     # The id is never used; it must be the same each time the code declares the same.
-    spec = task.of(**options.get("args", {})).spec(id=f"schedule/{name}")
-    missed = Missed(options["missed"]) if "missed" in options else Missed.SKIP
+    spec = task.of(**by_name(options.get("args", {}))).spec(id=f"schedule/{name}")
+    missed = missed_of(options.get("missed", Missed.SKIP))
     return Schedule(name=name, spec=spec, cron=cron, every=every, tz=options.get("tz", "UTC"), missed=missed)
 
 

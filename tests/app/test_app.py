@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,35 @@ def test_a_duplicate_schedule(app: App) -> None:
         app.cron("every day", name="bad")(task)
     with pytest.raises(InvalidInput, match="nothing"):
         app.every(60, name="args", args={"x": 1})(task)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"missed": "never"}, "missed is 'never': skip, once or all"),
+        ({"missed": None}, "missed is None: skip, once or all"),
+        ({"tz": "Mars/Base"}, "tz is 'Mars/Base': the name of a time zone, such as Europe/Berlin"),
+        ({"tz": ["UTC"]}, "tz is ['UTC']: the name of a time zone, such as Europe/Berlin"),
+        ({"args": [1]}, "args is [1]: arguments by name, such as {'n': 1}"),
+        ({"args": {1: 1}}, "args is {1: 1}: arguments by name, such as {'n': 1}"),
+        ({"name": "a b"}, "name is 'a b': 1 to 255 letters, digits or ._-/:@"),
+        ({"cron": "61 * * * *"}, "cron is '61 * * * *': minute hour day month weekday"),
+        ({"cron": ["* * * * *"]}, "cron is ['* * * * *']: text such as '*/5 * * * *'"),
+        ({"every": 0}, "every is 0: at least 0.1 seconds"),
+        ({"every": -5}, "every is -5: 0 to 6307200000 seconds"),
+        ({"every": "5"}, "every is '5': a finite number of seconds"),
+    ],
+)
+def test_a_schedule_that_cannot_be_says_what_would_be_right(options: dict[str, Any], says: str) -> None:
+    app = App("memory://")
+
+    def declare(every: Any = None, cron: Any = "* * * * *", **options: Any) -> None:
+        (app.cron(cron, **options) if every is None else app.every(every, **options))(nothing)
+
+    with pytest.raises(InvalidInput) as caught:
+        declare(**options)
+    assert str(caught.value).startswith(says)
+    assert app.declared == {}
 
 
 def in_a_child(work: str) -> bytes:

@@ -167,6 +167,55 @@ def test_results_of_nothing_and_of_what_is_gone(app: App) -> None:
     assert f"there is no job {first.id}" in (waiting.status().error or "")
 
 
+def finish(app: App, queue: str) -> None:
+    """End everything in a queue as done, with its own arguments for a result."""
+    while True:
+        answer = app.call(commands.Claim(owner="me", wants=(commands.Want(queue, 1000),), lease=60 * SECOND))
+        assert isinstance(answer, commands.Claimed)
+        if not answer.claims:
+            return
+        done = [commands.Settle(each.id, each.fence, commands.Done(each.job.payload[5:-1])) for each in answer.claims]
+        app.call_all(done)
+
+
+def number(n: int) -> int:
+    return n
+
+
+def test_results_of_ten_thousand_in_their_order(app: App) -> None:
+    task = app.task(name="number", queue="numbers")(number)
+    first = task.enqueue_many([task.of(n) for n in range(10_000)])
+    total = app.task(name="total")(lambda: current().results())
+    listing = app.task(name="listing")(lambda a, b=0: [a, b, *current().results()])
+    handles = [total.options(after=reversed(first)).enqueue(), listing.options(after=first).enqueue(-2, b=-1)]
+    finish(app, "numbers")
+    work(app)
+    assert handles[0].result(5) == list(reversed(range(10_000)))
+    assert handles[1].result(5) == list(range(-2, 10_000))
+
+
+def test_results_of_jobs_with_odd_ids(app: App) -> None:
+    task = app.task(name="number", queue="numbers")(number)
+    ids = ["a,b", "@c", "@", ",", "x" * 255]
+    for n, id in enumerate(ids):
+        task.options(id=id).enqueue(n)
+    group = app.group([task.of(7), task.of(8)])
+    last = app.task(name="total")(lambda: current().results()).options(after=[*ids, group, ids[0]]).enqueue()
+    finish(app, "numbers")
+    work(app)
+    assert last.result(5) == [0, 1, 2, 3, 4, 7, 8, 0]
+
+
+def test_results_where_a_chain_adds_to_what_is_waited_for(app: App) -> None:
+    task = app.task(name="number", queue="numbers")(number)
+    first = task.enqueue_many([task.of(n) for n in range(2000)])
+    total = app.task(name="total")(lambda: sum(current().results()))
+    last = app.chain(task.of(10_000), total.options(after=first).of())
+    finish(app, "numbers")
+    work(app)
+    assert last.result(5) == sum(range(2000)) + 10_000
+
+
 def test_commit_writes_the_user_s_rows_with_the_settle(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     with App(f"sqlite:///{path}") as app:

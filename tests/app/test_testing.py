@@ -10,7 +10,7 @@ import pytest
 
 from towpath import App, Snooze, Spec, State, commands, current
 from towpath.core.checks import DAY, SECOND
-from towpath.errors import InvalidInput, JobFailed
+from towpath.errors import InvalidInput, JobFailed, Unsupported
 
 app = App("sqlite:////nowhere/at/all.db")
 ran: list[str] = []
@@ -180,6 +180,42 @@ def test_groups_and_batches_and_messages() -> None:
         message.ack()
         bench.advance(1)
         assert bench.ledger.queues()["orders"].counts.done == 1
+
+
+def test_commit_in_a_bench_with_a_database() -> None:
+    with App("sqlite:////nowhere/at/all.db") as other:
+
+        def pay(n: int) -> None:
+            current().commit(lambda db: db.execute("INSERT INTO paid VALUES (?)", (n,)))
+            if n == 2:
+                current().commit(lambda db: db.execute("INSERT INTO gone VALUES (1)"))
+            if n == 3:
+                raise ValueError("not paid")
+            if n == 4:
+                current().commit(lambda db: db.execute("INSERT OR ROLLBACK INTO paid VALUES (1)"))
+
+        task = other.task(max_attempts=2, backoff=[60])(pay)
+        with other.testing(database=True) as bench:
+            bench.database.execute("CREATE TABLE paid (n INTEGER UNIQUE)")
+            handles = [task.enqueue(n) for n in (1, 2, 3, 4)]
+            assert bench.drain() == 4
+            assert bench.database.execute("SELECT n FROM paid").fetchall() == [(1,)]
+            assert [handle.status().state for handle in handles] == [State.DONE, *[State.SCHEDULED] * 3]
+            bench.advance(59)
+            assert [handle.status().failures for handle in handles] == [0, 1, 1, 1]
+            bench.advance(1)
+            with pytest.raises(JobFailed, match=r"exhausted.*SQLError: no such table: gone"):
+                handles[1].result()
+            with pytest.raises(JobFailed, match=r"exhausted.*ConstraintError: UNIQUE constraint failed: paid"):
+                handles[3].result()
+            assert bench.ledger.check() == []
+        with other.testing() as bench:
+            handle = task.enqueue(1)
+            bench.advance(60)
+            with pytest.raises(JobFailed, match=r"app\.testing\(database=True\)"):
+                handle.result()
+            with pytest.raises(Unsupported, match=r"app\.testing\(database=True\)"):
+                bench.database.execute("SELECT 1")
 
 
 def test_an_unknown_task_is_said() -> None:

@@ -91,7 +91,7 @@ def job(ledger: Ledger, id: str) -> Job:
 
 
 def taken(queue: Queue, **options: Any) -> Message:
-    message = queue.get(**options)
+    message: Message | None = queue.get(**options)
     assert message is not None
     return message
 

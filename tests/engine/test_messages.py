@@ -130,8 +130,9 @@ class TestGet:
         assert verbs.get(queue, wait=0.05) is None
         assert 0.05 <= time.monotonic() - began < WAIT
 
-    def test_a_message_that_comes_while_we_wait(self, queue: Queue, desk: Desk, verbs: Verbs) -> None:
-        result = in_thread(lambda: verbs.get(queue, wait=WAIT))
+    @pytest.mark.parametrize("wait", [WAIT, None])
+    def test_a_message_that_comes_while_we_wait(self, queue: Queue, desk: Desk, verbs: Verbs, wait: float | None) -> None:
+        result = in_thread(lambda: verbs.get(queue, wait=wait))
         while not desk.dispatcher._desks:
             assert desk.ledger.wait(desk.ledger.version(), 0.01) is not None
         id = queue.put("now")
@@ -152,10 +153,13 @@ class TestGet:
         with pytest.raises(LedgerClosed):
             verbs.get(Queue(other, "orders"))
 
-    def test_who_waits_hears_that_the_ledger_was_closed(self, ledger: Ledger, desk: Desk, verbs: Verbs) -> None:
+    @pytest.mark.parametrize("seconds", [WAIT, None])
+    def test_who_waits_hears_that_the_ledger_was_closed(
+        self, ledger: Ledger, desk: Desk, verbs: Verbs, seconds: float | None
+    ) -> None:
         def wait() -> object:
             with pytest.raises(LedgerClosed) as caught:
-                verbs.get(Queue(desk, "orders"), wait=WAIT)
+                verbs.get(Queue(desk, "orders"), wait=seconds)
             return caught.value
 
         result = in_thread(wait)

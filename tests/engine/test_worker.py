@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 import towpath
-from towpath import App, Query, Spec, State, commands
+from towpath import App, Exponential, Query, Spec, State, commands
 from towpath.errors import JobCanceled, JobFailed
 from towpath.service import RunOptions, Service
 
@@ -245,6 +245,37 @@ def test_a_handler_may_enqueue_from_the_loop_and_from_a_thread(app: App) -> None
         first, second = from_the_loop.enqueue().result(WAIT), from_a_thread.enqueue().result(WAIT)
         assert app.job(first).result(WAIT) == 1
         assert app.job(second).result(WAIT) == 2
+
+
+def test_a_function_inside_the_completion_that_raises_is_a_failure_like_any_other(app: App) -> None:
+    """A fixed second between the attempts would take longer than the test waits."""
+
+    def refuse(db: apsw.Connection) -> None:
+        raise LookupError("no such account")
+
+    def give_up(db: apsw.Connection) -> None:
+        raise towpath.Fail("the account is closed")
+
+    patience = towpath.Policy(default=Exponential(base=3600 * 1_000_000), by_error={LookupError: Exponential(base=0)})
+
+    @app.task(max_attempts=100, backoff=patience)
+    async def pay() -> None:
+        towpath.current().commit(refuse)
+
+    @app.task(backoff=3600)
+    def close() -> None:
+        towpath.current().commit(give_up)
+
+    with working(app):
+        closed, paid = close.enqueue(), pay.enqueue()
+        with pytest.raises(JobFailed, match=r"fatal.*the account is closed"):
+            closed.result(WAIT)
+        with pytest.raises(JobFailed, match=r"exhausted.*LookupError: no such account"):
+            paid.result(WAIT)
+    job = paid.status()
+    assert (job.attempts, job.failures) == (100, 100)
+    assert "Traceback" in (job.error or "")
+    assert "in refuse" in (job.error or "")
 
 
 def test_a_function_inside_the_completion_commits_with_it(app: App) -> None:

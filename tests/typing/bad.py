@@ -20,6 +20,12 @@ text: str = add(1)  # type: ignore[assignment]
 app.task(queue=5)  # type: ignore[call-overload]
 app.group([add], on_failure="abort")  # type: ignore[arg-type]
 app.cron("* * * * *", missed="never")  # type: ignore[arg-type]
+app.queue("q").configure(colour=5)  # type: ignore[call-arg]
+app.queue("q").configure(cap="8")  # type: ignore[arg-type]
+app.queue("q").part("p").configure(keep=5)  # type: ignore[call-arg]
+app.schedules.set("x", missed="never")  # type: ignore[arg-type]
+app.queue("q").get(wait=5).ack()  # type: ignore[union-attr]
+numbers: list[int] = app.group([add.of(1), send.of("x")]).result()  # type: ignore[assignment]
 
 
 async def main() -> None:

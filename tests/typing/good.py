@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from towpath import App, Call, GroupHandle, Job, JobHandle, Task
+import apsw
+
+from towpath import App, Call, GroupHandle, Job, JobHandle, PartView, QueueView, Rate, Retry, Task, current
+from towpath.messages import Message, Queue
+from towpath.schedules import Schedule
 from towpath.tasks import AsyncTask
 
 app = App("memory://")
@@ -56,11 +60,70 @@ async def main() -> None:
     assert_type(sweep.enqueue(limit=3), JobHandle[str])
     assert_type(app.group([add.of(1), add.of(2)], then=untouched.of(), on_failure="abort"), GroupHandle[int])
     assert_type(app.group([add.of(1)]).result(), list[int])
+    mixed = app.group([add.of(1), send.of("x"), untouched.of()])
+    for each in mixed.result():
+        print(each)
+    calls: list[Call[object]] = [add.of(1), send.of("x")]
+    assert_type(app.group(calls), GroupHandle[object])
+    assert_type((await app.agroup(calls)).jobs, tuple[JobHandle[object], ...])
+    handles: list[JobHandle[int | bytes]] = [add.enqueue(1), send.enqueue("x")]
+    add.options(after=handles).enqueue(1)
+    chained = app.chain(add.of(1), send.of("x"), untouched.of())
+    chained.cancel()
     with app.batch() as batch:
         assert_type(batch.add(send.of("x")), JobHandle[bytes])
     with app.testing() as bench:
         assert_type(bench.drain(), int)
         bench.assert_enqueued(add, a=1)
+
+
+def messages(orders: Queue) -> None:
+    with orders.get(wait=None) as message:
+        assert_type(message, Message)
+        message.ack()
+    maybe = orders.get(wait=5)
+    assert_type(maybe, Message | None)
+    if maybe:
+        with maybe as message:
+            message.nack(delay=timedelta(seconds=5))
+    for message in orders.get_many(10, wait=None):
+        assert_type(message.json(), Any)
+    with orders.subscribe() as stream:
+        for message in stream:
+            assert_type(message.text(), str)
+    orders.configure(cap=5, rate="100/m", capacity=None, retention=timedelta(days=1))
+    orders.configure(rate=Rate(5))
+    orders.part("x").configure(weight=2, not_before=datetime.now(UTC))
+    orders.pause("why")
+    assert_type(orders.stats(), QueueView)
+    assert_type(orders.parts(), list[PartView])
+
+
+async def amessages(orders: Queue) -> None:
+    async with await orders.aget(wait=None) as message:
+        assert_type(message, Message)
+    assert_type(await orders.aget(), Message | None)
+    async for message in orders.subscribe():
+        await message.aack({"n": 1})
+    await orders.aconfigure(keep=5)
+
+
+def schedules() -> None:
+    assert_type(app.schedules.list(), list[Schedule])
+    assert_type(app.schedules.set("x", cron="@daily", missed="all", args={"limit": 1}), Schedule)
+    assert_type(app.schedules.trigger("x"), str)
+    assert_type(app.queue("x"), Queue)
+    with app.testing(database=True) as bench:
+        assert_type(bench.database, apsw.Connection)
+
+
+@app.task
+def handler() -> None:
+    job = current()
+    assert_type(job.spawn(add.of(1)), JobHandle[int])
+    job.commit(lambda db: db.execute("SELECT 1"))
+    if job.cancelled:
+        raise Retry("later", after=timedelta(minutes=1))
 
 
 def takes_task(task: Task[[str], Any], other: AsyncTask[[], None]) -> None: ...

@@ -16,7 +16,6 @@ from towpath.errors import InvalidInput
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|m|h|d|w)?")
 _UNITS = {"us": 1e-6, "ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_RATE = re.compile(r"([0-9]+)/(?:([0-9]+(?:\.[0-9]+)?)?\s*(ms|s|m|h|d))(?::([0-9]+))?")
 NONE = "none"
 """The word that lifts a limit."""
 
@@ -88,13 +87,7 @@ class RateType(_Type):
     name = "rate"
 
     def read(self, text: str) -> Rate:
-        found = _RATE.fullmatch(text.strip())
-        if found is None:
-            raise InvalidInput(
-                field=self.name, value=text, expected="such as 10/s, 100/m, 5/10s, or 10/s:20 with a burst of 20"
-            )
-        period = micros(float(found[2] or 1) * _UNITS[found[3]], self.name)
-        return Rate(int(found[1]), period, int(found[4] or 1))
+        return Rate.of(text)
 
 
 class Whole(_Type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 from towpath.errors import InvalidInput
@@ -131,5 +131,13 @@ def micros(value: float | timedelta, field: str = "time") -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise InvalidInput(field=field, value=value, expected="a finite number of seconds")
     result = round(seconds * SECOND)
-    whole(field, result)
+    if not 0 <= result <= FOREVER:
+        raise InvalidInput(field=field, value=value, expected=f"0 to {FOREVER // SECOND} seconds")
     return result
+
+
+def moment(value: object, field: str) -> int:
+    """A point in time as the ledger's microseconds. It must say its time zone."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
+    return micros(value.timestamp(), field)

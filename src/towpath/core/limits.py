@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from towpath.core import checks
+from towpath.errors import InvalidInput
+
+_RATE: Final = re.compile(r"([0-9]{1,9})/(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?\s*(ms|s|m|h|d))(?::([0-9]{1,9}))?")
+_UNITS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 TURN = 1_000_000
 """How far one turn moves a part of weight 1 in virtual time."""
@@ -26,6 +32,15 @@ class Rate(msgspec.Struct, frozen=True, gc=False):
         checks.whole("rate.burst", self.burst, 1, 1_000_000)
         # A start may not cost less than a microsecond: that is what time is counted in.
         checks.whole("rate.count", self.count, 1, self.period)
+
+    @classmethod
+    def of(cls, text: str) -> Rate:
+        """`10/s`, `100/m`, `5/10s`; `:20` after it is the burst."""
+        found = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidInput(field="rate", value=text, expected="such as 10/s, 100/m, 5/10s, or 10/s:20 with a burst of 20")
+        period = checks.micros(float(found[2] or 1) * _UNITS[found[3]], "rate")
+        return cls(int(found[1]), period, int(found[4] or 1))
 
     @property
     def interval(self) -> int:

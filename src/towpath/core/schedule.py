@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -20,6 +20,8 @@ from towpath.errors import InvalidInput
 
 GRACE: Final = 60 * SECOND
 """A fire that is later than this was missed."""
+SHORTEST: Final = SECOND // 10
+"""Between two fires of an interval."""
 CATCH_UP: Final = 100
 """Missed fires of one schedule that are made up for at a time."""
 ALIASES: Final[Mapping[str, str]] = {
@@ -45,6 +47,14 @@ def missed_of(word: object) -> Missed:
     if not isinstance(word, str) or word not in Missed._value2member_map_:
         raise InvalidInput(field="missed", value=word, expected="skip, once or all")
     return Missed(word)
+
+
+def every_of(span: float | timedelta) -> int:
+    """An interval in microseconds from what a user calls one."""
+    every = checks.micros(span, "every")
+    if every < SHORTEST:
+        raise InvalidInput(field="every", value=span, expected=f"at least {SHORTEST / SECOND:g} seconds")
+    return every
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,7 +84,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidInput(field="schedule", value=given, expected="either cron or every")
         _zone(self.tz)
         if self.every is not None:
-            checks.whole("every", self.every, SECOND // 10)
+            checks.whole("every", self.every, SHORTEST)
         else:
             _check_cron(self.cron, self.tz)
         if self.spec.after or self.spec.group or self.spec.ready_at is not None:
@@ -141,20 +151,31 @@ def _expression(cron: str) -> tuple[str, int]:
     return cron, 0
 
 
+def _zone(tz: object) -> tzinfo:
+    zone = _found_zone(tz) if isinstance(tz, str) else None
+    if zone is None:
+        raise InvalidInput(field="tz", value=tz, expected="the name of a time zone, such as Europe/Berlin")
+    return zone
+
+
 @lru_cache(maxsize=256)
-def _zone(tz: str) -> tzinfo:
+def _found_zone(tz: str) -> tzinfo | None:
     if tz == "UTC":
         return UTC
     try:
         return ZoneInfo(tz)
-    except (OSError, ValueError, TypeError, LookupError):
-        raise InvalidInput(field="tz", value=tz, expected="the name of a time zone, such as Europe/Berlin") from None
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def _check_cron(cron: object, tz: str) -> None:
+    if not isinstance(cron, str) or len(cron) > checks.MAX_NAME:
+        raise InvalidInput(field="cron", value=cron, expected="text such as '*/5 * * * *' or '@daily'")
+    _check_expression(cron, tz)
 
 
 @lru_cache(maxsize=1024)
-def _check_cron(cron: str | None, tz: str) -> None:
-    if not isinstance(cron, str) or len(cron) > checks.MAX_NAME:
-        raise InvalidInput(field="cron", value=cron, expected="text such as '*/5 * * * *' or '@daily'")
+def _check_expression(cron: str, tz: str) -> None:
     try:
         expression, _ = _expression(cron)
         next(CronSim(expression, datetime.fromtimestamp(0, _zone(tz))))

@@ -10,6 +10,7 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Settle
 from towpath.core.job import Reason
+from towpath.errors import Refused
 from towpath.events import Bus
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
@@ -43,6 +44,10 @@ class Attempt(Protocol):
 
     def ended(self, error: BaseException) -> Settle:
         """How it ended where the handler could not say so itself."""
+        ...
+
+    def refused(self, refusal: Refused) -> Settle:
+        """How it ended if the ledger refused what the handler wanted along with its end."""
         ...
 
 

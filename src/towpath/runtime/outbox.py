@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from towpath.core.checks import SECOND
 from towpath.core.commands import MAX_BULK, Settle, Settled
 from towpath.core.job import Done, Job, Outcome, Retry, State
 from towpath.errors import LostClaim, Refused, TowpathError
 from towpath.events import JobSettled, LeaseLost
-from towpath.runtime.office import Office
+from towpath.runtime.office import Attempt, Office
 from towpath.runtime.pace import Pace
 from towpath.runtime.tickets import Reply
 
@@ -21,8 +20,9 @@ log = logging.getLogger("towpath.worker")
 
 AT_ONCE = min(500, MAX_BULK)
 """Settles that stay together: a batch has room for others beside them."""
-Ended = tuple[Settle, Job, float | None]
-"""How an attempt ended, of which job, and the monotonic seconds its handler took (None: no handler was called)."""
+Ended = tuple[Settle, Job, float, Attempt | None]
+"""How a claim ended, of which job, the seconds its handler took, and the attempt: None if no handler was called, or if its own word
+was refused."""
 
 
 class Outbox:
@@ -47,12 +47,12 @@ class Outbox:
         """What was not handed over yet."""
         return len(self._ends)
 
-    def add(self, settle: Settle, job: Job, spent: float | None = None) -> None:
-        self._ends.append((settle, job, spent))
+    def add(self, settle: Settle, job: Job, spent: float = 0.0, attempt: Attempt | None = None) -> None:
+        self._ends.append((settle, job, spent, attempt))
 
     def send(self) -> None:
         ends, self._ends = self._ends, []
-        self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _ in ends])
+        self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
         self._pace.ended(len(ends))
         for start in range(0, len(ends), AT_ONCE):
             self._post(ends[start : start + AT_ONCE])
@@ -69,43 +69,44 @@ class Outbox:
     def _post(self, ends: Sequence[Ended]) -> None:
         self._posted += len(ends)
         heard = partial(self._heard, ends, time.monotonic())
-        self._office.committer.post([settle for settle, _, _ in ends], heard)
+        self._office.committer.post([settle for settle, _, _, _ in ends], heard)
 
     def _heard(self, ends: Sequence[Ended], posted: float, replies: Sequence[Reply]) -> None:
         """In the committing thread: what became of them."""
         self._pace.committed(time.monotonic() - posted)
         loud = self._office.bus.wants(JobSettled)
-        for (settle, job, spent), reply in zip(ends, replies, strict=True):
+        for (settle, job, spent, attempt), reply in zip(ends, replies, strict=True):
             if type(reply) is Settled:
                 if type(settle.outcome) is not Done:
                     _tell(job, settle.outcome, reply)
                 if loud:
                     self._office.bus.publish(_event(settle, job, spent, reply))
             else:
-                self._troubled(settle, job, spent, reply)
+                self._troubled((settle, job, spent, attempt), reply)
         # Replies come one bunch after the other, under the commit lock.
         self._answered += len(ends)
         if self._posted == self._answered:
             self._emptied()
 
-    def _troubled(self, settle: Settle, job: Job, spent: float | None, reply: Reply) -> None:
+    def _troubled(self, ended: Ended, reply: Reply) -> None:
+        settle, job, spent, attempt = ended
         if isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
             if (settle.id, settle.fence) not in self._lost:
                 self._tell_lost(job)
             self._lost.discard((settle.id, settle.fence))
-        elif isinstance(reply, Refused):
-            # What the handler wanted along with its end was refused, so the attempt failed.
-            self._call(self._post, [(Settle(settle.id, settle.fence, _failed(settle.outcome, reply)), job, spent)])
+        elif isinstance(reply, Refused) and attempt is not None:
+            # What the handler wanted along with its end was refused: the attempt failed. A second refusal is left to the lease.
+            self._call(self._post, [(attempt.refused(reply), job, spent, None)])
         elif isinstance(reply, TowpathError):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
 
 
-def _event(settle: Settle, job: Job, spent: float | None, reply: Settled) -> JobSettled:
+def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled:
     outcome: Any = settle.outcome
     error = getattr(outcome, "error", None)
     name = str(type(outcome).__struct_config__.tag)
-    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent or 0.0), job.attempts, job.id, error)
+    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
 
 
 def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
@@ -117,7 +118,3 @@ def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
         log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
     elif reply.state is State.CANCELED:
         log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
-
-
-def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))

@@ -25,9 +25,10 @@ from towpath.runtime.tickets import Reply
 log = logging.getLogger("towpath.upkeep")
 
 KEY: Final = "towpath/caretaker"
-TTL: Final = 15 * SECOND
-RENEW: Final = 5 * SECOND
-"""How often the elected one says that it is still there."""
+TTL: Final = 5 * SECOND
+"""A dead one is replaced after at most this and `STAND_BY`. Whoever is only slow for longer loses its place, which costs nothing."""
+RENEW: Final = 2 * SECOND
+"""How often the elected one says that it is still there: a commit each, also in a ledger at rest."""
 STAND_BY: Final = SECOND // 4
 """How often the others ask whether it is. They also look for work then: a rate limit that opens writes nothing that a watch
 could notice."""

@@ -219,7 +219,7 @@ class Worker:
             run.timer.cancel()
         if self._runs.get(settle.id) is run:
             del self._runs[settle.id]
-        self._outbox.add(settle, run.claim.job, time.monotonic() - run.started)
+        self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
         if self._stopping and not self._runs:

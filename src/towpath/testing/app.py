@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+import apsw
 
 from towpath.app import App
 from towpath.attempts import Attempt
@@ -20,9 +24,9 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Command, Result, Settle, Upkeep, Upkept, Want
-from towpath.core.job import Claim, Job, Release, Retry, State
+from towpath.core.job import Claim, Job, Release, State
 from towpath.core.views import GroupView, Query
-from towpath.errors import InvalidInput, Refused
+from towpath.errors import InvalidInput, Refused, Unsupported
 from towpath.events import Bus
 from towpath.ledger import Ledger
 from towpath.ledger.memory import MemoryLedger
@@ -41,20 +45,27 @@ LEASE = checks.DAY
 
 
 @contextlib.contextmanager
-def bench(app: App) -> Iterator[Bench]:
+def bench(app: App, database: bool = False) -> Iterator[Bench]:
     """Put a fresh ledger behind the app until the end of the block."""
     clock = ManualClock()
-    ledger = MemoryLedger(clock)
-    parts = InlineParts(ledger, InlineCommitter(ledger, app.bus), OWNER, InlineWatch(ledger))
-    # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
-    runner = asyncio.Runner()
-    with app.substituted(parts, clock):
-        try:
-            write_down(app, app.declared)
-            yield Bench(app, clock, runner)
-        finally:
-            runner.close()
-            parts.close()
+    with contextlib.ExitStack() as stack:
+        ledger: Ledger = _database(stack, clock) if database else MemoryLedger(clock)
+        parts = InlineParts(ledger, InlineCommitter(ledger, app.bus), OWNER, InlineWatch(ledger))
+        stack.callback(parts.close)
+        # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
+        runner = stack.enter_context(contextlib.closing(asyncio.Runner()))
+        stack.enter_context(app.substituted(parts, clock))
+        write_down(app, app.declared)
+        bench = Bench(app, clock, runner)
+        stack.callback(bench.close)
+        yield bench
+
+
+def _database(stack: contextlib.ExitStack, clock: Clock) -> Ledger:
+    from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="towpath-"))
+    return SqliteLedger(Path(folder) / "work.db", SqliteOptions(synchronous="normal"), clock)
 
 
 class Bench:
@@ -67,6 +78,23 @@ class Bench:
         self._scheduler = Scheduler(app)
         self._chance = random.Random(0).random
         self._by_hand: set[str] = set()
+        self._connection: apsw.Connection | None = None
+
+    @property
+    def database(self) -> apsw.Connection:
+        """With `app.testing(database=True)`: a connection to the ledger's file, to make your tables and to look at your rows."""
+        from towpath.ledger.sqlite import SqliteLedger
+
+        if not isinstance(self.ledger, SqliteLedger):
+            raise Unsupported(what="there is no database behind it; use app.testing(database=True)")
+        if self._connection is None:
+            self._connection = apsw.Connection(str(self.ledger.path))
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection that `database` gave. Leaving the `with` of `app.testing()` does it."""
+        if self._connection is not None:
+            self._connection.close()
 
     @property
     def ledger(self) -> Ledger:
@@ -196,8 +224,7 @@ class Bench:
         try:
             self.app.call(settle)
         except Refused as refused:
-            # What the handler wanted along with its end was refused: the attempt failed, as in a worker.
-            self.app.call(Settle(settle.id, settle.fence, Retry(error=str(refused))))
+            self.app.call(attempt.refused(refused))
         if isinstance(attempt.error, KeyboardInterrupt):
             raise attempt.error
 

@@ -64,6 +64,7 @@ def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object])
         if isinstance(error, _NOT_ITS_FAULT) and not db.in_transaction:
             raise
         failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+        failed.__cause__ = error
         raise (failed if db.in_transaction else TransactionEnded(failed)) from error
     finally:
         db.cursor_factory = apsw.Cursor

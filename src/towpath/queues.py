@@ -1,0 +1,162 @@
+"""Queues and their parts for whoever is in charge of them: limits, pause and resume, counts. All workers keep to them.
+
+orders = app.queue("orders")
+orders.configure(cap=8, rate="100/m")
+orders.part("customer-17").pause("unpaid")
+print(orders.stats().counts.ready)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypedDict, Unpack
+
+from towpath.core import checks
+from towpath.core.commands import Command, SetPart, SetQueue
+from towpath.core.limits import Rate
+from towpath.core.views import Counts, PartView, QueueView
+from towpath.ledger import Ledger
+from towpath.runtime.committer import Committer
+
+
+class Host(Protocol):
+    """What is needed of an App."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def committer(self) -> Committer: ...
+
+
+class QueueLimits(TypedDict, total=False):
+    """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
+
+    At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before `not_before`; at most `capacity` wait, more are
+    refused. Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+
+    cap: int | None
+    rate: Rate | str | None
+    not_before: datetime
+    capacity: int | None
+    retention: float | timedelta | None
+    keep: int | None
+
+
+class PartLimits(TypedDict, total=False):
+    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other parts (1)."""
+
+    cap: int | None
+    rate: Rate | str | None
+    not_before: datetime
+    weight: int
+
+
+class Gate(ABC):
+    """What a queue and a part have in common. Each verb is one command, committed when it returns."""
+
+    _host: Host
+
+    @abstractmethod
+    def _setting(self, **fields: Any) -> Command: ...
+
+    def pause(self, why: str | None = None) -> None:
+        """Nothing new starts until `resume`; what runs goes on, and what is enqueued waits. `why` is for whoever asks."""
+        self._host.committer.call(self._setting(paused=True, why=why))
+
+    async def apause(self, why: str | None = None) -> None:
+        await self._host.committer.acall(self._setting(paused=True, why=why))
+
+    def resume(self) -> None:
+        self._host.committer.call(self._setting(paused=False, why=None))
+
+    async def aresume(self) -> None:
+        await self._host.committer.acall(self._setting(paused=False, why=None))
+
+
+class QueueGate(Gate):
+    """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the ledger."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        checks.name("queue", name)
+        self._host = host
+        self.name = name
+
+    def configure(self, **limits: Unpack[QueueLimits]) -> None:
+        """Set limits; see `QueueLimits`."""
+        self._host.committer.call(self._setting(**_fields(limits, QueueLimits)))
+
+    async def aconfigure(self, **limits: Unpack[QueueLimits]) -> None:
+        await self._host.committer.acall(self._setting(**_fields(limits, QueueLimits)))
+
+    def stats(self) -> QueueView:
+        """Its exact counts and its settings, now. One that nobody has used yet is empty and has no limits."""
+        return self._host.ledger.queues().get(self.name) or QueueView(
+            self.name, Counts(), None, False, None, None, None, None, 0, None, None
+        )
+
+    async def astats(self) -> QueueView:
+        return await asyncio.to_thread(self.stats)
+
+    def part(self, name: str) -> PartGate:
+        """One of its parts, such as a customer."""
+        return PartGate(self._host, self.name, name)
+
+    def parts(self) -> list[PartView]:
+        """The parts that have jobs ready or running, or limits of their own, by name."""
+        return [view for _, view in sorted(self._host.ledger.parts(self.name).items())]
+
+    async def aparts(self) -> list[PartView]:
+        return await asyncio.to_thread(self.parts)
+
+    def _setting(self, **fields: Any) -> Command:
+        return SetQueue(queue=self.name, **fields)
+
+
+class PartGate(Gate):
+    """A part of a queue."""
+
+    def __init__(self, host: Host, queue: str, name: str) -> None:
+        checks.text("part", name, least=1)
+        self._host = host
+        self.queue = queue
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<part {self.name} of {self.queue}>"
+
+    def configure(self, **limits: Unpack[PartLimits]) -> None:
+        """Set limits; see `PartLimits`."""
+        self._host.committer.call(self._setting(**_fields(limits, PartLimits)))
+
+    async def aconfigure(self, **limits: Unpack[PartLimits]) -> None:
+        await self._host.committer.acall(self._setting(**_fields(limits, PartLimits)))
+
+    def stats(self) -> PartView:
+        """What is ready and runs in it, and its settings, now. One that nobody has used yet is empty and has no limits."""
+        return self._host.ledger.parts(self.queue).get(self.name) or PartView(
+            self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0
+        )
+
+    async def astats(self) -> PartView:
+        return await asyncio.to_thread(self.stats)
+
+    def _setting(self, **fields: Any) -> Command:
+        return SetPart(queue=self.queue, part=self.name, **fields)
+
+
+def _fields(limits: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The limits as SetQueue and SetPart take them."""
+    fields = dict(limits)
+    if unknown := fields.keys() - kind.__annotations__.keys():
+        raise TypeError(f"configure() got an unexpected keyword argument {min(unknown)!r}")
+    if isinstance(fields.get("rate"), str):
+        fields["rate"] = Rate.of(fields["rate"])
+    if fields.get("retention") is not None:
+        fields["retention"] = checks.micros(fields["retention"], "retention")
+    if "not_before" in fields:
+        fields["not_before"] = checks.moment(fields["not_before"], "not_before")
+    return fields
