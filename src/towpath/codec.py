@@ -120,6 +120,8 @@ class Codec:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name, as given: no defaults."""
         if self._plain and len(args) <= len(self._by_position):
+            if not kwargs and len(args) == len(self._names):
+                return dict(zip(self._by_position, args, strict=True))
             arguments = dict(zip(self._by_position, args, strict=False))
             for name, value in kwargs.items():
                 if name in arguments or name not in self._names:

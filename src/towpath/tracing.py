@@ -31,7 +31,13 @@ if AVAILABLE:
 
 def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers with the current trace context; the same object if there is none, or if they already carry one."""
-    if not AVAILABLE or HEADER in headers or not trace.get_current_span().get_span_context().is_valid:
+    # Most often there is no context at all, which is quicker to see than that it has no span.
+    if (
+        not AVAILABLE
+        or not otel_context.get_current()
+        or HEADER in headers
+        or not trace.get_current_span().get_span_context().is_valid
+    ):
         return headers
     carried = dict(headers)
     _propagator.inject(carried)

@@ -12,27 +12,32 @@ _RANDOM_END = 1 << _RANDOM_BITS
 class IdSource:
     """Makes UUIDv7 strings that only ever grow. Not safe for several threads at once: the owner locks."""
 
-    __slots__ = ("_entropy", "_last_ms", "_tail")
+    __slots__ = ("_entropy", "_head", "_last_ms", "_tail")
 
     def __init__(self, entropy: Callable[[int], bytes]) -> None:
         self._entropy = entropy
-        self._last_ms = 0
+        self._last_ms = -1
+        self._head = ""
+        """The text of the milliseconds and the version."""
         self._tail = 0
 
     def new(self, now: int) -> str:
         """The next id at `now` (microseconds); later than every earlier one even if time stands still or goes back."""
         ms = now // 1000
         if ms > self._last_ms:
-            self._last_ms = ms
-            # The top bit stays clear, so that a millisecond has room for 2**73 / 2**32 more.
-            self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
+            self._begin(ms)
         else:
             self._tail += 1 + int.from_bytes(self._entropy(4), "big")
             if self._tail >= _RANDOM_END:
-                self._last_ms += 1
-                self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
-        high, low = self._tail >> 62, self._tail & ((1 << 62) - 1)
-        return _text(self._last_ms << 80 | 7 << 76 | high << 64 | 2 << 62 | low)
+                self._begin(self._last_ms + 1)
+        tail = self._tail
+        return f"{self._head}{tail >> 62:03x}-{tail >> 48 & 0x3FFF | 0x8000:04x}-{tail & 0xFFFF_FFFF_FFFF:012x}"
+
+    def _begin(self, ms: int) -> None:
+        self._last_ms = ms
+        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
+        # The top bit stays clear, so that a millisecond has room for 2**73 / 2**32 more.
+        self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
 
 
 def derived(parent: str, role: str, n: int = 0) -> str:

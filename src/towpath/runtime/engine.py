@@ -13,9 +13,9 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
@@ -110,8 +110,9 @@ class Engine:
         """Have a command committed; its result, or its refusal raised."""
         return self.parts.committer.call(command)
 
-    async def acall(self, command: Command) -> Result:
-        return await self.parts.committer.acall(command)
+    def acall(self, command: Command) -> Coroutine[Any, Any, Result]:
+        """The same for a coroutine."""
+        return self.parts.committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
         """Several commands, in this order and in one commit. The first refusal is raised, after all were tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 
@@ -15,14 +16,14 @@ class _Entropy:
     """Random bytes from the system, many at a time: a system call for each id would cost more than the id."""
 
     def __init__(self) -> None:
-        self._bytes = b""
-        self._at = 0
+        self._stream = io.BytesIO()
 
     def take(self, n: int) -> bytes:
-        if self._at + n > len(self._bytes):
-            self._bytes, self._at = os.urandom(_BLOCK), 0
-        start, self._at = self._at, self._at + n
-        return self._bytes[start : self._at]
+        taken = self._stream.read(n)
+        if len(taken) < n:
+            self._stream = io.BytesIO(os.urandom(_BLOCK))
+            taken = self._stream.read(n)
+        return taken
 
 
 class _SharedSource:

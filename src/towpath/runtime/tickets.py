@@ -31,14 +31,27 @@ class Ticket:
         self.weight = max(self.room, len(commands))
 
 
-class ThreadTicket(Ticket):
-    """For a thread that blocks for one command."""
+class _Lone(Ticket):
+    """One command. There is one for every call from outside, so it is measured the short way."""
 
-    __slots__ = ("_answered", "reply")
+    __slots__ = ("reply",)
 
     def __init__(self, command: Command) -> None:
-        super().__init__((command,))
+        self.commands = (command,)
+        self.patient = False
+        self.early = isinstance(command, _EARLY)
+        self.room = len(command.specs) if isinstance(command, Append) else 0
+        self.weight = self.room or 1
         self.reply: Reply | None = None
+
+
+class ThreadTicket(_Lone):
+    """For a thread that blocks for one command."""
+
+    __slots__ = ("_answered",)
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command)
         self._answered = threading.Lock()
         self._answered.acquire()
 
@@ -53,14 +66,13 @@ class ThreadTicket(Ticket):
         self._answered.release()
 
 
-class TaskTicket(Ticket):
+class TaskTicket(_Lone):
     """For a coroutine that waits for one command."""
 
-    __slots__ = ("future", "loop", "reply")
+    __slots__ = ("future", "loop")
 
     def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__((command,))
-        self.reply: Reply | None = None
+        super().__init__(command)
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
 
