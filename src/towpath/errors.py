@@ -22,6 +22,7 @@
         ├── LedgerBusy          (retryable) locked by somebody else for too long
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
+        ├── LedgerGone          (fatal) its file was removed or replaced under us
         ├── NotALedger          (fatal)
         ├── NewerSchema         (fatal)
         ├── ReadOnly            (fatal)
@@ -172,6 +173,11 @@ class DiskFull(LedgerError):
 
 class LedgerClosed(LedgerError):
     sentence = "{path} is closed"
+    fatal = True
+
+
+class LedgerGone(LedgerError):
+    sentence = "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
     fatal = True
 
 

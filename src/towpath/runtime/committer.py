@@ -269,7 +269,12 @@ class Committer:
             with self._commit:
                 with self._state:
                     batch = self._take()
-                self._lead(batch)
+                try:
+                    self._lead(batch)
+                except Exception:
+                    # A defect. Without this thread nobody would ever be answered again.
+                    self._failures += 1
+                    log.exception("the committer stumbled and goes on")
                 if self._closing and self._failures >= len(PAUSES):
                     self._give_up()
                     return

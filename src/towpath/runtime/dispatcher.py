@@ -20,11 +20,19 @@ from towpath.runtime.tickets import Reply
 
 class Waiter:
     """`want` is how many claims it takes now; `once` how many of them may be jobs with a single attempt (None: all).
-    `deliver` is called in the committing thread; it must be quick and must not raise."""
+    `deliver`, and `failed` with the error of a batch that could not bring anything, are called in the committing thread; they
+    must be quick and must not raise."""
 
-    def __init__(self, queues: Sequence[str], deliver: Callable[[list[Claim]], None], lease: int) -> None:
+    def __init__(
+        self,
+        queues: Sequence[str],
+        deliver: Callable[[list[Claim]], None],
+        lease: int,
+        failed: Callable[[TowpathError], None] | None = None,
+    ) -> None:
         self.queues = ",".join(queues)
         self.deliver = deliver
+        self.failed = failed
         self.lease = lease
         self.want = 0
         self.once: int | None = None
@@ -92,7 +100,13 @@ class _Desk:
         return ClaimCommand(owner=self._owner, wants=wants[:1000], lease=self._lease)
 
     def taken(self, reply: Claimed | TowpathError) -> None:
-        if not isinstance(reply, Claimed) or not reply.claims:
+        if not isinstance(reply, Claimed):
+            with self._lock:
+                told = [waiter.failed for waiter in self.waiters if waiter.failed is not None]
+            for failed in told:
+                failed(reply)
+            return
+        if not reply.claims:
             return
         deliveries: dict[Waiter, list[Claim]] = {}
         orphans: list[Claim] = []

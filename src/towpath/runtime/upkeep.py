@@ -119,6 +119,8 @@ class Caretaker:
                 if error.fatal:
                     if not (self._stop.is_set() or isinstance(error, LedgerClosed)):
                         log.error("the caretaker gives up: %s", error)
+                        # Whoever waits for work hears of it by the batch that this makes.
+                        self._committer.kick()
                     return
                 self._complain(error)
                 self._stop.wait(SLICE)

@@ -18,14 +18,15 @@ from typing import Any
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle, Settled
-from towpath.core.job import Claim, Done, Job, Outcome, Reason, Refuse, Release, Retry, State
-from towpath.errors import LostClaim, Refused, TowpathError
+from towpath.core.job import Claim, Done, Reason, Refuse, Release
+from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.events import Event, JobsClaimed, JobSettled, JobStarted, LeaseLost, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Pulse
+from towpath.runtime.runs import Ended, Run, Stopped, TimedOut, failed, tell
 from towpath.runtime.tickets import Reply
 
 log = logging.getLogger("towpath.worker")
@@ -34,49 +35,6 @@ SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
 LAST_WORD = 5.0
 """Seconds that cancelled handlers get to clean up."""
-
-
-class _Run:
-    """A handler that is running, or was told to stop and still is."""
-
-    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "task", "timer")
-
-    def __init__(self, claim: Claim, attempt: Attempt) -> None:
-        self.claim = claim
-        self.attempt = attempt
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.started = time.monotonic()
-        self.asked: Reason | None = None
-        self.late = False
-        self.over = False
-
-
-class _Ended:
-    """How an attempt ended, on its way to the ledger. `started` is None where no handler was called."""
-
-    __slots__ = ("at", "job", "settle", "started")
-
-    def __init__(self, settle: Settle, job: Job, at: float = 0.0, started: float | None = None) -> None:
-        self.settle = settle
-        self.job = job
-        self.at = at
-        self.started = started
-
-    def event(self, reply: Settled) -> JobSettled:
-        job, outcome = self.job, self.settle.outcome
-        spent = 0.0 if self.started is None else self.at - self.started
-        error = getattr(outcome, "error", None)
-        name = str(type(outcome).__struct_config__.tag)
-        return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
-
-
-class TimedOut(Exception):
-    """The handler ran longer than its task allows."""
-
-
-class Stopped(Exception):
-    """The handler was told to stop: canceled, superseded, or its group aborted."""
 
 
 class Worker:
@@ -94,18 +52,26 @@ class Worker:
         self._options = options
         self._child = child
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease)
+        self._waiter = Waiter(options.queues, self._arrived, self._lease, self._failed)
         self._buffer: deque[Claim] = deque()
-        self._runs: dict[str, _Run] = {}
-        self._settles: list[_Ended] = []
+        self._runs: dict[str, Run] = {}
+        self._strays: set[Run] = set()
+        """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
+        self._settles: list[Ended] = []
         self._posted = self._answered = 0
         """Settles handed over and answered: `run` does not end before the ledger has them all."""
         self._pace = Pace()
         self._flushing = False
         self._stopping = False
+        self._ruin: TowpathError | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after `stop()` by which `run` has returned, unless a handler blocks the event loop."""
+        return self._options.grace + 2 * LAST_WORD + 5.0
 
     async def run(self) -> None:
-        """Work until `stop()`, then drain."""
+        """Work until `stop()`, then drain. Raises the error if the ledger is gone for good."""
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         self._settled = asyncio.Event()
@@ -125,8 +91,10 @@ class Worker:
             self._flush()
             await self._until(self._settled, lambda: self._posted == self._answered, LAST_WORD)
         finally:
+            self._stopping = True
             self._office.dispatcher.remove(self._waiter)
             self._give_back()
+            self._let_go()
             self._flush()
             self._threads.close()
             if self._processes is not None:
@@ -134,6 +102,8 @@ class Worker:
             pulse.close()
             self._publish(WorkerStopped(self._office.owner))
             sys.setswitchinterval(before)
+        if self._ruin is not None:
+            raise self._ruin
 
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
@@ -150,7 +120,7 @@ class Worker:
         try:
             self._loop.call_soon_threadsafe(self._accept, claims)
         except RuntimeError:
-            self._post([_Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
+            self._post([Ended(Settle(claim.id, claim.fence, Release()), claim.job) for claim in claims])
 
     def _accept(self, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
@@ -163,16 +133,18 @@ class Worker:
         self._flush_soon()
 
     def _fill(self) -> None:
-        while self._buffer and len(self._runs) < self._options.concurrency:
+        while self._buffer and self._free() > 0:
             claim = self._buffer.popleft()
             attempt = self._make(claim)
             if attempt is None:
                 error = f"no task here is called {claim.job.kind!r}"
                 self._end(claim, Settle(claim.id, claim.fence, Refuse(error=error)))
                 continue
-            self._begin(_Run(claim, attempt))
+            self._begin(Run(claim, attempt))
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: Run) -> None:
+        if (older := self._runs.get(run.claim.id)) is not None:
+            self._strays.add(older)
         self._runs[run.claim.id] = run
         attempt = run.attempt
         if self._office.bus.wants(JobStarted):
@@ -188,13 +160,13 @@ class Worker:
         if attempt.timeout is not None:
             run.timer = self._loop.call_later(attempt.timeout, self._too_late, run)
 
-    async def _run_here(self, run: _Run) -> None:
+    async def _run_here(self, run: Run) -> None:
         try:
             self._finish(run, await run.attempt.arun())
         except asyncio.CancelledError:
             self._finish(run, self._interrupted(run))
 
-    def _run_in_process(self, run: _Run) -> Settle:
+    def _run_in_process(self, run: Run) -> Settle:
         assert self._processes is not None
         answer: list[Settle] = []
 
@@ -204,10 +176,10 @@ class Worker:
                 answer.append(settle)
             return settle is not None
 
-        self._processes.run(run.claim.id, run.attempt.request(), heard)
+        self._processes.run((run.claim.id, run.claim.fence), run.attempt.request(), heard)
         return answer[0]
 
-    def _ended(self, run: _Run, settle: Settle | None, error: BaseException | None) -> None:
+    def _ended(self, run: Run, settle: Settle | None, error: BaseException | None) -> None:
         if settle is not None:
             self._finish(run, settle)
         elif isinstance(error, ProcessDied) and (run.late or run.asked or self._stopping):
@@ -215,7 +187,7 @@ class Worker:
         else:
             self._finish(run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended")))
 
-    def _interrupted(self, run: _Run) -> Settle:
+    def _interrupted(self, run: Run) -> Settle:
         """A handler that we stopped, and why."""
         if run.asked is not None:
             return run.attempt.ended(Stopped(run.asked))
@@ -227,22 +199,24 @@ class Worker:
 
     # Outcomes leave
 
-    def _finish(self, run: _Run, settle: Settle) -> None:
+    def _finish(self, run: Run, settle: Settle) -> None:
         if run.over:
             return
         run.over = True
         if run.timer is not None:
             run.timer.cancel()
-        del self._runs[run.claim.id]
+        if self._runs.get(run.claim.id) is run:
+            del self._runs[run.claim.id]
+        self._strays.discard(run)
         self._end(run.claim, settle, run.started)
         self._fill()
-        if self._stopping and not self._runs:
+        if self._stopping and not self._all():
             self._drained.set()
 
     def _end(self, claim: Claim, settle: Settle, started: float | None = None) -> None:
         # One of a hand-over is enough to know how long a commit takes.
         at = time.monotonic() if started is not None or not self._settles else 0.0
-        self._settles.append(_Ended(settle, claim.job, at, started))
+        self._settles.append(Ended(settle, claim.job, at, started))
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -262,23 +236,27 @@ class Worker:
             self._post(settles)
 
     def _ask_for_more(self, kick: bool) -> None:
-        free = self._options.concurrency - len(self._runs)
+        free = self._free()
         self._waiter.once = max(0, free - len(self._buffer))
         missing = free + self._pace.ahead() - len(self._buffer) - self._waiter.want
         if missing > 0:
             self._office.dispatcher.more(self._waiter, missing, kick)
 
-    def _post(self, ends: Sequence[_Ended]) -> None:
+    def _post(self, ends: Sequence[Ended]) -> None:
         self._posted += len(ends)
-        self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
+        try:
+            self._office.committer.post([(end.settle, partial(self._heard, end)) for end in ends])
+        except LedgerClosed as error:
+            self._answered += len(ends)
+            self._failed(error)
 
-    def _heard(self, end: _Ended, reply: Reply) -> None:
+    def _heard(self, end: Ended, reply: Reply) -> None:
         """In the committing thread: what became of a settle."""
         settle = end.settle
         if isinstance(reply, Refused) and not isinstance(reply, LostClaim):
             # What the handler wanted along with its end was refused, so the attempt failed.
-            again = Settle(settle.id, settle.fence, _failed(settle.outcome, reply))
-            self._call(self._post, [_Ended(again, end.job, started=end.started)])
+            again = Settle(settle.id, settle.fence, failed(settle.outcome, reply))
+            self._call(self._post, [Ended(again, end.job, started=end.started)])
         # Answers come one after the other, under the commit lock.
         self._answered += 1
         if self._stopping and self._posted == self._answered:
@@ -287,13 +265,26 @@ class Worker:
             self._pace.committed(time.monotonic() - end.at)
         if isinstance(reply, Settled):
             if type(settle.outcome) is not Done:
-                _tell(end.job, settle.outcome, reply)
+                tell(end.job, settle.outcome, reply)
             if self._office.bus.wants(JobSettled):
                 self._office.bus.publish(end.event(reply))
         elif isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
         elif isinstance(reply, TowpathError) and not isinstance(reply, Refused):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
+            self._failed(reply)
+
+    def _failed(self, error: TowpathError) -> None:
+        """In the committing thread: a batch failed. If the ledger will not come back, nothing that runs here counts any more."""
+        if error.fatal:
+            self._call(self._leave, error)
+
+    def _leave(self, error: TowpathError) -> None:
+        if self._ruin is None:
+            log.critical("the worker ends, the ledger is lost to it: %s", error)
+            self._ruin = error
+            for event in (self._stop, self._drained, self._settled):
+                event.set()
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
 
@@ -330,7 +321,7 @@ class Worker:
         run.asked = reason
         self._interrupt(run, reason)
 
-    def _too_late(self, run: _Run) -> None:
+    def _too_late(self, run: Run) -> None:
         if not run.over:
             run.late = True
             self._interrupt(run, Reason.EXPIRED)
@@ -339,12 +330,12 @@ class Worker:
                 log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
                 self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id, run.claim.fence)
 
-    def _interrupt(self, run: _Run, reason: Reason) -> None:
+    def _interrupt(self, run: Run, reason: Reason) -> None:
         run.attempt.stop(reason)
         if run.task is not None:
             run.task.cancel()
         elif run.attempt.mode == "process" and self._processes is not None:
-            self._processes.kill(run.claim.id)
+            self._processes.kill((run.claim.id, run.claim.fence))
 
     def _blocked(self, seconds: float, where: str) -> None:
         """From the pulse's thread."""
@@ -352,22 +343,34 @@ class Worker:
             "the event loop has been blocked for %.1f s by a handler: use a plain `def` for blocking work.\n%s", seconds, where
         )
         if seconds >= 60:
-            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in list(self._runs.values())])
+            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in self._all()])
 
     # The end
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._publish(WorkerDraining(self._office.owner, len(self._runs), self._options.grace))
+        self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
         self._office.dispatcher.remove(self._waiter)
         self._give_back()
-        await self._until(self._drained, lambda: not self._runs, self._options.grace)
-        for run in list(self._runs.values()):
+        await self._until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
+        for run in self._all():
             self._interrupt(run, Reason.RELEASED)
-        await self._until(self._drained, lambda: not self._runs, LAST_WORD)
-        for run in list(self._runs.values()):
+        await self._until(self._drained, lambda: not self._all(), LAST_WORD)
+        for run in self._all():
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What still runs goes back to the ledger; whatever its handler says from now on is not heard."""
+        for run in self._all():
+            self._interrupt(run, Reason.RELEASED)
             self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
+
+    def _all(self) -> list[Run]:
+        return [*self._runs.values(), *self._strays]
+
+    def _free(self) -> int:
+        return self._options.concurrency - len(self._runs) - len(self._strays)
 
     @staticmethod
     async def _until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
@@ -383,18 +386,3 @@ class Worker:
         while self._buffer:
             claim = self._buffer.popleft()
             self._end(claim, Settle(claim.id, claim.fence, Release()))
-
-
-def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
-    """Nothing dies silently: failures are in the log, with the first line of what was said."""
-    said = (getattr(outcome, "error", None) or "").partition("\n")[0]
-    if reply.state is State.FAILED:
-        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
-    elif isinstance(outcome, Retry):
-        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
-    elif reply.state is State.CANCELED:
-        log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)
-
-
-def _failed(outcome: Outcome, refusal: Refused) -> Outcome:
-    return Retry(delay=SECOND, error=str(refusal)) if not isinstance(outcome, Retry) else Retry(outcome.delay, str(refusal))

@@ -26,7 +26,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
+from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, LedgerGone, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import guests, migrations, quick, reads, state
 from towpath.ledger.sqlite.backup import backup
@@ -60,7 +60,6 @@ class SqliteLedger:
         self._fault = self._options.fault or _no_fault
         self._pid = os.getpid()
         self._forked = False
-        _open_here.add(self)
         self._jumps = Jumps()
         self._closed = False
         self._unchecked = 0
@@ -79,7 +78,10 @@ class SqliteLedger:
             stack.callback(self._turnstile.close)
             self._wake = Wake(self.path)
             stack.callback(self._wake.close)
+            self._names = (str(self.path), f"{self.path}-wal")
+            self._identity = self._found()
             self._opened = stack.pop_all()
+        _open_here.add(self)
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
@@ -91,6 +93,8 @@ class SqliteLedger:
             try:
                 with self._turnstile:
                     answers, wrote = self._transact(commands, now)
+                # After the commit: what went into a file that nobody finds again is not acknowledged.
+                self._check_presence()
                 self._fault("committed")
                 if wrote:
                     self._wake.ring()
@@ -131,6 +135,7 @@ class SqliteLedger:
         db = self._db
         answers: list[Answer]
         try:
+            self._undo(db)
             # Inside the try: an interrupt is raised when the statement has already begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
@@ -144,10 +149,15 @@ class SqliteLedger:
             self._fault("written")
             db.execute("COMMIT" if wrote else "ROLLBACK")
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            self._undo(db)
             raise
         return answers, wrote
+
+    @staticmethod
+    def _undo(db: apsw.Connection) -> None:
+        """Also before every transaction: a second interrupt may have come before the first one's transaction was undone."""
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
     def _play(
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
@@ -226,6 +236,7 @@ class SqliteLedger:
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the ledger as it is now to a new file, while work goes on."""
         self._guard()
+        self._check_presence()
         source = connect_reader(self.path, self._options)
         try:
             with self._translated():
@@ -237,6 +248,7 @@ class SqliteLedger:
         self._guard()
         with self._watch_lock, self._translated():
             self._guard()
+            self._check_presence()
             return int(one(self._watcher, "PRAGMA data_version")[0])
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -259,11 +271,13 @@ class SqliteLedger:
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
+            self._check_presence()
             return self._ask(self._reader, question)
 
     def _study(self, question: Callable[[apsw.Connection], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
+        self._check_presence()
         with self._translated():
             connection = connect_reader(self.path, self._options)
             try:
@@ -273,13 +287,13 @@ class SqliteLedger:
 
     def _ask(self, db: apsw.Connection, question: Callable[[apsw.Connection], T]) -> T:
         try:
+            self._undo(db)
             db.execute("BEGIN")
             return question(db)
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
             raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
         finally:
-            if db.in_transaction:
-                db.execute("COMMIT")
+            self._undo(db)
 
     def _time(self, db: apsw.Connection, now: int | None) -> int:
         last: int = one(db, "SELECT last FROM towpath_meta")[0]
@@ -298,6 +312,17 @@ class SqliteLedger:
             raise Forked(path=str(self.path), opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=str(self.path))
+
+    def _found(self) -> list[tuple[int, int]] | None:
+        """Which files are now under our names. SQLite keeps both as long as anybody has the ledger open."""
+        try:
+            return [(found.st_dev, found.st_ino) for found in map(os.stat, self._names)]
+        except OSError:
+            return None
+
+    def _check_presence(self) -> None:
+        if self._found() != self._identity:
+            raise LedgerGone(path=str(self.path))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -323,6 +348,8 @@ def _after_fork() -> None:
     """In the child: the ledgers are its parent's. (Asking for the process number at each call would cost a system call.)"""
     for ledger in list(_open_here):
         ledger._forked = True
+        # A child that holds it open would keep the turn of a parent that was killed.
+        ledger._turnstile.close()
 
 
 if hasattr(os, "register_at_fork"):
