@@ -111,7 +111,7 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
             if left := asyncio.all_tasks(loop):
                 for task in left:
                     task.cancel()
-                loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+                loop.run_until_complete(asyncio.wait(left, timeout=0.5))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
@@ -169,5 +169,7 @@ def _listen(pipe: int, stop: Callable[[], None], patience: float) -> None:
         if time.monotonic() - heard >= ECHO:
             # The ledger is consistent at every instant; what runs now is run again when its lease is over.
             os._exit(128 + number)
-    log.critical("the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.", patience)
+    log.critical(
+        "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.", patience
+    )
     os._exit(128 + first)

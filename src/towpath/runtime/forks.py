@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -13,6 +15,7 @@ log = logging.getLogger("towpath.worker")
 
 _generation = 0
 _undone: list[Callable[[], None]] = []
+_mask = threading.local()
 
 
 def generation() -> int:
@@ -22,7 +25,7 @@ def generation() -> int:
 
 @contextlib.contextmanager
 def undone_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """A child that is forked inside the block calls `undo` first."""
+    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child wait for that."""
     _undone.append(undo)
     try:
         yield
@@ -52,13 +55,27 @@ def leave(id: str, error: BaseException | None) -> NoReturn:
     os._exit(code & 0xFF)
 
 
+def _before_fork() -> None:
+    if _undone:
+        # A signal that came before `undo` would be caught by the handlers of the parent, and forgotten by Python.
+        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _unblock() -> None:
+    before = getattr(_mask, "before", None)
+    if before is not None:
+        _mask.before = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _after_fork() -> None:
     global _generation  # noqa: PLW0603
     _generation += 1
     for undo in _undone:
         undo()
     _undone.clear()
+    _unblock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_unblock, after_in_child=_after_fork)

@@ -68,7 +68,7 @@ class Worker:
     @property
     def patience(self) -> float:
         """Seconds after `stop()` by which `run` has returned, unless a handler blocks the event loop."""
-        return self._options.grace + 2 * LAST_WORD + 5.0
+        return self._options.grace + 3 * LAST_WORD
 
     async def run(self) -> None:
         """Work until `stop()`, then drain. Raises the error if the ledger is gone for good."""
@@ -326,9 +326,14 @@ class Worker:
             run.late = True
             self._interrupt(run, Reason.EXPIRED)
             if run.attempt.mode == "thread":
-                # A thread cannot be stopped. It keeps its slot; its lease runs out after a time of grace.
                 log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
-                self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id, run.claim.fence)
+            self._loop.call_later(self._options.grace, self._give_up, run)
+
+    def _give_up(self, run: Run) -> None:
+        """A thread cannot be stopped, and a coroutine may refuse. It keeps its slot; its lease runs out."""
+        if not run.over:
+            log.error("job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id)
+            self._office.leases.drop(run.claim.id, run.claim.fence)
 
     def _interrupt(self, run: Run, reason: Reason) -> None:
         run.attempt.stop(reason)

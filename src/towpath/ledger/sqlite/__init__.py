@@ -68,7 +68,7 @@ class SqliteLedger:
         with ExitStack() as stack:
             self._db = connect(self.path, self._options)
             stack.callback(self._db.close)
-            with self._translated():
+            with self._translated(self._db):
                 migrations.migrate(self._db, self.path)
             self._reader = connect_reader(self.path, self._options)
             stack.callback(self._reader.close)
@@ -101,7 +101,7 @@ class SqliteLedger:
                     self._fault("rung")
                     self._checkpoint(commands)
             except apsw.Error as error:
-                raise translate(error, self.path, self._options) from error
+                raise translate(error, self.path, self._options, self._db) from error
             finally:
                 self._inside = None
         return answers
@@ -325,11 +325,11 @@ class SqliteLedger:
             raise LedgerGone(path=str(self.path))
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, db: apsw.Connection | None = None) -> Iterator[None]:
         try:
             yield
         except apsw.Error as error:
-            raise translate(error, self.path, self._options) from error
+            raise translate(error, self.path, self._options, db) from error
 
 
 def _weight(command: Command) -> int:
