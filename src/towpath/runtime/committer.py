@@ -39,7 +39,9 @@ class Demand(Protocol):
 
     def wanted(self) -> Claim | None: ...
 
-    def taken(self, reply: Claimed | TowpathError) -> None: ...
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        """What came of it. An error that is fatal is told to all, once or twice."""
+        ...
 
 
 class Committer:
@@ -254,6 +256,12 @@ class Committer:
         log.warning("a batch of %d commands failed: %s", len(batch), error)
         if self._bus.wants(BatchFailed):
             self._bus.publish(BatchFailed(len(batch), str(error), error.retryable))
+        if error.fatal:
+            # Also those who wanted nothing just now: they would wait for ever.
+            with self._state:
+                demands = list(self._demands)
+            for demand in demands:
+                demand.taken(error)
         self._put_back(patient)
         deliver(others, [error] * len(others))
 

@@ -189,7 +189,7 @@ class _Ears:
         self._batches += 1
 
     def taken(self, reply: Claimed | TowpathError) -> None:
-        """Never called: nothing was wanted."""
+        """Nothing was wanted; what is fatal the next look at the ledger says as well."""
 
 
 class _Chair:
