@@ -51,8 +51,11 @@ class Committer:
         self._ledger = ledger
         self._bus = bus or Bus()
         self._max_backlog = max_backlog
-        self._commit = threading.Lock()
-        self._state = threading.Condition(threading.Lock())
+        # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which is C, is safe from
+        # it (a Condition's own is not), and an RLock knows its owner.
+        self._commit = threading.RLock()
+        self._lock = threading.Lock()
+        self._state = threading.Condition(self._lock)
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
         self._backlog = 0
@@ -68,7 +71,7 @@ class Committer:
 
     def close(self) -> None:
         """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
-        with self._state:
+        with self._lock:
             self._closing = True
             self._state.notify_all()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -81,7 +84,7 @@ class Committer:
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
             return outcome(ticket.reply)
-        with self._state:
+        with self._lock:
             while outside and isinstance(command, Append) and not self._has_room(ticket):
                 self._state.wait()
             self._add(ticket)
@@ -100,23 +103,23 @@ class Committer:
 
     def post(self, commands: Sequence[tuple[Command, Callable[[Reply], None]]], patient: bool = True) -> None:
         """Hand over commands of the engine's own; never waits. Each function gets its reply in the committing thread."""
-        with self._state:
+        with self._lock:
             for command, call in commands:
                 self._add(CallTicket(command, call, patient))
             self._state.notify_all()
 
     def add_demand(self, demand: Demand) -> None:
-        with self._state:
+        with self._lock:
             self._demands.append(demand)
         self.kick()
 
     def drop_demand(self, demand: Demand) -> None:
-        with self._state:
+        with self._lock:
             self._demands.remove(demand)
 
     def kick(self) -> None:
         """There may be something for the standing demand: look now."""
-        with self._state:
+        with self._lock:
             self._kicked = True
             self._state.notify_all()
 
@@ -136,7 +139,7 @@ class Committer:
             self._backlog += ticket.weight
 
     def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
-        with self._state:
+        with self._lock:
             if outside and isinstance(ticket.command, Append) and not self._has_room(ticket):
                 self._waiting_for_room.append(ticket)
                 return False
@@ -166,7 +169,7 @@ class Committer:
         return taken
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
-        with self._state:
+        with self._lock:
             for ticket in reversed(tickets):
                 if isinstance(ticket.command, Settle | Renew | Progress):
                     self._first.appendleft(ticket)
@@ -183,18 +186,19 @@ class Committer:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             return False
-        if not self._commit.acquire(blocking=False):
-            return False
         try:
-            with self._state:
+            if not self._commit.acquire(blocking=False):
+                return False
+            with self._lock:
                 if self._closing or self._failures or self._first or self._rest:
                     return False
                 self._add(ticket)
                 batch = self._take()
             self._lead(batch)
         finally:
-            self._commit.release()
-            with self._state:
+            if self._commit._is_owned():  # type: ignore[attr-defined]
+                self._commit.release()
+            with self._lock:
                 if self._first or self._rest or self._kicked:
                     self._state.notify_all()
         return True
@@ -232,7 +236,7 @@ class Committer:
     @contextlib.contextmanager
     def _asked(self) -> Iterator[tuple[list[Demand], list[Claim]]]:
         """What the standing demand wants with this batch; if the batch fails, the demand hears of it."""
-        with self._state:
+        with self._lock:
             asked = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
         try:
             yield [demand for demand, _ in asked], [claim for _, claim in asked]
@@ -258,7 +262,7 @@ class Committer:
             self._bus.publish(BatchFailed(len(batch), str(error), error.retryable))
         if error.fatal:
             # Also those who wanted nothing just now: they would wait for ever.
-            with self._state:
+            with self._lock:
                 demands = list(self._demands)
             for demand in demands:
                 demand.taken(error)
@@ -267,7 +271,7 @@ class Committer:
 
     def _run(self) -> None:
         while True:
-            with self._state:
+            with self._lock:
                 while not (self._first or self._rest or self._kicked or self._closing):
                     self._state.wait()
                 if self._failures and not self._closing:
@@ -275,7 +279,7 @@ class Committer:
                 if self._closing and not (self._first or self._rest):
                     return
             with self._commit:
-                with self._state:
+                with self._lock:
                     batch = self._take()
                 try:
                     self._lead(batch)
@@ -289,7 +293,7 @@ class Committer:
 
     def _give_up(self) -> None:
         """The ledger stays away and we are told to stop: say so to all who wait."""
-        with self._state:
+        with self._lock:
             left = [*self._first, *self._rest]
             self._first.clear()
             self._rest.clear()

@@ -102,6 +102,9 @@ class SqliteLedger:
                     self._checkpoint(commands)
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
+            except BaseException:
+                self._turnstile.leave()  # an interrupt may have come on the way out of it
+                raise
             finally:
                 self._inside = None
         return answers
