@@ -80,7 +80,11 @@ class _Shown(str):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except Exception:
+        # Nested too deep to be shown, or a `__repr__` that fails: that must not hide what is wrong with it.
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -95,6 +95,48 @@ def ask(app: App, kind: str, arguments: bytes = b"{}", **fields: Any) -> JobHand
     return app.job(spec.id)
 
 
+# Values that do not fit
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_values_that_do_not_fit_fail_their_job_alone(app: App) -> None:
+    def odd(how: str) -> Any:
+        if how == "unspeakable":
+            raise Unspeakable
+        return {"object": object(), "nested": nested(100_000), "text": "\ud800"}[how] if how != "fine" else how
+
+    async def aodd(how: str) -> Any:
+        return odd(how)
+
+    here, there = app.task(name="here", max_attempts=1)(aodd), app.task(name="there", max_attempts=1)(odd)
+    with working(app, concurrency=1):
+        for task in (here, there):
+            for how, says in (
+                ("object", "cannot be stored"),
+                ("nested", "returned"),
+                ("text", "returned"),
+                ("unspeakable", "Unspeakable"),
+            ):
+                with pytest.raises(JobFailed, match=says):
+                    task.enqueue(how).result(WAIT)
+            with pytest.raises(JobFailed, match="do not fit"):
+                ask(app, task.kind, b'{"what": 1}').result(WAIT)
+            with pytest.raises(JobFailed, match="do not fit"):
+                ask(app, task.kind, b"\xff").result(WAIT)
+            assert task.enqueue("fine").result(WAIT) == "fine"
+
+
 # What only ends programs
 
 

@@ -165,6 +165,9 @@ class Worker:
             self._finish(run, await run.attempt.arun())
         except asyncio.CancelledError:
             self._finish(run, self._interrupted(run))
+        except Exception as error:
+            # A defect of ours; without an end the job would keep its slot and its lease for ever.
+            self._finish(run, run.attempt.ended(error))
 
     def _run_in_process(self, run: Run) -> Settle:
         assert self._processes is not None
@@ -332,7 +335,9 @@ class Worker:
     def _give_up(self, run: Run) -> None:
         """A thread cannot be stopped, and a coroutine may refuse. It keeps its slot; its lease runs out."""
         if not run.over:
-            log.error("job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id)
+            log.error(
+                "job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id
+            )
             self._office.leases.drop(run.claim.id, run.claim.fence)
 
     def _interrupt(self, run: Run, reason: Reason) -> None:
