@@ -26,7 +26,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, LedgerGone, NestedCall, Refused, StoreFailed
+from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import guests, migrations, quick, reads, state
 from towpath.ledger.sqlite.backup import backup
@@ -34,6 +34,7 @@ from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
 from towpath.ledger.sqlite.play import check_commands, first_specs, play
+from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
@@ -78,8 +79,7 @@ class SqliteLedger:
             stack.callback(self._turnstile.close)
             self._wake = Wake(self.path)
             stack.callback(self._wake.close)
-            self._names = (str(self.path), f"{self.path}-wal")
-            self._identity = self._found()
+            self._presence = Presence(self.path)
             self._opened = stack.pop_all()
         _open_here.add(self)
 
@@ -94,7 +94,7 @@ class SqliteLedger:
                 with self._turnstile:
                     answers, wrote = self._transact(commands, now)
                 # After the commit: what went into a file that nobody finds again is not acknowledged.
-                self._check_presence()
+                self._presence.check_file()
                 self._fault("committed")
                 if wrote:
                     self._wake.ring()
@@ -239,7 +239,7 @@ class SqliteLedger:
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the ledger as it is now to a new file, while work goes on."""
         self._guard()
-        self._check_presence()
+        self._presence.check()
         source = connect_reader(self.path, self._options)
         try:
             with self._translated():
@@ -251,7 +251,7 @@ class SqliteLedger:
         self._guard()
         with self._watch_lock, self._translated():
             self._guard()
-            self._check_presence()
+            self._presence.check()
             return int(one(self._watcher, "PRAGMA data_version")[0])
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -274,13 +274,13 @@ class SqliteLedger:
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
-            self._check_presence()
+            self._presence.check()
             return self._ask(self._reader, question)
 
     def _study(self, question: Callable[[apsw.Connection], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
-        self._check_presence()
+        self._presence.check()
         with self._translated():
             connection = connect_reader(self.path, self._options)
             try:
@@ -315,17 +315,6 @@ class SqliteLedger:
             raise Forked(path=str(self.path), opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=str(self.path))
-
-    def _found(self) -> list[tuple[int, int]] | None:
-        """Which files are now under our names. SQLite keeps both as long as anybody has the ledger open."""
-        try:
-            return [(found.st_dev, found.st_ino) for found in map(os.stat, self._names)]
-        except OSError:
-            return None
-
-    def _check_presence(self) -> None:
-        if self._found() != self._identity:
-            raise LedgerGone(path=str(self.path))
 
     @contextmanager
     def _translated(self, db: apsw.Connection | None = None) -> Iterator[None]:
