@@ -23,13 +23,15 @@ class Presence:
     def check_file(self) -> None:
         """After a commit, before it is acknowledged."""
         if _number(self._file) != self._opened[0]:
-            raise LedgerGone(path=self._file)
+            self._due = 0.0
         self.check()
 
     def check(self) -> None:
         """Now and then."""
         if (now := time.monotonic()) < self._due:
             return
+        # If it is gone, the next one looks again: nobody is told otherwise afterwards.
+        self._due = 0.0
         if (_number(self._file), _number(self._log)) != self._opened:
             raise LedgerGone(path=self._file)
         self._due = now + PAUSE
