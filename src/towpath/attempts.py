@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import multiprocessing
+import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
@@ -24,12 +27,13 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Command, Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
 from towpath.core.retry import Chance
-from towpath.errors import Refused, UserFunctionFailed
+from towpath.errors import Forked, Refused, UserFunctionFailed
 from towpath.ledger import Ledger
+from towpath.runtime import forks
 from towpath.runtime.document import Document
 from towpath.runtime.office import Mode
+from towpath.runtime.runs import Stopped
 from towpath.runtime.tickets import Reply
-from towpath.runtime.worker import Stopped
 from towpath.tasks import Task, outcome_of
 
 
@@ -57,13 +61,14 @@ _requests = msgspec.msgpack.Decoder(Request)
 class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
-    __slots__ = ("_app", "_chance", "claim", "error", "mode", "running", "task", "timeout")
+    __slots__ = ("_app", "_born", "_chance", "claim", "error", "mode", "running", "task", "timeout")
 
     def __init__(self, app: Host, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> None:
         self.claim = claim
         self.error: BaseException | None = None
         """What the handler raised."""
         self._chance = chance
+        self._born = forks.generation()
         self.task = task
         self.running = Running(app, claim, task, self._span())
         self.mode: Mode = "process" if task.process else "loop" if task.is_async else "thread"
@@ -80,8 +85,8 @@ class Attempt:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            return self.ended(error)
-        return self._settle(outcome_of(self.task, self.claim.job, result))
+            return self._raised(error)
+        return self._returned(result)
 
     def run(self) -> Settle:
         try:
@@ -91,8 +96,18 @@ class Attempt:
                 if self.task.is_async:
                     result = _finished(result)
         except BaseException as error:
-            return self.ended(error)
+            return self._raised(error)
+        return self._returned(result)
+
+    def _returned(self, result: Any) -> Settle:
+        if self._born != forks.generation():
+            forks.leave(self.claim.id, None)
         return self._settle(outcome_of(self.task, self.claim.job, result))
+
+    def _raised(self, error: BaseException) -> Settle:
+        if self._born != forks.generation():
+            forks.leave(self.claim.id, error)
+        return self.ended(error)
 
     def ended(self, error: BaseException) -> Settle:
         """It ended with this error, its own or one that says why it was stopped."""
@@ -156,12 +171,21 @@ def _finished(coroutine: Any) -> Any:
 def serve(connection: Connection) -> None:
     """The other process: answers requests until nobody asks any more. Ctrl-C is for the worker, which ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="towpath-parent", daemon=True).start()
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())
         except (EOFError, OSError):
             return
         connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection)))
+
+
+def _end_with_parent() -> None:
+    """A worker that was killed cannot end its processes, and nobody would hear how their handlers end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _answer(request: Request, connection: Connection) -> Answer:
@@ -220,8 +244,11 @@ class _Remote:
 class _Pipe:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._born, self._pid = forks.generation(), os.getpid()
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None]) -> None:
+        if self._born != forks.generation():
+            raise Forked(path="the pipe to the worker", opener=self._pid)
         for command in commands:
             self._connection.send_bytes(msgspec.msgpack.encode(command))
             call([Progressed()])

@@ -207,8 +207,14 @@ class Running:
         functions = tuple(self._functions)
 
         def within(connection: Any) -> None:
-            for function in functions:
-                function(connection)
+            try:
+                for function in functions:
+                    function(connection)
+            except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
+                # This thread commits for everybody; it is not the function's to end.
+                raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
 
         return within
 

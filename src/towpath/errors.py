@@ -22,6 +22,7 @@
         ├── LedgerBusy          (retryable) locked by somebody else for too long
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
+        ├── LedgerGone          (fatal) its file was removed or replaced under us
         ├── NotALedger          (fatal)
         ├── NewerSchema         (fatal)
         ├── ReadOnly            (fatal)
@@ -79,7 +80,11 @@ class _Shown(str):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except Exception:
+        # Nested too deep to be shown, or a `__repr__` that fails: that must not hide what is wrong with it.
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -172,6 +177,11 @@ class DiskFull(LedgerError):
 
 class LedgerClosed(LedgerError):
     sentence = "{path} is closed"
+    fatal = True
+
+
+class LedgerGone(LedgerError):
+    sentence = "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
     fatal = True
 
 

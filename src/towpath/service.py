@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from towpath.context import Host as RunningHost
 from towpath.core.job import Claim
 from towpath.core.schedule import Schedule
 from towpath.errors import TowpathError
+from towpath.runtime import forks
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
 from towpath.runtime.worker import Worker
@@ -117,37 +119,81 @@ class Service:
         """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop it: the first
         lets running jobs finish for the time of grace, the second leaves at once."""
 
-        async def main() -> None:
-            with _signals(asyncio.get_running_loop(), self.stop):
-                await self.arun()
-
-        asyncio.run(main())
+        with _signals(self.stop, self._worker.patience), _event_loop() as loop:
+            loop.run_until_complete(self.arun())
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop as that of `asyncio.run`, but one that does not wait for ever for what will not be cancelled."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+    finally:
+        try:
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left, timeout=0.5))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None], patience: float) -> Iterator[None]:
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience` seconds after the first, ends the process.
+
+    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is stuck.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[float] = []
+    reads, writes = os.pipe()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: _write(writes, number)) for number in numbers}
 
-    def heard(number: signal.Signals) -> None:
-        if asked:
-            if time.monotonic() - asked[0] < ECHO:
-                return
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    listener = threading.Thread(target=_listen, args=(reads, stop, patience), name="towpath-signals", daemon=True)
+    listener.start()
+    try:
+        # The pipe is shared with forked children: their signals must not stop us.
+        with forks.undone_in_children(restore):
+            yield
+    finally:
+        restore()
+        _write(writes, 0)
+        listener.join()
+        os.close(reads)
+        os.close(writes)
+
+
+def _write(pipe: int, number: int) -> None:
+    os.write(pipe, bytes([number]))
+
+
+def _listen(pipe: int, stop: Callable[[], None], patience: float) -> None:
+    """0 is the end."""
+    if (first := os.read(pipe, 1)[0]) == 0:
+        return
+    heard = time.monotonic()
+    name = signal.Signals(first).name
+    log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name)
+    stop()
+    while (left := heard + patience - time.monotonic()) > 0:
+        if not select.select([pipe], [], [], left)[0]:
+            continue
+        if (number := os.read(pipe, 1)[0]) == 0:
+            return
+        if time.monotonic() - heard >= ECHO:
             # The ledger is consistent at every instant; what runs now is run again when its lease is over.
             os._exit(128 + number)
-        asked.append(time.monotonic())
-        log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", number.name)
-        stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, heard, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
+    log.critical(
+        "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.", patience
+    )
+    os._exit(128 + first)

@@ -206,7 +206,7 @@ def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
         task.enqueue()
         _app[:] = [app]
         # As if another thread were just opening or committing.
-        with app._opening, app.committer._state:
+        with app._opening, app.committer._lock:
             answer = in_a_child("enqueue").decode().split()
         assert len(answer) == 3, answer
         id, left, owner = answer

@@ -187,6 +187,18 @@ def test_children_end_when_their_parent_is_killed(shop: Shell) -> None:
         assert worker.silent()
 
 
+def test_a_worker_whose_ledger_is_removed(shop: Shell) -> None:
+    greet(shop, "ada")
+    with talking(shop, "worker", "shop:app") as worker:
+        worker.until("hello ada")
+        for file in shop.folder.glob("towpath.db*"):
+            file.unlink()
+        worker.until("towpath.db was removed or replaced while it was open")
+        worker.until("put the right file in its place")
+        assert worker.process.wait(60) == 4
+    assert not (shop.folder / "towpath.db").exists()
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

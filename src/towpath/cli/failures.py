@@ -31,6 +31,7 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.NotRevivable: "Append a new job instead.",
     errors.LedgerBusy: "Find the long transaction (often a forgotten one of your own on this file), then try again.",
     errors.DiskFull: "Free space and try again. `towpath jobs purge` makes room inside the file.",
+    errors.LedgerGone: "Stop every process, put the right file in its place (a backup, if need be), then start them again.",
     errors.NotALedger: "Check the URL: sqlite:///file.db is relative, sqlite:////absolute/file.db absolute. `towpath doctor` shows it.",
     errors.NewerSchema: "Upgrade: pip install --upgrade towpath.",
     errors.ReadOnly: "SQLite writes beside the file too, so the directory must be writable. Run as the owner, or chown both.",

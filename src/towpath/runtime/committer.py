@@ -39,7 +39,9 @@ class Demand(Protocol):
 
     def wanted(self) -> Claim | None: ...
 
-    def taken(self, reply: Claimed | TowpathError) -> None: ...
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        """What came of it. An error that is fatal is told to all, once or twice."""
+        ...
 
 
 class Committer:
@@ -50,11 +52,13 @@ class Committer:
         self.bus = bus or Bus()
         """Where it tells what it has committed."""
         self._max_backlog = max_backlog
-        self._commit = threading.Lock()
-        self._state = threading.Lock()
-        self._work = threading.Condition(self._state)
+        # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which is C, is safe from
+        # it (a Condition's own is not), and an RLock knows its owner.
+        self._commit = threading.RLock()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
         """Where the committer's thread waits."""
-        self._room = threading.Condition(self._state)
+        self._room = threading.Condition(self._lock)
         """Where threads wait until the backlog takes their append."""
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
@@ -71,7 +75,7 @@ class Committer:
 
     def close(self) -> None:
         """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
-        with self._state:
+        with self._lock:
             self._closing = True
             self._work.notify_all()
             self._room.notify_all()
@@ -85,7 +89,7 @@ class Committer:
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
             return outcome(ticket.reply)
-        with self._state:
+        with self._lock:
             while outside and ticket.room and not self._has_room(ticket):
                 self._room.wait()
             self._add(ticket)
@@ -105,21 +109,21 @@ class Committer:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
         committing thread."""
         ticket = CallTicket(commands, call, patient)
-        with self._state:
+        with self._lock:
             self._add(ticket)
 
     def add_demand(self, demand: Demand) -> None:
-        with self._state:
+        with self._lock:
             self._demands.append(demand)
         self.kick()
 
     def drop_demand(self, demand: Demand) -> None:
-        with self._state:
+        with self._lock:
             self._demands.remove(demand)
 
     def kick(self) -> None:
         """There may be something for the standing demand: look now."""
-        with self._state:
+        with self._lock:
             self._kicked = True
             self._work.notify()
 
@@ -136,7 +140,7 @@ class Committer:
         self._work.notify()
 
     def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
-        with self._state:
+        with self._lock:
             if outside and ticket.room and not self._has_room(ticket):
                 self._waiting_for_room.append(ticket)
                 return False
@@ -165,7 +169,7 @@ class Committer:
         return taken
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
-        with self._state:
+        with self._lock:
             for ticket in reversed(tickets):
                 (self._first if ticket.early else self._rest).appendleft(ticket)
                 self._backlog += ticket.room
@@ -176,10 +180,12 @@ class Committer:
 
     def _lead_alone(self, ticket: ThreadTicket) -> bool:
         """A blocking caller leads if nobody does: no hand-over to another thread. Never on an event loop's thread."""
-        if asyncio._get_running_loop() is not None or not self._commit.acquire(blocking=False):
+        if asyncio._get_running_loop() is not None:
             return False
         try:
-            with self._state:
+            if not self._commit.acquire(blocking=False):
+                return False
+            with self._lock:
                 if self._closing or self._failures or self._first or self._rest:
                     return False
                 self._rest.append(ticket)
@@ -187,9 +193,10 @@ class Committer:
                 batch = self._take()
             self._lead(batch)
         finally:
-            self._commit.release()
+            if self._commit._is_owned():  # type: ignore[attr-defined]
+                self._commit.release()
             if self._first or self._rest or self._kicked:
-                with self._state:
+                with self._lock:
                     self._work.notify()
         return True
 
@@ -197,11 +204,11 @@ class Committer:
         """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds
         being applied twice."""
         commands: list[Command] = []
-        for ticket in batch:
-            commands += ticket.commands
-        own = len(commands)
         asked: list[Demand] = []
         try:
+            for ticket in batch:
+                commands += ticket.commands
+            own = len(commands)
             if self._demands:
                 asked = self._ask(commands)
             if not commands:
@@ -223,7 +230,7 @@ class Committer:
 
     def _ask(self, commands: list[Command]) -> list[Demand]:
         """Add what the standing demand wants with this batch; who asked."""
-        with self._state:
+        with self._lock:
             asked = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
         commands += [claim for _, claim in asked]
         return [demand for demand, _ in asked]
@@ -249,12 +256,18 @@ class Committer:
         log.warning("a batch of %d commands failed: %s", len(batch), error)
         if self.bus.wants(BatchFailed):
             self.bus.publish(BatchFailed(len(batch), str(error), error.retryable))
+        if error.fatal:
+            # Also those who wanted nothing just now: they would wait for ever.
+            with self._lock:
+                demands = list(self._demands)
+            for demand in demands:
+                demand.taken(error)
         self._put_back(patient)
         deliver(others, [error] * sum([len(ticket.commands) for ticket in others]))
 
     def _run(self) -> None:
         while True:
-            with self._state:
+            with self._lock:
                 while not (self._first or self._rest or self._kicked or self._closing):
                     self._work.wait()
                 if self._failures and not self._closing:
@@ -262,16 +275,21 @@ class Committer:
                 if self._closing and not (self._first or self._rest):
                     return
             with self._commit:
-                with self._state:
+                with self._lock:
                     batch = self._take()
-                self._lead(batch)
+                try:
+                    self._lead(batch)
+                except Exception:
+                    # A defect. Without this thread nobody would ever be answered again.
+                    self._failures += 1
+                    log.exception("the committer stumbled and goes on")
                 if self._closing and self._failures >= len(PAUSES):
                     self._give_up()
                     return
 
     def _give_up(self) -> None:
         """The ledger stays away and we are told to stop: say so to all who wait."""
-        with self._state:
+        with self._lock:
             left = [*self._first, *self._rest]
             self._first.clear()
             self._rest.clear()

@@ -20,18 +20,20 @@ from towpath.runtime.tickets import Reply
 
 class Waiter:
     """`want` is how many claims it takes now; `once` how many of them may be jobs with a single attempt (None: all).
-    `deliver` is called in the committing thread; it must be quick and must not raise. So is `empty`, whenever a claim brought
-    nothing for it."""
+    `deliver` is called in the committing thread; it must be quick and must not raise. So are `failed`, with the error of a batch
+    that could not bring anything, and `empty`, whenever a claim brought nothing for it."""
 
     def __init__(
         self,
         queues: Sequence[str],
         deliver: Callable[[list[Claim]], None],
         lease: int,
+        failed: Callable[[TowpathError], None] | None = None,
         empty: Callable[[], None] | None = None,
     ) -> None:
         self.queues = ",".join(queues)
         self.deliver = deliver
+        self.failed = failed
         self.empty = empty
         self.lease = lease
         self.want = 0
@@ -106,6 +108,10 @@ class _Desk:
 
     def taken(self, reply: Claimed | TowpathError) -> None:
         if not isinstance(reply, Claimed):
+            with self._lock:
+                told = [waiter.failed for waiter in self.waiters if waiter.failed is not None]
+            for failed in told:
+                failed(reply)
             return
         served = self._hand_out(reply.claims) if reply.claims else ()
         for waiter in self._asked:

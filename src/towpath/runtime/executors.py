@@ -18,6 +18,8 @@ from typing import Any
 Done = Callable[[Any, BaseException | None], None]
 """Called on the event loop with the value or the exception."""
 Work = tuple[Callable[[], Any], Done]
+Key = tuple[str, int]
+"""Id and fence: the same job may be here twice, once lost and once anew."""
 
 
 class Threads:
@@ -117,42 +119,58 @@ class Child:
 
 
 class Processes:
-    """Children for reuse. A child that was killed or died is replaced."""
+    """Children for reuse. A child that was killed or died is replaced. `run` and `kill` name a run by its key."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         self._target = target
         self._lock = threading.Lock()
         self._idle: list[Child] = []
-        self._running: dict[str, Child] = {}
+        self._running: dict[Key, Child | None] = {}
+        """None while the process is being started."""
+        self._doomed: set[Key] = set()
 
-    def run(self, id: str, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Blocks the calling thread until the child answered. `kill(id)` ends it with ProcessDied."""
+    def run(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> None:
+        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any time."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
-        child = child or Child(self._target)
-        with self._lock:
-            self._running[id] = child
+            self._running[key] = child
+            if child is not None and key in self._doomed:
+                child.kill()
         try:
+            if child is None:
+                child = self._start(key)
             child.ask(request, heard)
         except BaseException:
-            child.kill()
-            child.close()
+            if child is not None:
+                child.kill()
+                child.close()
             raise
         finally:
             with self._lock:
-                if self._running.get(id) is child:
-                    del self._running[id]
+                del self._running[key]
+                self._doomed.discard(key)
         with self._lock:
             self._idle.append(child)
 
-    def kill(self, id: str) -> None:
+    def _start(self, key: Key) -> Child:
+        child = Child(self._target)
         with self._lock:
-            if (child := self._running.get(id)) is not None:
+            self._running[key] = child
+            if key in self._doomed:
                 child.kill()
+        return child
+
+    def kill(self, key: Key) -> None:
+        with self._lock:
+            if (child := self._running.get(key)) is not None:
+                child.kill()
+            else:
+                # Its thread has not come to it, or starts the process just now: that takes longer than some timeouts.
+                self._doomed.add(key)
 
     def close(self) -> None:
         with self._lock:
-            children = [*self._idle, *self._running.values()]
+            children = [*self._idle, *(child for child in self._running.values() if child is not None)]
             self._idle.clear()
         for child in children:
             child.close()

@@ -11,6 +11,7 @@ from functools import partial
 from towpath.core.checks import SECOND
 from towpath.core.commands import Renew, Renewed
 from towpath.core.job import Claim, Reason
+from towpath.errors import TowpathError
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
@@ -96,6 +97,9 @@ class Leases:
 
     def _heard(self, sent: dict[str, int], replies: Sequence[Reply]) -> None:
         (reply,) = replies
+        if isinstance(reply, TowpathError) and reply.fatal:
+            # No renewal will ever succeed again.
+            reply = Renewed(0, lost=tuple(sent))
         if not isinstance(reply, Renewed):
             return
         with self._changed:

@@ -10,7 +10,7 @@ from typing import Any
 
 from towpath.core.commands import MAX_BULK, Settle, Settled
 from towpath.core.job import Done, Job, Outcome, Retry, State
-from towpath.errors import LostClaim, Refused, TowpathError
+from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.office import Attempt, Office
 from towpath.runtime.pace import Pace
@@ -28,11 +28,19 @@ was refused."""
 class Outbox:
     """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread."""
 
-    def __init__(self, office: Office, pace: Pace, call: Callable[..., None], emptied: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        office: Office,
+        pace: Pace,
+        call: Callable[..., None],
+        emptied: Callable[[], None],
+        failed: Callable[[TowpathError], None],
+    ) -> None:
         self._office = office
         self._pace = pace
         self._call = call
         self._emptied = emptied
+        self._failed = failed
         self._ends: list[Ended] = []
         self._posted = self._answered = 0
         self._lost: set[tuple[str, int]] = set()
@@ -69,7 +77,11 @@ class Outbox:
     def _post(self, ends: Sequence[Ended]) -> None:
         self._posted += len(ends)
         heard = partial(self._heard, ends, time.monotonic())
-        self._office.committer.post([settle for settle, _, _, _ in ends], heard)
+        try:
+            self._office.committer.post([settle for settle, _, _, _ in ends], heard)
+        except LedgerClosed as error:
+            self._answered += len(ends)
+            self._failed(error)
 
     def _heard(self, ends: Sequence[Ended], posted: float, replies: Sequence[Reply]) -> None:
         """In the committing thread: what became of them."""
@@ -100,6 +112,7 @@ class Outbox:
             self._call(self._post, [(attempt.refused(reply), job, spent, None)])
         elif isinstance(reply, TowpathError):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
+            self._failed(reply)
 
 
 def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled:

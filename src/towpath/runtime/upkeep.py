@@ -121,6 +121,8 @@ class Caretaker:
                 if error.fatal:
                     if not (self._stop.is_set() or isinstance(error, LedgerClosed)):
                         log.error("the caretaker gives up: %s", error)
+                        # Whoever waits for work hears of it by the batch that this makes.
+                        self._committer.kick()
                     return
                 self._complain(error)
                 self._stop.wait(SLICE)
@@ -189,7 +191,7 @@ class _Ears:
         self._batches += 1
 
     def taken(self, reply: Claimed | TowpathError) -> None:
-        """Never called: nothing was wanted."""
+        """Nothing was wanted; what is fatal the next look at the ledger says as well."""
 
 
 class _Chair:

@@ -18,6 +18,7 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
 from towpath.core.job import Claim, Reason, Refuse, Release
+from towpath.errors import TowpathError
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
@@ -25,6 +26,7 @@ from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
+from towpath.runtime.runs import Run, Stopped, TimedOut
 
 log = logging.getLogger("towpath.worker")
 
@@ -32,30 +34,6 @@ SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
 LAST_WORD = 5.0
 """Seconds that cancelled handlers get to clean up."""
-
-
-class _Run:
-    """A handler that is running, or was told to stop and still is."""
-
-    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "task", "timer")
-
-    def __init__(self, claim: Claim, attempt: Attempt) -> None:
-        self.claim = claim
-        self.attempt = attempt
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.started = time.monotonic()
-        self.asked: Reason | None = None
-        self.late = False
-        self.over = False
-
-
-class TimedOut(Exception):
-    """The handler ran longer than its task allows."""
-
-
-class Stopped(Exception):
-    """The handler was told to stop: canceled, superseded, or its group aborted."""
 
 
 class Worker:
@@ -74,15 +52,23 @@ class Worker:
         self._options = options
         self._child = child
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease, empty)
+        self._waiter = Waiter(options.queues, self._arrived, self._lease, self._failed, empty)
         self._buffer: deque[Claim] = deque()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
+        self._strays: set[Run] = set()
+        """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
         self._pace = Pace()
-        self._outbox = Outbox(office, self._pace, self._call, self._told_all)
+        self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
         self._flushing = self._stopping = False
+        self._ruin: TowpathError | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after `stop()` by which `run` has returned, unless a handler blocks the event loop."""
+        return self._options.grace + 3 * LAST_WORD
 
     async def run(self) -> None:
-        """Work until `stop()`, then drain."""
+        """Work until `stop()`, then drain. Raises the error if the ledger is gone for good."""
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         self._settled = asyncio.Event()
@@ -102,8 +88,10 @@ class Worker:
             self._flush()
             await self._until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
+            self._stopping = True
             self._office.dispatcher.remove(self._waiter)
             self._give_back()
+            self._let_go()
             self._flush()
             self._threads.close()
             if self._processes is not None:
@@ -111,6 +99,8 @@ class Worker:
             pulse.close()
             self._publish(WorkerStopped(self._office.owner))
             sys.setswitchinterval(before)
+        if self._ruin is not None:
+            raise self._ruin
 
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
@@ -143,17 +133,18 @@ class Worker:
 
     def _fill(self) -> None:
         """Start what there are slots for."""
-        while self._buffer and len(self._runs) < self._options.concurrency:
+        while self._buffer and self._free() > 0:
             claim = self._buffer.popleft()
             attempt = self._make(claim)
             if attempt is None:
                 self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
             else:
-                self._begin(_Run(claim, attempt))
+                self._begin(Run(claim, attempt))
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: Run) -> None:
         if run.claim.job.id in self._runs:
             # The ledger gave us the job again, so the claim of the one that still runs is lost.
+            self._strays.add(self._runs[run.claim.job.id])
             self._on_lost(run.claim.id)
         self._runs[run.claim.job.id] = run
         attempt = run.attempt
@@ -172,13 +163,16 @@ class Worker:
         if attempt.timeout is not None:
             run.timer = self._loop.call_later(attempt.timeout, self._too_late, run)
 
-    async def _run_here(self, run: _Run) -> None:
+    async def _run_here(self, run: Run) -> None:
         try:
             self._finish(run, await run.attempt.arun())
         except asyncio.CancelledError:
             self._finish(run, self._interrupted(run))
+        except Exception as error:
+            # A defect of ours; without an end the job would keep its slot and its lease for ever.
+            self._finish(run, run.attempt.ended(error))
 
-    def _run_in_process(self, run: _Run) -> Settle:
+    def _run_in_process(self, run: Run) -> Settle:
         assert self._processes is not None
         answer: list[Settle] = []
 
@@ -188,10 +182,10 @@ class Worker:
                 answer.append(settle)
             return settle is not None
 
-        self._processes.run(run.claim.id, run.attempt.request(), heard)
+        self._processes.run((run.claim.id, run.claim.fence), run.attempt.request(), heard)
         return answer[0]
 
-    def _ended(self, run: _Run, settle: Settle | None, error: BaseException | None) -> None:
+    def _ended(self, run: Run, settle: Settle | None, error: BaseException | None) -> None:
         if settle is not None:
             self._finish(run, settle)
         elif isinstance(error, ProcessDied) and (run.late or run.asked or self._stopping):
@@ -199,7 +193,7 @@ class Worker:
         else:
             self._finish(run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended")))
 
-    def _interrupted(self, run: _Run) -> Settle:
+    def _interrupted(self, run: Run) -> Settle:
         """A handler that we stopped, and why."""
         if run.asked is not None:
             return run.attempt.ended(Stopped(run.asked))
@@ -211,7 +205,7 @@ class Worker:
 
     # Outcomes leave
 
-    def _finish(self, run: _Run, settle: Settle) -> None:
+    def _finish(self, run: Run, settle: Settle) -> None:
         if run.over:
             return
         run.over = True
@@ -219,10 +213,12 @@ class Worker:
             run.timer.cancel()
         if self._runs.get(settle.id) is run:
             del self._runs[settle.id]
+        else:
+            self._strays.discard(run)
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
-        if self._stopping and not self._runs:
+        if self._stopping and not self._all():
             self._drained.set()
 
     def _end(self, claim: Claim, settle: Settle) -> None:
@@ -246,7 +242,7 @@ class Worker:
         self._fill()
 
     def _ask_for_more(self, kick: bool) -> None:
-        free = self._options.concurrency - len(self._runs)
+        free = self._free()
         self._waiter.once = max(0, free - len(self._buffer))
         missing = free + self._pace.ahead() - len(self._buffer) - self._waiter.want
         if missing > 0:
@@ -256,6 +252,18 @@ class Worker:
         """In the committing thread: the ledger has heard of everything so far."""
         if self._stopping:
             self._call(self._settled.set)
+
+    def _failed(self, error: TowpathError) -> None:
+        """In the committing thread: a batch failed. If the ledger will not come back, nothing that runs here counts any more."""
+        if error.fatal:
+            self._call(self._leave, error)
+
+    def _leave(self, error: TowpathError) -> None:
+        if self._ruin is None:
+            log.critical("the worker ends, the ledger is lost to it: %s", error)
+            self._ruin = error
+            for event in (self._stop, self._drained, self._settled):
+                event.set()
 
     # Things that happen to a running job; lost and asked_to_stop come from the committing thread
 
@@ -288,25 +296,32 @@ class Worker:
         run.asked = reason
         self._interrupt(run, reason)
 
-    def _too_late(self, run: _Run) -> None:
+    def _too_late(self, run: Run) -> None:
         if not run.over:
             run.late = True
             self._interrupt(run, Reason.EXPIRED)
             if run.attempt.mode == "thread":
-                # A thread cannot be stopped. It keeps its slot; its lease runs out after a time of grace.
                 log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
-                self._loop.call_later(self._options.grace, self._office.leases.drop, run.claim.id, run.claim.fence)
+            self._loop.call_later(self._options.grace, self._give_up, run)
 
-    def _interrupt(self, run: _Run, reason: Reason) -> None:
+    def _give_up(self, run: Run) -> None:
+        """A thread cannot be stopped, and a coroutine may refuse. It keeps its slot; its lease runs out."""
+        if not run.over:
+            log.error(
+                "job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id
+            )
+            self._office.leases.drop(run.claim.id, run.claim.fence)
+
+    def _interrupt(self, run: Run, reason: Reason) -> None:
         run.attempt.stop(reason)
         if run.task is not None:
             run.task.cancel()
         elif run.attempt.mode == "process" and self._processes is not None:
-            self._processes.kill(run.claim.id)
+            self._processes.kill((run.claim.id, run.claim.fence))
 
     def _blocked(self, seen: Blocked) -> None:
         """From the pulse's thread."""
-        runs = list(self._runs.values())
+        runs = self._all()
         seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
         if seen.seconds >= 60:
             self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
@@ -315,16 +330,28 @@ class Worker:
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._publish(WorkerDraining(self._office.owner, len(self._runs), self._options.grace))
+        self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
         self._office.dispatcher.remove(self._waiter)
         self._give_back()
-        await self._until(self._drained, lambda: not self._runs, self._options.grace)
-        for run in list(self._runs.values()):
+        await self._until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
+        for run in self._all():
             self._interrupt(run, Reason.RELEASED)
-        await self._until(self._drained, lambda: not self._runs, LAST_WORD)
-        for run in list(self._runs.values()):
+        await self._until(self._drained, lambda: not self._all(), LAST_WORD)
+        for run in self._all():
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What still runs goes back to the ledger; whatever its handler says from now on is not heard."""
+        for run in self._all():
+            self._interrupt(run, Reason.RELEASED)
             self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
+
+    def _all(self) -> list[Run]:
+        return [*self._runs.values(), *self._strays]
+
+    def _free(self) -> int:
+        return self._options.concurrency - len(self._runs) - len(self._strays)
 
     @staticmethod
     async def _until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:

@@ -34,6 +34,7 @@ from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
 from towpath.ledger.sqlite.play import check_commands, first_specs, play
+from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
@@ -60,7 +61,6 @@ class SqliteLedger:
         self._fault = self._options.fault or _no_fault
         self._pid = os.getpid()
         self._forked = False
-        _open_here.add(self)
         self._jumps = Jumps()
         self._closed = False
         self._unchecked = 0
@@ -69,7 +69,7 @@ class SqliteLedger:
         with ExitStack() as stack:
             self._db = connect(self.path, self._options)
             stack.callback(self._db.close)
-            with self._translated():
+            with self._translated(self._db):
                 migrations.migrate(self._db, self.path)
             self._reader = connect_reader(self.path, self._options)
             stack.callback(self._reader.close)
@@ -79,7 +79,9 @@ class SqliteLedger:
             stack.callback(self._turnstile.close)
             self._wake = Wake(self.path)
             stack.callback(self._wake.close)
+            self._presence = Presence(self.path)
             self._opened = stack.pop_all()
+        _open_here.add(self)
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
@@ -91,13 +93,18 @@ class SqliteLedger:
             try:
                 with self._turnstile:
                     answers, wrote = self._transact(commands, now)
+                # After the commit: what went into a file that nobody finds again is not acknowledged.
+                self._presence.check_file()
                 self._fault("committed")
                 if wrote:
                     self._wake.ring()
                     self._fault("rung")
                     self._checkpoint(commands)
             except apsw.Error as error:
-                raise translate(error, self.path, self._options) from error
+                raise translate(error, self.path, self._options, self._db) from error
+            except BaseException:
+                self._turnstile.leave()  # an interrupt may have come on the way out of it
+                raise
             finally:
                 self._inside = None
         return answers
@@ -131,6 +138,7 @@ class SqliteLedger:
         db = self._db
         answers: list[Answer]
         try:
+            self._undo(db)
             # Inside the try: an interrupt is raised when the statement has already begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
@@ -144,10 +152,15 @@ class SqliteLedger:
             self._fault("written")
             db.execute("COMMIT" if wrote else "ROLLBACK")
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            self._undo(db)
             raise
         return answers, wrote
+
+    @staticmethod
+    def _undo(db: apsw.Connection) -> None:
+        """Also before every transaction: a second interrupt may have come before the first one's transaction was undone."""
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
     def _play(
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
@@ -226,6 +239,7 @@ class SqliteLedger:
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the ledger as it is now to a new file, while work goes on."""
         self._guard()
+        self._presence.check()
         source = connect_reader(self.path, self._options)
         try:
             with self._translated():
@@ -241,6 +255,7 @@ class SqliteLedger:
         self._guard()
         with self._watch_lock, self._translated():
             self._guard()
+            self._presence.check()
             return int(one(self._watcher, "PRAGMA data_version")[0])
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -263,11 +278,13 @@ class SqliteLedger:
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
+            self._presence.check()
             return self._ask(self._reader, question)
 
     def _study(self, question: Callable[[apsw.Connection], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
+        self._presence.check()
         with self._translated():
             connection = connect_reader(self.path, self._options)
             try:
@@ -277,13 +294,13 @@ class SqliteLedger:
 
     def _ask(self, db: apsw.Connection, question: Callable[[apsw.Connection], T]) -> T:
         try:
+            self._undo(db)
             db.execute("BEGIN")
             return question(db)
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
             raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
         finally:
-            if db.in_transaction:
-                db.execute("COMMIT")
+            self._undo(db)
 
     def _time(self, db: apsw.Connection, now: int | None) -> int:
         last: int = one(db, "SELECT last FROM towpath_meta")[0]
@@ -304,11 +321,11 @@ class SqliteLedger:
             raise NestedCall(path=str(self.path))
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, db: apsw.Connection | None = None) -> Iterator[None]:
         try:
             yield
         except apsw.Error as error:
-            raise translate(error, self.path, self._options) from error
+            raise translate(error, self.path, self._options, db) from error
 
 
 def _weight(command: Command) -> int:
@@ -328,6 +345,8 @@ def _after_fork() -> None:
     """In the child: the ledgers are its parent's. (Asking for the process number at each call would cost a system call.)"""
     for ledger in list(_open_here):
         ledger._forked = True
+        # A child that holds it open would keep the turn of a parent that was killed.
+        ledger._turnstile.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -38,6 +38,8 @@ _NETWORK: Final = re.compile(
     "smb[23]|smbfs|vboxsf|webdav|fuse[.](afp|blobfuse2?|ceph|ceph-fuse|cephfs|curlftpfs|davfs2?|gcsfuse|glusterfs|goofys|"
     "gvfsd-fuse|juicefs|lizardfs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3backer|s3fs|seaweedfs|smbnetfs|sshfs|vmhgfs-fuse)"
 )
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk, the quota and the allowed size of a file."""
 _MAX_INT: Final = 2**31 - 1
 _RETRY: Final = 0.002
 
@@ -171,8 +173,8 @@ def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> 
         return
 
 
-def translate(error: apsw.Error, path: Path, options: SqliteOptions) -> LedgerError:
-    """What an error of SQLite means for the ledger as a whole."""
+def translate(error: apsw.Error, path: Path, options: SqliteOptions, db: apsw.Connection | None = None) -> LedgerError:
+    """What an error of SQLite means for the ledger as a whole. `db` is the connection it came from, if that is known."""
     where, said = str(path), str(error)
     match error:
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
@@ -181,6 +183,8 @@ def translate(error: apsw.Error, path: Path, options: SqliteOptions) -> LedgerEr
             return DiskFull(path=where)
         case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
             return DiskFull(path=where)  # the shared memory file could not grow
+        case apsw.IOError() if db is not None and db.system_errno in _FULL:
+            return DiskFull(path=where)  # SQLite knows ENOSPC only; the others it calls an I/O error, which else is damage
         case apsw.CantOpenError() if not path.parent.is_dir():
             return NotALedger(path=where, why="its directory does not exist")
         case apsw.CantOpenError() if _may_write(path):
@@ -201,7 +205,7 @@ def translate_os(error: OSError, path: Path) -> LedgerError:
     """The same for the files beside the database, which we open ourselves."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return ReadOnly(path=str(path))
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return DiskFull(path=str(path))
     return StoreFailed(path=str(path), error=str(error))
 

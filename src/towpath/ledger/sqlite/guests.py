@@ -58,6 +58,7 @@ def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object])
     db.authorizer = _authorize
     db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
     db.cursor_factory = cursor
+    process = os.getpid()
     try:
         function(db)
     except Exception as error:
@@ -67,6 +68,9 @@ def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object])
         failed.__cause__ = error
         raise (failed if db.in_transaction else TransactionEnded(failed)) from error
     finally:
+        if os.getpid() != process:
+            # It forked, and this is the child: the transaction and the connection are its parent's.
+            os._exit(1)
         db.cursor_factory = apsw.Cursor
         for each in cursors:
             # One that was left in the middle of a statement would keep our transaction from ending.

@@ -56,10 +56,12 @@ class _Gathered(msgspec.Struct):
 def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
     """A run of settles. Plain ones are gathered; one with consequences ends the stretch and is done by itself."""
     answers: list[Settled | Refused] = []
-    while len(answers) < len(commands):
-        rest = commands[len(answers) :]
-        stretch, closing = _stretch(batch, rest, answers)
+    ahead = len(commands)
+    while (done := len(answers)) < len(commands):
+        stretch, closing = _stretch(batch, commands[done : done + ahead], answers)
         _write(batch, stretch)
+        # Where stretches are short, reading all the rest for each of them would cost the square of it.
+        ahead = 2 * (len(answers) - done) + 8
         if closing is not None:
             endings.look_after(batch, [closing])
         elif len(answers) < len(commands):

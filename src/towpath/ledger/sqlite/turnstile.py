@@ -38,6 +38,9 @@ if sys.platform == "win32":
         def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
             return
 
+        def leave(self) -> None:
+            return
+
         def close(self) -> None:
             return
 
@@ -86,6 +89,10 @@ else:
             return self
 
         def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+        def leave(self) -> None:
+            """Let the turn go if we have it."""
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
         def close(self) -> None:

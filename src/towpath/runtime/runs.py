@@ -1,0 +1,33 @@
+"""A handler that runs, and why it may be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from towpath.core.job import Claim, Reason
+from towpath.runtime.office import Attempt
+
+
+class Run:
+    """A handler that is running, or was told to stop and still is."""
+
+    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "task", "timer")
+
+    def __init__(self, claim: Claim, attempt: Attempt) -> None:
+        self.claim = claim
+        self.attempt = attempt
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.started = time.monotonic()
+        self.asked: Reason | None = None
+        self.late = False
+        self.over = False
+
+
+class TimedOut(Exception):
+    """The handler ran longer than its task allows."""
+
+
+class Stopped(Exception):
+    """The handler was told to stop: canceled, superseded, or its group aborted."""

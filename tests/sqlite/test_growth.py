@@ -1,0 +1,147 @@
+"""Four times the work takes about four times the steps: no batch is quadratic, no queue pattern is worse than its length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from towpath.core.checks import MAX_NAME, matches
+from towpath.core.commands import Append, Cancel, Claim, Claimed, Command, Note, Open, Selector, Settle, Want
+from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Release, Retry, Spec
+from towpath.core.job import Claim as Held
+from towpath.core.views import Query
+from towpath.errors import Refused
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+
+N = 100
+GROWTH = 7.0
+"""Linear is 4, quadratic 16."""
+
+
+class Meter:
+    """Counts what SQLite does for a batch (in hundreds of its machine's instructions), and the statements."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        self.ledger = ledger
+        self.steps = self.statements = 0
+        ledger._db.set_progress_handler(self._step, 100)
+        ledger._db.exec_trace = self._statement
+
+    def _step(self) -> bool:
+        self.steps += 1
+        return False
+
+    def _statement(self, *_: object) -> bool:
+        self.statements += 1
+        return True
+
+    def cost(self, commands: Sequence[Command]) -> tuple[int, int]:
+        self.steps = self.statements = 0
+        answers = self.ledger.apply(commands)
+        assert not any(isinstance(answer, Refused) for answer in answers), answers
+        return self.steps, self.statements
+
+
+def held(ledger: SqliteLedger, specs: Sequence[Spec]) -> list[Held]:
+    answers = ledger.apply([Append(tuple(specs)), Claim(owner="me", wants=(Want("q", len(specs)),), lease=10**9)])
+    assert isinstance(answers[1], Claimed)
+    assert len(answers[1].claims) == len(specs)
+    return list(answers[1].claims)
+
+
+def plain(ledger: SqliteLedger, n: int) -> list[Command]:
+    return [Settle(claim.id, claim.fence, Done(b"r")) for claim in held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])]
+
+
+def retried(ledger: SqliteLedger, n: int) -> list[Command]:
+    specs = [Spec(id=f"{i}", queue="q") for i in range(n)]
+    outcomes = (Retry(5, "no"), Release(), Fail(error="no"))
+    return [Settle(claim.id, claim.fence, outcomes[i % 3]) for i, claim in enumerate(held(ledger, specs))]
+
+
+def failed_with_dependents(ledger: SqliteLedger, n: int) -> list[Command]:
+    """Each has a consequence of its own, which ends the stretch that is written together."""
+    claims = held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
+    ledger.apply([Append(tuple([Spec(id=f"{i}-b", queue="b", after=(After(f"{i}"),)) for i in range(n)]))])
+    return [Settle(claim.id, claim.fence, Fail(error="no")) for claim in claims]
+
+
+def with_children(ledger: SqliteLedger, n: int) -> list[Command]:
+    claims = held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
+    return [
+        Settle(c.id, c.fence, Done(), spawn=(Spec(id=f"{c.id}-b", queue="b"),)) if i % 2 else Settle(c.id, c.fence, Done())
+        for i, c in enumerate(claims)
+    ]
+
+
+def keyed(policy: KeyPolicy, keys: int) -> Callable[[SqliteLedger, int], list[Command]]:
+    def make(ledger: SqliteLedger, n: int) -> list[Command]:
+        return [Append((Spec(id=f"{i}", queue="q", key=Key(f"k{i % keys}", policy)),)) for i in range(n)]
+
+    return make
+
+
+def keyed_at_once(policy: KeyPolicy) -> Callable[[SqliteLedger, int], list[Command]]:
+    def make(ledger: SqliteLedger, n: int) -> list[Command]:
+        return [Append(tuple([Spec(id=f"{i}", queue="q", key=Key(f"k{i}", policy)) for i in range(n)]))]
+
+    return make
+
+
+def into_one_group(ledger: SqliteLedger, n: int) -> list[Command]:
+    ledger.apply([Open(group="g")])
+    return [Append((Spec(id=f"{i}", queue="q", group="g"),)) for i in range(n)]
+
+
+def noted(ledger: SqliteLedger, n: int) -> list[Command]:
+    return [Note(key=f"{i}", value=b"v") for i in range(n)]
+
+
+CASES: dict[str, Callable[[SqliteLedger, int], list[Command]]] = {
+    "settles": plain,
+    "settles that go back": retried,
+    "failures with dependents": failed_with_dependents,
+    "settles with children": with_children,
+    "notes": noted,
+    "members of a group": into_one_group,
+    **{f"{policy} keys": keyed(policy, 10**6) for policy in KeyPolicy},
+    **{f"one {policy} key": keyed(policy, 1) for policy in KeyPolicy},
+    **{f"{policy} keys in one append": keyed_at_once(policy) for policy in KeyPolicy},
+}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_a_batch_is_linear(tmp_path: Path, make: Callable[[SqliteLedger, int], list[Command]]) -> None:
+    costs = []
+    for n in (N, 4 * N):
+        with closing(SqliteLedger(tmp_path / f"{n}.db", SqliteOptions(synchronous="normal"))) as ledger:
+            commands = make(ledger, n)
+            costs.append(Meter(ledger).cost(commands))
+            assert ledger.check() == []
+    (steps, statements), (more_steps, more_statements) = costs
+    assert more_steps <= GROWTH * steps, costs
+    assert more_statements <= GROWTH * statements, costs
+
+
+STARS = "*a" * (MAX_NAME // 2 - 1) + "*b"
+"""The longest pattern of all stars; whoever goes back at each of them is not done before the sun is cold."""
+NAME = "a" * MAX_NAME
+
+
+def test_many_stars_are_matched_in_no_time(tmp_path: Path) -> None:
+    """An exponential matcher would never end; the limit of the test suite ends it."""
+    assert not matches(STARS, NAME)
+    assert matches(STARS, NAME[:-1] + "b")
+    with closing(SqliteLedger(tmp_path / "a.db")) as ledger:
+        ledger.apply([Append((Spec(id="a", queue=NAME), Spec(id="b", queue=NAME[:-1] + "b")))])
+        assert [job.id for job in ledger.find(Query(queue=STARS)).jobs] == ["b"]
+        claimed = ledger.apply([Claim(owner="me", wants=(Want(STARS, 5),), lease=10**9)])[0]
+        assert isinstance(claimed, Claimed)
+        assert [claim.id for claim in claimed.claims] == ["b"]
+        ledger.apply([Cancel(where=Selector(queue=STARS))])
+        job = ledger.get("a")
+        assert job is not None
+        assert job.finished_at is None

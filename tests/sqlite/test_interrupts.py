@@ -1,0 +1,219 @@
+"""Ctrl-C at any moment of a batch: the batch has happened wholly or not at all, and the ledger goes on, for everybody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+
+from towpath.core.commands import Append, Note, Upkeep
+from towpath.core.job import Spec
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.runtime.committer import Committer
+
+OPTIONS = SqliteOptions(synchronous="normal", busy_timeout=0.3)
+
+HAMMER = """
+import random, signal, sys, threading, time
+from towpath.commands import Append, Claim, Done, Note, Settle, Upkeep, Want
+from towpath.core.job import Key, KeyPolicy, Spec, State
+from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+
+path, rounds, most, seed = sys.argv[1], *map(int, sys.argv[2:])
+chance = random.Random(seed)
+options = SqliteOptions(synchronous="normal", busy_timeout=1.0)
+ledger, other = SqliteLedger(path, options), SqliteLedger(path, options)
+left = 0
+
+def interrupt(number, frame):
+    global left
+    if left:
+        left -= 1
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+
+def batch(n):
+    held = other.apply([Append((Spec(id=f"run-{n}", queue="run"),)), Claim(owner="me", wants=(Want("run"),), lease=10**9)])[1]
+    specs = tuple(Spec(id=f"{n}-{each}", queue="q", key=Key(f"{n}-{each}", KeyPolicy.UNIQUE) if each % 2 else None) for each in range(5))
+    return [
+        Append(specs),
+        *[Settle(claim.id, claim.fence, Done(b"r"), spawn=(Spec(id=f"{n}-child", queue="q"),)) for claim in held.claims],
+        Note(key=f"n-{n}", value=b"v"),
+        Upkeep(),
+    ]
+
+def whole(n, reader):
+    ids = [f"{n}-{each}" for each in (*range(5), "child")]
+    there = {id in reader.get_many(ids) for id in ids} | {reader.note(f"n-{n}") is not None}
+    there |= {reader.get(f"run-{n}").state is State.DONE}
+    assert len(there) == 1, f"batch {n} is there in part"
+    return there.pop()
+
+commands = batch("warm")
+began = time.perf_counter()
+ledger.apply(commands)
+span = time.perf_counter() - began
+counts = {"whole": 0, "nothing": 0, "unharmed": 0}
+for n in range(rounds):
+    commands = batch(n)
+    left = chance.randint(1, most)
+    told = False
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, span), 3e-5)
+        try:
+            ledger.apply(commands)
+            if n % 3 == 0:
+                ledger.get(f"{n}-1")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        told = True
+    left = 0
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if most > 1:
+        # The second interrupt may have come while the first was cleaned up: that is made good by the next call.
+        ledger.apply([Upkeep()])
+        ledger.get("x")
+    assert not (ledger._db.in_transaction and told), "a transaction was left open"
+    happened = whole(n, other)
+    assert happened == whole(n, ledger)
+    assert happened or told
+    counts["unharmed" if not told else "whole" if happened else "nothing"] += 1
+    # What was refused can be done now; it is the same the second time.
+    ledger.apply(commands)
+    assert whole(n, other)
+print(ledger.integrity(), other.integrity(), min(counts["whole"], counts["nothing"]) > 0, counts)
+ledger.close()
+other.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs interval timers")
+@pytest.mark.parametrize("most", [1, 3], ids=["one", "several"])
+def test_interrupts_at_random_moments(tmp_path: Path, most: int) -> None:
+    command = [sys.executable, "-c", HAMMER, str(tmp_path / "a.db"), "400", str(most), "7"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.startswith("[] [] True"), (ran.stdout, ran.stderr[-3000:])
+
+
+class Interrupts:
+    """KeyboardInterrupt at the entry of the nth Python function that is called inside: that is where Python looks for signals.
+    With `twice` another one at the next entry, which is where the first one is cleaned up. `hits` names the functions."""
+
+    def __init__(self, n: int, twice: bool) -> None:
+        self._left = n
+        self._twice = twice
+        self.hits: list[str] = []
+
+    def __enter__(self) -> Self:
+        # Python takes a function away that raises: the first comes by the trace, the second by the profile.
+        sys.setprofile(self._second)
+        sys.settrace(self._first)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _first(self, frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code is Interrupts.__exit__.__code__:
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._hit(frame)
+
+    def _second(self, frame: FrameType, event: str, _: Any) -> None:
+        if self._twice and event == "call" and self.hits and frame.f_code is not Interrupts.__exit__.__code__:
+            self._twice = False
+            self._hit(frame)
+
+    def _hit(self, frame: FrameType) -> None:
+        self.hits.append(frame.f_code.co_qualname)
+        raise KeyboardInterrupt
+
+
+def every_entry(action: Callable[[int], object], after: Callable[[int, bool], None], twice: bool = False) -> list[str]:
+    """Interrupt the action at each of its entries, one after the other, until it gets through. Where it was hit."""
+    hits: list[str] = []
+    for n in range(1, 10_000):
+        interrupts = Interrupts(n, twice)
+        try:
+            with interrupts:
+                action(n)
+        except KeyboardInterrupt:
+            hits += interrupts.hits
+            after(n, True)
+        else:
+            after(n, False)
+            return hits
+    raise AssertionError("it never gets through")
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["one", "two"])
+def test_a_batch_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None:
+    path = tmp_path / "a.db"
+    with closing(SqliteLedger(path, OPTIONS)) as ledger, closing(SqliteLedger(path, OPTIONS)) as other:
+
+        def batch(n: int) -> list[Append | Note]:
+            return [Append((Spec(id=f"{n}", queue="q"), Spec(id=f"{n}-b", queue="q"))), Note(key=f"{n}", value=b"v")]
+
+        def after(n: int, interrupted: bool) -> None:
+            if twice:
+                # A second interrupt may have come before the first one's transaction was undone; the next call does it.
+                ledger.apply([Upkeep()])
+            other.apply([Note(key="other", value=b"%d" % n)])
+            there = [other.get(f"{n}") is not None, other.get(f"{n}-b") is not None, other.note(f"{n}") is not None]
+            assert len(set(there)) == 1
+            assert interrupted or all(there)
+            ledger.apply(batch(n))
+            assert other.get(f"{n}") is not None
+
+        hits = every_entry(lambda n: ledger.apply(batch(n)), after, twice)
+        assert {"Turnstile.__enter__", "Turnstile.__exit__", "SqliteLedger._attempt", "Batch.finish"} <= set(hits)
+        assert not twice or "SqliteLedger._undo" in hits
+        assert ledger.integrity() == []
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["one", "two"])
+def test_a_read_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None:
+    with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
+        ledger.apply([Append((Spec(id="a", queue="q"),))])
+        reads: list[Callable[[], object]] = [
+            lambda: ledger.get("a"),
+            lambda: ledger.explain("a"),
+            ledger.queues,
+            ledger.version,
+            lambda: ledger.wait(ledger.version(), 0.0),
+        ]
+        for read in reads:
+            hits = every_entry(lambda _, read=read: read(), lambda n, _, read=read: read() and None, twice)  # type: ignore[misc]
+            assert hits
+            ledger.apply([Append((Spec(id=f"{len(hits)}", queue="q"),))])
+        assert ledger.integrity() == []
+
+
+def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path) -> None:
+    """Neither the commit lock nor that of the queue stays behind: somebody else's call goes through, and so does the close."""
+    with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
+        committer = Committer(ledger)
+        committer.start()
+
+        def after(n: int, _: bool) -> None:
+            thread = threading.Thread(target=committer.call, args=(Append((Spec(id=f"{n}-other", queue="q"),)),), daemon=True)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive(), "a lock was left behind"
+
+        hits = every_entry(lambda n: committer.call(Append((Spec(id=f"{n}", queue="q"),))), after)
+        assert {"Committer._lead_alone", "Committer._take", "Committer._lead", "deliver"} <= set(hits)
+        assert not any(name.startswith("Condition.__") for name in hits)
+        committer.close()
+        assert ledger.check() == []
