@@ -46,7 +46,7 @@ def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 def wanted(headers: Mapping[str, str]) -> bool:
     """Would a span around a handler tell anybody anything?"""
-    return AVAILABLE and (HEADER in headers or _listening())
+    return AVAILABLE and (_listening() or HEADER in headers)
 
 
 def span(

@@ -34,6 +34,7 @@ stateDiagram-v2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -97,7 +98,26 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     ready_at: int | None = None
 
 
-def settle(job: Job, outcome: Outcome, now: int) -> Change:
+class Attempted(Protocol):
+    """What of a running job decides what it becomes; a ledger may read just that."""
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def failures(self) -> int: ...
+
+    @property
+    def losses(self) -> int: ...
+
+    @property
+    def max_attempts(self) -> int: ...
+
+    @property
+    def cancel_requested(self) -> Reason | None: ...
+
+
+def settle(job: Attempted, outcome: Outcome, now: int) -> Change:
     """The end of an attempt. A job that was asked to stop never goes back to wait."""
     attempts, failures, losses = job.attempts, job.failures, job.losses
     if type(outcome) is Done:
@@ -119,7 +139,7 @@ def settle(job: Job, outcome: Outcome, now: int) -> Change:
     return _wait(job, Reason.REFUSED, max(outcome.delay, REFUSAL_DELAY), now, attempts - 1, failures)
 
 
-def _wait(job: Job, reason: Reason, delay: int, now: int, attempts: int, failures: int) -> Change:
+def _wait(job: Attempted, reason: Reason, delay: int, now: int, attempts: int, failures: int) -> Change:
     if job.cancel_requested is not None:
         return Change(CANCELED, job.cancel_requested, attempts, failures, job.losses)
     if delay:

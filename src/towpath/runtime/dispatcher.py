@@ -19,7 +19,8 @@ from towpath.runtime.tickets import Reply
 
 
 class Waiter:
-    """`want` is how many claims it takes now; `once` how many of them may be jobs with a single attempt (None: all).
+    """`want` is how many claims it takes, `at_once` how many of them with one batch (None: all); `once` how many may be jobs with
+    a single attempt (None: all).
     `deliver` is called in the committing thread; it must be quick and must not raise. So are `failed`, with the error of a batch
     that could not bring anything, and `empty`, whenever a claim brought nothing for it."""
 
@@ -37,6 +38,7 @@ class Waiter:
         self.empty = empty
         self.lease = lease
         self.want = 0
+        self.at_once: int | None = None
         self.once: int | None = None
 
 
@@ -97,8 +99,9 @@ class _Desk:
         with self._lock:
             for waiter in self.waiters:
                 if waiter.want > 0:
+                    most = waiter.want if waiter.at_once is None else min(waiter.want, max(1, waiter.at_once))
                     n, once = sums.get(waiter.queues, (0, 0))
-                    sums[waiter.queues] = n + waiter.want, once + (waiter.want if waiter.once is None else waiter.once)
+                    sums[waiter.queues] = n + most, once + (most if waiter.once is None else waiter.once)
                     if waiter.empty is not None:
                         self._asked.append(waiter)
         if not sums:
@@ -122,6 +125,11 @@ class _Desk:
         deliveries: dict[Waiter, list[Claim]] = {}
         orphans: list[Claim] = []
         with self._lock:
+            if len(self.waiters) == 1 and self.waiters[0].want >= len(given):
+                # All that was claimed was claimed for the only one here.
+                self.waiters[0].want -= len(given)
+                deliveries[self.waiters[0]] = list(given)
+                given = ()
             for claim in given:
                 waiter = self._taker(claim)
                 if waiter is None:

@@ -15,8 +15,8 @@ from towpath.events import Bus
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.leases import Leases
-from towpath.runtime.pace import MAX_AHEAD
 
+MAX_CONCURRENCY = 10_000
 Mode = Literal["loop", "thread", "process"]
 
 
@@ -85,6 +85,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         for queue in self.queues:
             checks.pattern("queues", queue)
         checks.whole("len(queues)", len(self.queues), 1, checks.MAX_PATTERNS)
-        checks.whole("concurrency", self.concurrency, 1, MAX_AHEAD)
+        checks.whole("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         checks.whole("lease", checks.micros(self.lease, "lease"), 1)
         checks.micros(self.grace, "grace")

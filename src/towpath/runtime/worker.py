@@ -125,6 +125,7 @@ class Worker:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
+        self._pace.fed()
         self._buffer.extend(claims)
         if self._stopping:
             self._give_back()
@@ -133,29 +134,30 @@ class Worker:
 
     def _fill(self) -> None:
         """Start what there are slots for."""
-        while self._buffer and self._free() > 0:
-            claim = self._buffer.popleft()
+        buffer, free = self._buffer, self._free()
+        while buffer and free > 0:
+            claim = buffer.popleft()
             attempt = self._make(claim)
             if attempt is None:
                 self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
             else:
                 self._begin(Run(claim, attempt))
+                free -= 1
 
     def _begin(self, run: Run) -> None:
-        if run.claim.job.id in self._runs:
+        job, attempt = run.claim.job, run.attempt
+        if job.id in self._runs:
             # The ledger gave us the job again, so the claim of the one that still runs is lost.
-            self._strays.add(self._runs[run.claim.job.id])
-            self._on_lost(run.claim.id)
-        self._runs[run.claim.job.id] = run
-        attempt = run.attempt
+            self._strays.add(self._runs[job.id])
+            self._on_lost(job.id)
+        self._runs[job.id] = run
         if self._office.bus.wants(JobStarted):
-            job = run.claim.job
             # Not `started_at`: a claim may have lain in the buffer since.
             waited = max(0, self._office.clock.now() - job.ready_at) / SECOND
             self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
             # Not by the loop's own method, which costs half as much again; a task factory is nothing a handler needs.
-            run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=run.claim.job.kind)
+            run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=job.kind)
         elif attempt.mode == "thread":
             self._threads.submit(attempt.run, lambda settle, error: self._ended(run, settle, error))
         else:
@@ -240,11 +242,15 @@ class Worker:
         if sending:
             self._outbox.send()
         self._fill()
+        if not self._buffer and self._free() > 0:
+            self._pace.starved()
 
     def _ask_for_more(self, kick: bool) -> None:
-        free = self._free()
+        free, ahead = self._free(), self._pace.ahead()
         self._waiter.once = max(0, free - len(self._buffer))
-        missing = free + self._pace.ahead() - len(self._buffer) - self._waiter.want
+        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+        self._waiter.at_once = free + (ahead + 1) // 2
+        missing = free + ahead - len(self._buffer) - self._waiter.want
         if missing > 0:
             self._office.dispatcher.more(self._waiter, missing, kick)
 

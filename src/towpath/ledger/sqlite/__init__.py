@@ -62,6 +62,7 @@ class SqliteLedger:
         self._pid = os.getpid()
         self._forked = False
         self._jumps = Jumps()
+        self._known_schema = len(migrations.steps())
         self._closed = False
         self._unchecked = 0
         self._inside: int | None = None
@@ -80,19 +81,22 @@ class SqliteLedger:
             self._wake = Wake(self.path)
             stack.callback(self._wake.close)
             self._presence = Presence(self.path)
+            stack.callback(self._presence.close)
             self._opened = stack.pop_all()
         _open_here.add(self)
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
         now = self._now(now)
-        check_commands(commands)
+        spec = quick.lone_spec(commands)
+        if spec is None:
+            check_commands(commands)
         with self._write_lock:
             self._guard()
             self._inside = threading.get_ident()
             try:
                 with self._turnstile:
-                    answers, wrote = self._transact(commands, now)
+                    answers, wrote = (spec and self._append_alone(spec, now)) or self._transact(commands, now)
                 # After the commit: what went into a file that nobody finds again is not acknowledged.
                 self._presence.check_file()
                 self._fault("committed")
@@ -108,6 +112,29 @@ class SqliteLedger:
             finally:
                 self._inside = None
         return answers
+
+    def _append_alone(self, spec: Spec, now: int) -> tuple[list[Answer], bool] | None:
+        """The commonest batch. None if it is not so plain, or if the store found something wrong with it: the general way does
+        it again, and knows what to say."""
+        db = self._db
+        try:
+            self._undo(db)
+            db.execute("BEGIN IMMEDIATE")
+            self._fault("begun")
+            placed = quick.append(db, spec, now, self._begin_quickly)
+            if placed is None:
+                db.execute("ROLLBACK")
+                return None
+            self._fault("played")
+            self._fault("written")
+            db.execute("COMMIT")
+        except (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, *_DEFECTS):
+            self._undo(db)
+            return None
+        except BaseException:
+            self._undo(db)
+            raise
+        return [placed], True
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
         spoiled: dict[str, Refused] = {}
@@ -142,13 +169,7 @@ class SqliteLedger:
             # Inside the try: an interrupt is raised when the statement has already begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            spec = quick.lone_spec(commands)
-            placed = None if spec is None else quick.append(db, spec, now, self._begin_quickly)
-            if placed is not None:
-                self._fault("played")
-                answers, wrote = [placed], True
-            else:
-                answers, wrote = self._play(commands, now, spoiled, run)
+            answers, wrote = self._play(commands, now, spoiled, run)
             self._fault("written")
             db.execute("COMMIT" if wrote else "ROLLBACK")
         except BaseException:
@@ -175,14 +196,15 @@ class SqliteLedger:
         return answers, batch.wrote
 
     def _begin_quickly(self, schema: int, min_schema: int, now: int) -> None:
-        migrations.check_schema(self.path, schema, min_schema)
+        if min_schema > self._known_schema:
+            migrations.check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
     def _checkpoint(self, commands: Sequence[Command]) -> None:
         """Between batches and outside the turn: others may write meanwhile. It may fail (somebody else is at it, or the disk
         is full), but the batch is committed all the same, so the next one tries again. How long the log is, is asked only
         now and then: a hook that is told at every commit costs each of them a call into Python."""
-        self._unchecked += sum([_weight(command) for command in commands])
+        self._unchecked += _weight(commands)
         if self._unchecked < CHECK_EVERY:
             return
         with suppress(apsw.Error):
@@ -328,14 +350,17 @@ class SqliteLedger:
             raise translate(error, self.path, self._options, db) from error
 
 
-def _weight(command: Command) -> int:
-    """About how many pages a command writes, or less."""
-    if type(command) is Append:
-        specs = command.specs
-        return len(specs) + (sum([len(spec.payload) for spec in specs]) if len(specs) > 1 else len(specs[0].payload)) // 4096
-    if type(command) is Settle and type(command.outcome) is Done and command.outcome.result is not None:
-        return 1 + len(command.outcome.result) // 4096
-    return 1
+def _weight(commands: Sequence[Command]) -> int:
+    """About how many pages they write, or less."""
+    pages, size = len(commands), 0
+    for command in commands:
+        if type(command) is Settle:
+            if type(command.outcome) is Done and command.outcome.result is not None:
+                size += len(command.outcome.result)
+        elif type(command) is Append:
+            pages += len(command.specs)
+            size += sum([len(spec.payload) for spec in command.specs])
+    return pages + size // 4096
 
 
 _open_here: WeakSet[SqliteLedger] = WeakSet()

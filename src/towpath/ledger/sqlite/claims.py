@@ -10,8 +10,8 @@ import msgspec
 
 from towpath.core.checks import matches
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
+from towpath.core.job import READY, RUNNING, Job, Reason, State
 from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Job, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.ledger.sqlite import endings, jobs
@@ -57,7 +57,7 @@ def claim(batch: Batch, command: Claim) -> Claimed:
     endings.expire(batch, PROMOTE)
     for want in command.wants:
         offers = [_offer(batch, command, row, want.n) for row in _wanted_queues(batch, want)]
-        chosen = list(_merged(offers, want))
+        chosen = _all_of(offers, want) or list(_merged(offers, want))
         _take(batch, command, chosen)
         for offer in offers:
             _charge(batch, offer)
@@ -152,6 +152,14 @@ def _order(job: Job) -> tuple[int, int]:
     return job.priority, job.seq
 
 
+def _all_of(offers: list[_Offer], want: Want) -> list[Job]:
+    """The jobs of the only offer, which holds no more than is wanted: most claims. Else nothing."""
+    if len(offers) != 1 or (want.once is not None and 1 in [job.max_attempts for job in offers[0].jobs]):
+        return []
+    offers[0].taken = len(offers[0].jobs)
+    return offers[0].jobs
+
+
 def _merged(offers: Sequence[_Offer], want: Want) -> Iterator[Job]:
     """The best n over all offers, each offer in its own order."""
     once = want.n if want.once is None else want.once
@@ -178,7 +186,8 @@ def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
         until = batch.now + command.lease
         seqs = array([job.seq for job in chosen])
         batch.db.execute(named("take"), (command.owner, until, command.lease, batch.now, seqs))
-        batch.move(Counter((job.queue, job.part, State.READY, State.RUNNING) for job in chosen))
+        places = Counter([(job.queue, job.part) for job in chosen])
+        batch.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
 
 
 def _charge(batch: Batch, offer: _Offer) -> None:

@@ -16,7 +16,7 @@ from towpath.core.lifecycle import awaken, purge_time
 from towpath.ledger.sqlite import appends
 from towpath.ledger.sqlite.batch import Batch, GroupRow, moved
 from towpath.ledger.sqlite.db import array, named, one, rows
-from towpath.ledger.sqlite.jobs import by_seq
+from towpath.ledger.sqlite.jobs import Held, by_seq
 
 Ending = tuple[list[int], State, Reason]
 
@@ -80,11 +80,11 @@ def _end(batch: Batch, jobs: Sequence[Job], state: State, reason: Reason) -> Non
     free_keys(batch, jobs)
 
 
-def purge_of(batch: Batch, job: Job, state: State) -> int | None:
+def purge_of(batch: Batch, job: Job | Held, state: State) -> int | None:
     return purge_time(state, batch.now, job.retention, batch.queue(job.queue).retention)
 
 
-def free_keys(batch: Batch, jobs: Iterable[Job]) -> None:
+def free_keys(batch: Batch, jobs: Iterable[Job | Held]) -> None:
     held = [(namespace(job.queue), job.key, job.seq) for job in jobs if job.key is not None]
     if held:
         batch.db.execute(named("free_keys"), (batch.now, array(held)))

@@ -9,7 +9,7 @@ import apsw
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
-from towpath.core.job import BODIES, COLUMNS, Job
+from towpath.core.job import BODIES, COLUMNS, Job, Reason, State
 from towpath.ledger.sqlite.db import array, insert, one, rows
 
 PART = 1024 * 1024
@@ -34,6 +34,12 @@ def as_json(changes: Mapping[str, str] | None = None, table: str = "j") -> str:
 AS_JSON = as_json()
 BY_ID = f"SELECT json_group_array({AS_JSON}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value"
 BY_SEQ = f"SELECT json_group_array({AS_JSON}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.seq = v.value"
+HELD = """
+SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
+    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
+FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
+"""
 _BODIES = """
 SELECT json_group_array(json_array(slot, length(data))), CAST(group_concat(data, '') AS BLOB)
 FROM (SELECT b.slot, b.data FROM json_each(?) v
@@ -44,6 +50,28 @@ _SIZES = """
 SELECT json_group_array((SELECT coalesce(sum(length(b.data)), 0) FROM towpath_body b
     WHERE b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191)) FROM json_each(?) v
 """
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend on it?"""
+
+    id: str
+    seq: int
+    queue: str
+    part: str | None
+    state: State
+    attempts: int
+    failures: int
+    losses: int
+    max_attempts: int
+    fence: int
+    settled_fence: int
+    settled_as: State | None
+    cancel_requested: Reason | None
+    retention: int | None
+    group: str | None
+    key: str | None
+    edges: int
 
 
 def by_seq(db: apsw.Connection, seqs: Iterable[int]) -> list[Job]:

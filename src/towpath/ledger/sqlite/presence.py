@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -19,10 +20,19 @@ class Presence:
         self._file, self._log = str(path), f"{path}-wal"
         self._opened = _number(self._file), _number(self._log)
         self._due = 0.0
+        # Of the file without opening it: closing a second descriptor of it would drop SQLite's locks.
+        self._handle = os.open(self._file, os.O_PATH | os.O_CLOEXEC) if sys.platform == "linux" else -1
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
     def check_file(self) -> None:
-        """After a commit, before it is acknowledged."""
-        if _number(self._file) != self._opened[0]:
+        """After a commit, before it is acknowledged: is what was committed in a file that still has a name? If it was given
+        another name, nothing is lost, and the next look sees it."""
+        gone = os.fstat(self._handle).st_nlink == 0 if self._handle >= 0 else _number(self._file) != self._opened[0]
+        if gone:
             self._due = 0.0
         self.check()
 

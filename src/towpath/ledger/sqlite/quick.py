@@ -13,7 +13,7 @@ import apsw
 from towpath.core.admission import new_job
 from towpath.core.commands import Append, Appended, Command, Placed
 from towpath.core.job import READY, Spec
-from towpath.ledger.sqlite.db import named, one
+from towpath.ledger.sqlite.db import named
 from towpath.ledger.sqlite.jobs import insert_job
 
 
@@ -29,7 +29,7 @@ def lone_spec(commands: Sequence[Command]) -> Spec | None:
 def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[int, int, int], None]) -> Appended | None:
     """Inside a transaction; None if it is not plain after all, and then nothing is written. `begin` hears of the schema,
     the least schema and the ledger's time first, and may raise."""
-    schema, min_schema, seq, version, last, takes_all, known = one(db, named("plain_ground"), (spec.queue, spec.id))
+    ((schema, min_schema, seq, version, last, takes_all, known),) = db.execute(named("plain_ground"), (spec.queue, spec.id))
     if not takes_all or known:
         return None
     now = max(now, last)

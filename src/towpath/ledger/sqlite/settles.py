@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -12,10 +11,9 @@ import msgspec
 from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, Progress, Progressed, Renew, Renewed, Settle, Settled
 from towpath.core.job import (
-    CANCELED,
     DONE,
-    FAILED,
     FINISHED,
+    RUNNING,
     Done,
     Fail,
     Job,
@@ -33,22 +31,18 @@ from towpath.errors import LostClaim, Refused
 from towpath.ledger.sqlite import appends, endings, guests, notes
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import array, named, one, rows
-from towpath.ledger.sqlite.jobs import AS_JSON, CURSOR, ERROR, RESULT, SLOTS, by_id, parts, put_bodies
+from towpath.ledger.sqlite.jobs import CURSOR, ERROR, HELD, RESULT, SLOTS, Held, by_id, parts, put_bodies
 
-# Running jobs by id, each with whether anything depends on it.
-_HELD = f"""
-SELECT json_group_array(json_array({AS_JSON}, EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
-FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
-"""
+Settling = Job | Held
 
 
 class _Gathered(msgspec.Struct):
     """A stretch of settles that can be written together because none of them has consequences for the others."""
 
-    done: list[Job] = []
-    over: list[tuple[Job, Change]] = []
+    done: list[Settling] = []
+    over: list[tuple[Settling, Change]] = []
     """Failed or canceled, with nobody who waits for them and no group."""
-    again: list[tuple[Job, Change]] = []
+    again: list[tuple[Settling, Change]] = []
     bodies: list[tuple[int, bytes]] = []
     with_edges: list[int] = []
 
@@ -72,38 +66,46 @@ def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refus
 def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | Refused]) -> tuple[_Gathered, str | None]:
     """Gather from the start as far as possible. Also the group that the last one leaves without unfinished members."""
     gathered = _Gathered([], [], [], [], [])
-    plain = list(takewhile(lambda command: not _needs_care(command), commands))
+    plain: list[Settle] = []
+    for command in commands:
+        if command.spawn or command.notes or command.within is not None:
+            break
+        plain.append(command)
     if not plain:
         return gathered, None
-    held = {job.id: (job, edges) for job, edges in rows(batch.db, _HELD, (array([c.id for c in plain]),), tuple[Job, int])}
+    held = {job.id: job for job in rows(batch.db, HELD, (array([c.id for c in plain]),), Held)}
     settled: dict[tuple[str, int], State] = {}
     for command in plain:
-        job, edges = held.get(command.id, (None, 0))
+        job = held.get(command.id)
         if (command.id, command.fence) in settled:
             answers.append(Settled(command.id, settled[command.id, command.fence]))
             continue
-        if job is None or job.state is not State.RUNNING or job.fence != command.fence:
+        if job is None or job.state is not RUNNING or job.fence != command.fence:
             over = job is not None and (job.id, job.fence) in settled
             answers.append(LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command))
             continue
-        change = settle(job, command.outcome, batch.now)
-        if change.state in (FAILED, CANCELED) and (edges or job.group is not None):
-            break
-        settled[job.id, job.fence] = change.state
-        answers.append(Settled(job.id, change.state))
-        _gather(batch, gathered, job, change, command.outcome)
-        if edges and change.state is State.DONE:
-            gathered.with_edges.append(job.seq)
-        if job.group is not None and change.state is State.DONE and _is_last(batch, job):
-            return gathered, job.group
+        state = DONE
+        if type(command.outcome) is Done:
+            gathered.done.append(job)
+            if command.outcome.result is not None:
+                gathered.bodies += parts(job.seq, RESULT, command.outcome.result)
+        else:
+            change = settle(job, command.outcome, batch.now)
+            state = change.state
+            if state in FINISHED and (job.edges or job.group is not None):
+                break
+            _gather(batch, gathered, job, change, command.outcome)
+        settled[job.id, job.fence] = state
+        answers.append(Settled(job.id, state))
+        if state is DONE:
+            if job.edges:
+                gathered.with_edges.append(job.seq)
+            if job.group is not None and _is_last(batch, job.group):
+                return gathered, job.group
     return gathered, None
 
 
-def _needs_care(command: Settle) -> bool:
-    return bool(command.spawn or command.notes or command.within is not None)
-
-
-def _gather(batch: Batch, gathered: _Gathered, job: Job, change: Change, outcome: Outcome) -> None:
+def _gather(batch: Batch, gathered: _Gathered, job: Settling, change: Change, outcome: Outcome) -> None:
     if change.state is DONE:
         gathered.done.append(job)
     else:
@@ -113,14 +115,13 @@ def _gather(batch: Batch, gathered: _Gathered, job: Job, change: Change, outcome
     gathered.bodies += _bodies(job, outcome)
 
 
-def _is_last(batch: Batch, job: Job) -> bool:
-    group = str(job.group)
+def _is_last(batch: Batch, group: str) -> bool:
     batch.count_member(group, State.DONE, Reason.NONE, False)
     row = batch.group(group)
     return row is not None and row.unfinished == 0 and row.state in (GroupState.SEALED, GroupState.ABORTING)
 
 
-def _bodies(job: Job, outcome: Outcome) -> Iterable[tuple[int, bytes]]:
+def _bodies(job: Settling, outcome: Outcome) -> Iterable[tuple[int, bytes]]:
     if type(outcome) is Done:
         return () if outcome.result is None else parts(job.seq, RESULT, outcome.result)
     if isinstance(outcome, Retry | Refuse | Fail | Stop) and outcome.error is not None:
@@ -128,7 +129,7 @@ def _bodies(job: Job, outcome: Outcome) -> Iterable[tuple[int, bytes]]:
     return ()
 
 
-def _refund(batch: Batch, job: Job) -> None:
+def _refund(batch: Batch, job: Settling) -> None:
     """An attempt that did not begin gives its permit back."""
     row = batch.change_queue(job.queue)
     row.next_at = spend(row.next_at, row.rate, batch.now, -1)
@@ -137,7 +138,7 @@ def _refund(batch: Batch, job: Job) -> None:
         slot.next_at = spend(slot.next_at, slot.rate, batch.now, -1)
 
 
-def _not_held(batch: Batch, job: Job | None, command: Settle) -> Settled | Refused:
+def _not_held(batch: Batch, job: Settling | None, command: Settle) -> Settled | Refused:
     if job is not None:
         fence, state = job.settled_fence, job.settled_as
     else:
@@ -149,10 +150,13 @@ def _not_held(batch: Batch, job: Job | None, command: Settle) -> Settled | Refus
 
 def _write(batch: Batch, gathered: _Gathered) -> None:
     moves: Counter[tuple[str, str | None, State | None, State | None]] = Counter()
-    by_time: dict[int | None, list[int]] = {}
+    alike: dict[tuple[str, str | None, int | None], list[Settling]] = {}
     for job in gathered.done:
-        by_time.setdefault(endings.purge_of(batch, job, State.DONE), []).append(job.seq)
-        moves[job.queue, job.part, State.RUNNING, State.DONE] += 1
+        alike.setdefault((job.queue, job.part, job.retention), []).append(job)
+    by_time: dict[int | None, list[int]] = {}
+    for (queue, part, _), jobs in alike.items():
+        by_time.setdefault(endings.purge_of(batch, jobs[0], DONE), []).extend([job.seq for job in jobs])
+        moves[queue, part, RUNNING, DONE] += len(jobs)
     for purge_at, seqs in by_time.items():
         batch.db.execute(named("settle_done"), (batch.now, purge_at, array(seqs)))
     if gathered.over:
@@ -171,7 +175,7 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
         endings.release(batch, gathered.with_edges)
 
 
-def _write_over(batch: Batch, over: Sequence[tuple[Job, Change]]) -> None:
+def _write_over(batch: Batch, over: Sequence[tuple[Settling, Change]]) -> None:
     ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, endings.purge_of(batch, job, c.state)) for job, c in over]
     batch.db.execute(named("settle_over"), (batch.now, array(ends)))
 
