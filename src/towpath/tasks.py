@@ -22,7 +22,7 @@ from towpath.core.commands import Append
 from towpath.core.job import After, Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting, ids_of
+from towpath.handles import JobHandle, collecting, id_of, ids_of
 from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.lineage import inherited, running
@@ -98,13 +98,13 @@ class Task(Generic[P, R]):
         spec = self.spec_for(args, kwargs)
         if (batch := collecting(self.app)) is not None:
             return batch.collect(spec, self.decode_result)
-        return JobHandle(self.app, ids_of(self.app.call(Append((spec,))))[0], self.decode_result)
+        return JobHandle(self.app, id_of(self.app.call(Append((spec,)))), self.decode_result)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         spec = self.spec_for(args, kwargs)
         if (batch := collecting(self.app)) is not None:
             return batch.collect(spec, self.decode_result)
-        return JobHandle(self.app, ids_of(await self.app.acall(Append((spec,))))[0], self.decode_result)
+        return JobHandle(self.app, id_of(await self.app.acall(Append((spec,)))), self.decode_result)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Write down many calls (`task.of(...)`), all or none, in one commit."""

@@ -81,7 +81,10 @@ class Append(_Value, frozen=True, gc=False, tag="append"):
     specs: tuple[Spec, ...]
 
     def __post_init__(self) -> None:
-        force_setattr(self, "specs", all_of("specs", self.specs, Spec))
+        specs = self.specs
+        if type(specs) is tuple and len(specs) == 1 and type(specs[0]) is Spec:
+            return
+        force_setattr(self, "specs", all_of("specs", specs, Spec))
         if not 1 <= len(self.specs) <= MAX_SPECS:
             raise InvalidInput(field="specs", value=f"{len(self.specs)} specs", expected=f"1 to {MAX_SPECS}")
 

@@ -66,6 +66,8 @@ class Committer:
         self._waiting_for_room: deque[TaskTicket] = deque()
         self._demands: list[Demand] = []
         self._kicked = False
+        self._idle = False
+        """The thread waits for work, and nobody has told it of any."""
         self._closing = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
@@ -137,7 +139,9 @@ class Committer:
             raise LedgerClosed(path="the engine")
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
-        self._work.notify()
+        if self._idle:
+            self._idle = False
+            self._work.notify()
 
     def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
         with self._lock:
@@ -269,7 +273,9 @@ class Committer:
         while True:
             with self._lock:
                 while not (self._first or self._rest or self._kicked or self._closing):
+                    self._idle = True
                     self._work.wait()
+                self._idle = False
                 if self._failures and not self._closing:
                     self._work.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
                 if self._closing and not (self._first or self._rest):

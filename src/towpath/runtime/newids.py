@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 
 from towpath.clock import SystemClock
 from towpath.core.ids import IdSource
 
-_BLOCK = 4096
-
-
-class _Entropy:
-    """Random bytes from the system, many at a time: a system call for each id would cost more than the id."""
-
-    def __init__(self) -> None:
-        self._stream = io.BytesIO()
-
-    def take(self, n: int) -> bytes:
-        taken = self._stream.read(n)
-        if len(taken) < n:
-            self._stream = io.BytesIO(os.urandom(_BLOCK))
-            taken = self._stream.read(n)
-        return taken
-
 
 class _SharedSource:
     def __init__(self) -> None:
-        self._source = IdSource(_Entropy().take)
-        self._clock = SystemClock()
+        self._next = IdSource(os.urandom).new
+        self._now = SystemClock().now
         self._lock = threading.Lock()
 
     def new(self) -> str:
         with self._lock:
-            return self._source.new(self._clock.now())
+            return self._next(self._now())
 
 
 _source = _SharedSource()

@@ -39,8 +39,10 @@ class _Lone(Ticket):
     def __init__(self, command: Command) -> None:
         self.commands = (command,)
         self.patient = False
-        self.early = isinstance(command, _EARLY)
-        self.room = len(command.specs) if isinstance(command, Append) else 0
+        if type(command) is Append:
+            self.early, self.room = False, len(command.specs)
+        else:
+            self.early, self.room = isinstance(command, _EARLY), 0
         self.weight = self.room or 1
         self.reply: Reply | None = None
 
