@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 
 from towpath.clock import SystemClock
 from towpath.core.ids import IdSource
 
+_BLOCK = 8192
+
+
+class _Entropy:
+    """Random bytes from the system, many at a time: a system call for each id would cost more than the id."""
+
+    def __init__(self) -> None:
+        self._stream = io.BytesIO()
+
+    def take(self, n: int) -> bytes:
+        taken = self._stream.read(n)
+        if len(taken) < n:
+            self._stream = io.BytesIO(os.urandom(_BLOCK))
+            taken = self._stream.read(n)
+        return taken
+
 
 class _SharedSource:
     def __init__(self) -> None:
-        self._next = IdSource(os.urandom).new
+        self._next = IdSource(_Entropy().take).new
         self._now = SystemClock().now
         self._lock = threading.Lock()
 

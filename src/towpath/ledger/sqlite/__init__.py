@@ -358,7 +358,7 @@ def _weight(commands: Sequence[Command]) -> int:
             if type(command.outcome) is Done and command.outcome.result is not None:
                 size += len(command.outcome.result)
         elif type(command) is Append:
-            pages += len(command.specs)
+            pages += len(command.specs) - 1
             size += sum([len(spec.payload) for spec in command.specs])
     return pages + size // 4096
 

@@ -1,0 +1,74 @@
+"""How far ahead a worker claims."""
+
+from __future__ import annotations
+
+from towpath.runtime.pace import MAX_AHEAD, MEMORY, Pace
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def working(seconds: float, jobs: int, commit: float) -> tuple[Pace, Time]:
+    """A worker that has run so many jobs in so many seconds, and whose commits take so long."""
+    time = Time()
+    pace = Pace(time)
+    pace.fed()
+    time.now += seconds
+    pace.committed(commit)
+    pace.ended(jobs)
+    return pace, time
+
+
+def test_a_new_worker_claims_for_its_slots_only() -> None:
+    assert Pace(Time()).ahead() == 0
+
+
+def test_as_much_as_starts_within_two_commits() -> None:
+    pace, _ = working(0.01, 100, commit=0.004)
+    assert pace.ahead() == 80
+
+
+def test_slow_jobs_are_not_hoarded() -> None:
+    pace, _ = working(10.0, 32, commit=0.004)
+    assert pace.ahead() == 1
+
+
+def test_waiting_for_claims_is_not_slowness() -> None:
+    pace, time = working(0.01, 100, commit=0.004)
+    for _ in range(5):
+        pace.starved()
+        time.now += 0.5 * MEMORY
+        pace.fed()
+        time.now += 0.01
+        pace.ended(100)
+    assert pace.ahead() == 80
+
+
+def test_jobs_that_do_not_end_slow_it_down_before_they_end() -> None:
+    pace, time = working(0.01, 100, commit=0.004)
+    time.now += 1.0
+    assert pace.ahead() == 1
+
+
+def test_what_was_long_ago_means_nothing() -> None:
+    pace, time = working(0.01, 100, commit=0.004)
+    pace.starved()
+    time.now += MEMORY + 0.1
+    pace.fed()
+    assert pace.ahead() == 0
+
+
+def test_there_is_an_end_to_it() -> None:
+    pace, _ = working(0.01, 100_000, commit=1.0)
+    assert pace.ahead() == MAX_AHEAD
+
+
+def test_a_slow_commit_counts_little_by_little() -> None:
+    pace, _ = working(0.01, 100, commit=0.004)
+    pace.committed(1.0)
+    assert 80 < pace.ahead() < 0.25 * 2 * 10_000
