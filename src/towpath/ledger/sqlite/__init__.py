@@ -26,14 +26,14 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import CommandFailed, Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
+from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import guests, migrations, quick, reads, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
-from towpath.ledger.sqlite.play import check_commands, first_specs, play
+from towpath.ledger.sqlite.play import OUR_OWN, Player, check_commands, first_specs, play, play_one_by_one
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
@@ -62,7 +62,6 @@ class SqliteLedger:
         self._pid = os.getpid()
         self._forked = False
         self._jumps = Jumps()
-        self._known_schema = len(migrations.steps())
         self._closed = False
         self._unchecked = 0
         self._inside: int | None = None
@@ -72,6 +71,7 @@ class SqliteLedger:
             stack.callback(self._db.close)
             with self._translated(self._db):
                 migrations.migrate(self._db, self.path)
+            self._known_schema = len(migrations.steps())
             self._reader = connect_reader(self.path, self._options)
             stack.callback(self._reader.close)
             self._watcher = connect_reader(self.path, self._options)
@@ -128,7 +128,7 @@ class SqliteLedger:
             self._fault("played")
             self._fault("written")
             db.execute("COMMIT")
-        except (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, *_DEFECTS):
+        except (*OUR_OWN, *_DEFECTS):
             self._undo(db)
             return None
         except BaseException:
@@ -147,7 +147,7 @@ class SqliteLedger:
 
     def _play_safely(self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]) -> tuple[list[Answer], bool]:
         try:
-            return self._attempt(commands, now, spoiled, _together)
+            return self._attempt(commands, now, spoiled, play)
         except apsw.Error as error:
             if not isinstance(translate(error, self.path, self._options), StoreFailed):
                 raise
@@ -155,12 +155,12 @@ class SqliteLedger:
             # A defect, or data that was tampered with. It must not take its neighbours along.
             pass
         try:
-            return self._attempt(commands, now, spoiled, _one_by_one)
+            return self._attempt(commands, now, spoiled, play_one_by_one)
         except _DEFECTS as error:
             raise Damaged(path=str(self.path), why=f"{type(error).__name__}: {error}") from error
 
     def _attempt(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
     ) -> tuple[list[Answer], bool]:
         db = self._db
         answers: list[Answer]
@@ -184,7 +184,7 @@ class SqliteLedger:
             db.execute("ROLLBACK")
 
     def _play(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Runner
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
     ) -> tuple[list[Answer], bool]:
         batch = Batch(self._db, now, self._jumps, first_specs(commands))
         batch.spoiled = spoiled
@@ -378,35 +378,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
-Runner = Callable[[Batch, Sequence[Command]], list[Answer]]
-
-
-def _together(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
-    return play(batch, commands)
-
-
-def _one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
-    """Each command under a savepoint of its own, so that one which raises is undone alone."""
-    answers: list[Answer] = []
-    for command in commands:
-        mark = batch.mark()
-        batch.db.execute("SAVEPOINT towpath_command")
-        try:
-            played = play(batch, [command])
-            batch.flush()
-            answers += played
-        except guests.TransactionEnded:
-            raise
-        except Exception as error:
-            if isinstance(error, apsw.Error) and not isinstance(
-                error, apsw.ConstraintError | apsw.SQLError | apsw.MismatchError | apsw.TooBigError
-            ):
-                raise
-            batch.db.execute("ROLLBACK TO towpath_command")
-            batch.forget(mark)
-            answers.append(CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}"))
-        batch.db.execute("RELEASE towpath_command")
-    return answers
 
 
 def _no_fault(point: str) -> None:

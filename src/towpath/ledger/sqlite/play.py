@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import apsw
 import msgspec
 
 from towpath.core.commands import (
@@ -35,13 +36,16 @@ from towpath.core.commands import (
 )
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Spec, State
-from towpath.errors import InvalidInput, Refused
+from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.sqlite import appends, bulk, claims, jobs, notes, settings, settles, upkeep
+from towpath.ledger.sqlite import appends, bulk, claims, guests, jobs, notes, settings, settles, upkeep
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import named, one
 
 READ_AHEAD = 5000
+Player = Callable[[Batch, Sequence[Command]], list[Answer]]
+OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
+"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
 
 _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Claim: claims.claim,
@@ -70,6 +74,28 @@ def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
             answers += settles.settle_run(batch, run)
         else:
             answers += [_single(batch, command) for command in run]
+    return answers
+
+
+def play_one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+    """Each command under a savepoint of its own, so that one which raises is undone alone."""
+    answers: list[Answer] = []
+    for command in commands:
+        mark = batch.mark()
+        batch.db.execute("SAVEPOINT towpath_command")
+        try:
+            played = play(batch, [command])
+            batch.flush()
+            answers += played
+        except guests.TransactionEnded:
+            raise
+        except Exception as error:
+            if isinstance(error, apsw.Error) and not isinstance(error, OUR_OWN):
+                raise
+            batch.db.execute("ROLLBACK TO towpath_command")
+            batch.forget(mark)
+            answers.append(CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}"))
+        batch.db.execute("RELEASE towpath_command")
     return answers
 
 
