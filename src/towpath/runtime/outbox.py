@@ -61,7 +61,7 @@ class Outbox:
     def send(self) -> None:
         ends, self._ends = self._ends, []
         self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
-        self._pace.ended(len(ends))
+        self._pace.ended(len(ends), sum([spent for _, _, spent, _ in ends]))
         for start in range(0, len(ends), AT_ONCE):
             self._post(ends[start : start + AT_ONCE])
 
