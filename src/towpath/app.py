@@ -15,6 +15,7 @@ from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
+from towpath.runtime.depths import Depths
 from towpath.runtime.engine import Engine
 from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
@@ -44,6 +45,7 @@ class App(Engine):
         self.declared: dict[str, Schedule] = {}
         """The schedules that the code declares. A worker writes them down when it starts."""
         self._scheduler = Scheduler(self)
+        self._depths = Depths(self)
 
     def __repr__(self) -> str:
         return f"<App {self.url}>"
@@ -155,7 +157,8 @@ class App(Engine):
         await Service(self, options).arun()
 
     def _due(self, now: int) -> int | None:
-        return self._scheduler.due(now)
+        times = [self._scheduler.due(now), self._depths.due(now)]
+        return min((time for time in times if time is not None), default=None)
 
     def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
         """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move. With `database`

@@ -171,6 +171,20 @@ class QueueFullSeen(Event):
     depth: int
     capacity: int
     asked: int = 1
+    retry_after: float = 1.0
+    """Seconds after which it is worth another try."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeep(Event):
+    """As many wait in a queue as its `warn_depth`. Told once by the caretaker, and again only after it was below."""
+
+    sentence = "queue {queue} is deep: {depth} waiting, warn_depth {warn_depth}"
+    level = logging.WARNING
+
+    queue: str
+    depth: int
+    warn_depth: int
 
 
 # Workers and upkeep
@@ -245,7 +259,7 @@ class ScheduleFired(Event):
 
 KINDS: tuple[type[Event], ...] = (
     *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
-    *(BatchCommitted, BatchFailed, QueueFullSeen),
+    *(BatchCommitted, BatchFailed, QueueFullSeen, QueueDeep),
     *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired),
 )
 

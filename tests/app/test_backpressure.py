@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 from towpath import App, Query, State
+from towpath.errors import InvalidInput, QueueFull
+from towpath.events import QueueDeep
+from towpath.runtime.depths import Depths
 from towpath.runtime.pace import Pace
+from towpath.testing.clock import ManualClock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -126,3 +130,66 @@ def test_short_jobs_are_claimed_ahead_of_their_slots() -> None:
         pace.ended(200, 200 * 0.0004)
         pace.committed(0.010)
     assert 300 <= pace.ahead() <= 500
+
+
+def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
+    with App("memory://") as app:
+        queue = app.queue("small")
+        queue.configure(capacity=1)
+        queue.put(b"fits")
+        with pytest.raises(QueueFull, match="1 of 1 waiting, 1 more asked; try again in 1.0 s") as refused:
+            queue.put(b"does not")
+        assert refused.value.retry_after == 1.0
+        assert refused.value.retryable
+
+
+def test_a_deep_queue_is_told_once_until_it_was_below(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    with App("memory://", clock=clock) as app, app.bus.collect(QueueDeep) as told:
+        queue, depths = app.queue("deep"), Depths(app)
+        assert depths.due(clock.now()) is None
+        queue.configure(warn_depth=3, capacity=10)
+        assert queue.warn_depth() == 3
+
+        def look() -> list[int]:
+            assert depths.due(clock.advance(1)) == clock.now() + 1_000_000
+            return [event.depth for event in told.events]
+
+        queue.put_many([b"1", b"2"])
+        assert look() == []
+        queue.put_many([b"3", b"4"])
+        assert look() == [4]
+        queue.put(b"5")
+        assert look() == [4]
+        for message in queue.get_many(3):
+            message.ack()
+        assert look() == [4]
+        queue.put(b"6")
+        assert look() == [4, 3]
+        assert told.events[-1] == QueueDeep("deep", 3, 3)
+        assert [record.getMessage() for record in caplog.records] == [
+            "queue deep is deep: 4 waiting, warn_depth 3",
+            "queue deep is deep: 3 waiting, warn_depth 3",
+        ]
+        queue.configure(warn_depth=None)
+        assert queue.warn_depth() is None
+        assert depths.due(clock.advance(1)) is None
+
+
+def test_a_worker_tells_of_a_deep_queue() -> None:
+    with App("memory://") as app, app.bus.collect(QueueDeep) as told:
+        app.queue("deep").configure(warn_depth=2)
+        app.queue("deep").put_many([b"1", b"2"])
+        app.attend()
+        assert told.expect(timeout=10) == [QueueDeep("deep", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [({"warn_depth": 0}, "^warn_depth is 0"), ({"warn_depth": 5, "capacity": 4}, "^warn_depth is 5: at most")],
+)
+def test_a_bad_warn_depth_changes_nothing(limits: dict[str, int], why: str) -> None:
+    with App("memory://") as app:
+        with pytest.raises(InvalidInput, match=why):
+            app.queue("q").configure(cap=1, **limits)  # type: ignore[arg-type]
+        assert app.queue("q").stats().cap is None
