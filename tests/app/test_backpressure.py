@@ -137,7 +137,7 @@ def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
         queue = app.queue("small")
         queue.configure(capacity=1)
         queue.put(b"fits")
-        with pytest.raises(QueueFull, match="1 of 1 waiting, 1 more asked; try again in 1.0 s") as refused:
+        with pytest.raises(QueueFull, match=r"1 of 1 waiting, 1 more asked; try again in 1.0 s") as refused:
             queue.put(b"does not")
         assert refused.value.retry_after == 1.0
         assert refused.value.retryable

@@ -119,7 +119,7 @@ def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled
     outcome: Any = settle.outcome
     error = getattr(outcome, "error", None)
     name = str(type(outcome).__struct_config__.tag)
-    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
+    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error, job.group)
 
 
 def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:

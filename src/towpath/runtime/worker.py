@@ -102,6 +102,11 @@ class Worker:
         if self._ruin is not None:
             raise self._ruin
 
+    @property
+    def running(self) -> list[Run]:
+        """What runs here now; from any thread."""
+        return self._all()
+
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
             self._office.bus.publish(event)
