@@ -7,11 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import towpath
 from tests.engine.test_worker import working
-from towpath import App
+from towpath import App, Claim
+from towpath.attempts import Attempt
+from towpath.commands import Progress
 from towpath.display import drawn, sentence
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
@@ -222,3 +225,16 @@ def test_a_tally_forgets() -> None:
 )
 def test_sizes_for_people(count: float, text: str) -> None:
     assert size_of(count) == text
+
+
+def test_what_a_handler_in_another_process_says_is_seen(app: App) -> None:
+    """It comes as a message through the pipe."""
+
+    @app.task(process=True)
+    def fetch() -> None:
+        raise NotImplementedError
+
+    job = msgspec.structs.replace(fetch.enqueue().status(), fence=1)
+    attempt = Attempt(app, Claim(job), fetch)
+    assert attempt.heard(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
+    assert attempt.running.at == (4, 10)
