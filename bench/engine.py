@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from ledger import specs, sync_rate
 from peers import IN_TURNS, Contest
 from raw import Raw
+from rounds import Alternating, Report
 from stage import ARGUMENT, Ours
 
 TARGETS = {
@@ -59,53 +60,12 @@ class Sizes:
         self.memory = 0 if quick else 1_000_000
 
 
-class Report:
-    def __init__(self) -> None:
-        self.ratios: dict[str, float] = {}
-        self.latency: dict[str, float] = {}
-        print(f"{'':20} {'ratio':>7} {'target':>7} {'ours/s':>9} {'other/s':>9}")
-
-    def ratio(self, name: str, ours: list[float], other: list[float]) -> None:
-        """Two rates, measured in turns."""
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, other, strict=True))
-        self.ratios[name] = round(ratio, 3)
-        rates = f"{statistics.median(ours):9,.0f} {statistics.median(other):9,.0f}"
-        print(
-            f"{name:20} {ratio:7.2f} {TARGETS[name]:7.2f} {rates}{'' if ratio >= TARGETS[name] else '  below target'}",
-            flush=True,
-        )
-
-    @staticmethod
-    def limit(name: str, value: float, most: float, unit: str) -> None:
-        print(f"{name:20} {value:7.2f} {most:7.2f} {unit}{'' if value <= most else '  above target'}", flush=True)
-
-
 def rate(count: int, run: Callable[[], object]) -> float:
     """How many a second."""
     gc.collect()
     started = time.perf_counter()
     run()
     return count / (time.perf_counter() - started)
-
-
-class Alternating:
-    """Named runs that take turns; the first turn of each is a warm-up and does not count. On a slow machine there are fewer
-    rounds, but at least three: none begins after `budget` seconds."""
-
-    def __init__(self, rounds: int, runs: Mapping[str, Callable[[], float]], budget: float) -> None:
-        self.rates: dict[str, list[float]] = {name: [] for name in runs}
-        until = time.monotonic() + budget
-        for turn in range(rounds + 1):
-            if turn > 3 and time.monotonic() > until:
-                return
-            for name, run in runs.items():
-                gc.collect()
-                measured = run()
-                if turn:
-                    self.rates[name].append(measured)
-
-    def __getitem__(self, name: str) -> list[float]:
-        return self.rates[name]
 
 
 def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
@@ -259,7 +219,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
         print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL")
-        report = Report()
+        report = Report(TARGETS)
         for bench in (bench_enqueues, bench_latency, bench_jobs, bench_rest):
             bench(folder, report, sizes)
     ratios = {name: report.ratios[name] for name in TARGETS}

@@ -26,7 +26,8 @@ _TASKS = ("codec", "control", "handles", "options", "tasks")
 MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "errors": (),
     "clock": (),
-    "events": (),
+    "collected": (),
+    "events": ("collected",),
     "core": ("errors",),
     "ledger": ("core", "errors", "clock"),
     "ledger.sql": ("errors",),
@@ -43,6 +44,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "queues": ("core", "ledger", "runtime", *_BASE),
     "messages": ("core", "ledger", "runtime", "codec", "queues", *_BASE),
     "schedules": ("core", "ledger", "runtime", *_BASE),
+    "bandwidth": ("core", "clock"),
     "settings": ("core", "errors"),
     "codec": ("errors",),
     "control": ("core",),
@@ -54,8 +56,10 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "timetable": (*_TASKS, "schedules", *_FRONT),
     "attempts": (*_TASKS, "context", "tracing", *_FRONT),
     "service": (*_TASKS, "attempts", "context", "schedules", "settings", "timetable", *_FRONT),
+    "progress": ("attempts", "context", *_FRONT),
+    "display": ("progress",),
     "app": (*_TASKS, "compose", "flows", "messages", "schedules", "service", "settings", "timetable", *_FRONT),
-    "": (*_TASKS, "app", "commands", "context", "flows", "messages", *_FRONT),
+    "": (*_TASKS, "app", "bandwidth", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
     "cli": ("", "app", "settings", "schedules", "commands", "http", "apps", *_BASE),
@@ -78,7 +82,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
 MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
     "ledger": ("ledger.memory", "ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote"),
     "testing": ("ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote", "http"),
-    "app": ("testing",),
+    "app": ("testing", "progress", "display"),
     "cli": ("metrics",),
 }
 # Third-party package -> the rooms that may import it.
@@ -90,7 +94,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
     "click": ("cli",),
-    "rich": ("cli",),
+    "rich": ("cli", "display"),
     "litestar": ("http",),
     "uvicorn": ("http",),
     "prometheus_client": ("metrics",),

@@ -28,6 +28,7 @@ SAYS = {
         "withdrawn: canceled handler",
         "revived: ready",
     ],
+    "progress.py": ["8 waiting", "progress.download: 8 done, 8,000,000 bytes", "8,000,000 bytes came through the limit"],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }

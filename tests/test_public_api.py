@@ -25,6 +25,7 @@ from towpath.runtime import newids
 SURFACE = [
     "After",
     "App",
+    "Bandwidth",
     "Call",
     "Cancel",
     "Claim",

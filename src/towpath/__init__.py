@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from towpath import commands, errors
     from towpath.app import App
+    from towpath.bandwidth import Bandwidth
     from towpath.context import Running, current
     from towpath.control import Cancel, Fail, Retry, Snooze
     from towpath.core.checks import micros
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "After",
     "App",
+    "Bandwidth",
     "Call",
     "Cancel",
     "Claim",
@@ -71,6 +73,7 @@ __all__ = [
 
 _HOMES = {
     "towpath.app": "App",
+    "towpath.bandwidth": "Bandwidth",
     "towpath.context": "Running current",
     "towpath.control": "Cancel Fail Retry Snooze",
     "towpath.core.checks": "micros",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from towpath.clock import Clock
 from towpath.codec import decode
@@ -15,7 +15,9 @@ from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
+from towpath.runtime.depths import Depths
 from towpath.runtime.engine import Engine
+from towpath.runtime.worker import Worker
 from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
@@ -24,6 +26,7 @@ from towpath.timetable import CronOptions, Scheduled, make_schedule
 
 if TYPE_CHECKING:
     from towpath.messages import Queue
+    from towpath.progress import KindHistory, Live, Snapshot
     from towpath.testing.app import Bench
 
 P = ParamSpec("P")
@@ -43,7 +46,11 @@ class App(Engine):
         """The tasks by their names, which are the kinds of their jobs."""
         self.declared: dict[str, Schedule] = {}
         """The schedules that the code declares. A worker writes them down when it starts."""
+        self.workers: list[Worker] = []
+        """The workers that run in this process."""
         self._scheduler = Scheduler(self)
+        self._depths = Depths(self)
+        self._live: Live | None = None
 
     def __repr__(self) -> str:
         return f"<App {self.url}>"
@@ -154,8 +161,32 @@ class App(Engine):
         """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
         await Service(self, options).arun()
 
+    def progress(self, group: str | None = None) -> Snapshot:
+        """What runs in this process, how far it is and what waits, without a query. The first call begins to watch."""
+        from towpath.progress import Live
+
+        if self._live is None or self._live.bus is not self.bus:
+            self._live = Live(self)
+        return self._live.snapshot(group)
+
+    def show_progress(
+        self, transfers: Mapping[str, str] | None = None, *, group: str | None = None, file: IO[str] | None = None
+    ) -> AbstractContextManager[None]:
+        """`with app.show_progress({"fetch": "downloading"}):` shows it live on a terminal (`file`, else stderr). `transfers` are
+        the kinds whose progress counts bytes, and what they are called."""
+        from towpath.display import shown
+
+        return shown(lambda: self.progress(group), transfers or {}, file)
+
+    def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
+        """What became of the jobs in the ledger, kind by kind: also of those that other processes ran. Reads all of them."""
+        from towpath.progress import history
+
+        return history(self.ledger, group)
+
     def _due(self, now: int) -> int | None:
-        return self._scheduler.due(now)
+        times = [self._scheduler.due(now), self._depths.due(now)]
+        return min((time for time in times if time is not None), default=None)
 
     def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
         """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move. With `database`

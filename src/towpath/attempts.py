@@ -155,6 +155,8 @@ class Attempt:
         report = _reports.decode(message)
         if isinstance(report, Answer):
             return self._settle_of(report)
+        if report.done is not None:
+            self.running.at = report.done, report.total
         self._app.committer.post([report], self.running.heard)
         return None
 

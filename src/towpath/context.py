@@ -74,6 +74,7 @@ class Running:
         "_token",
         "_waiting",
         "asked",
+        "at",
         "job",
         "lost",
         "task",
@@ -94,6 +95,8 @@ class Running:
         self._span = span
         self._waiting: Progress | None = None
         self._in_flight = False
+        self.at: tuple[int, int | None] | None = None
+        """How far it said it is, and of how much; for whoever watches."""
         self._token: Token[lineage.Running | None] | None = None
 
     @property
@@ -133,7 +136,8 @@ class Running:
         return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
-        """Say how far it is. Never waits; what is overtaken before it was written is left out."""
+        """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is left out."""
+        self.at = done, total
         self._post(Progress(self.id, self.fence, done, total))
 
     def checkpoint(self, cursor: Any) -> None:

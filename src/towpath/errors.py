@@ -117,8 +117,17 @@ class GroupClosed(Refused):
 
 
 class QueueFull(Refused):
-    sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again later"
+    """`retry_after` is a hint in seconds. It is fixed: a ledger does not measure how fast a queue drains."""
+
+    sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
     retryable = True
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(**{"retry_after": 1.0, **details})
+
+    @property
+    def retry_after(self) -> float:
+        return float(self.details["retry_after"])
 
 
 class NoteConflict(Refused):

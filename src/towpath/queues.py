@@ -9,6 +9,7 @@ print(orders.stats().counts.ready)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -16,8 +17,10 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from towpath.core import checks
 from towpath.core.commands import Command, SetPart, SetQueue
+from towpath.core.depths import KEY, changed, depths_of
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, PartView, QueueView
+from towpath.errors import InvalidInput, NoteConflict
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 
@@ -36,12 +39,13 @@ class QueueLimits(TypedDict, total=False):
     """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
 
     At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before `not_before`; at most `capacity` wait, more are
-    refused. Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+    refused with `QueueFull`; when `warn_depth` wait, the log says so once (`QueueDeep`). Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
 
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
     capacity: int | None
+    warn_depth: int | None
     retention: float | timedelta | None
     keep: int | None
 
@@ -87,10 +91,32 @@ class QueueGate(Gate):
 
     def configure(self, **limits: Unpack[QueueLimits]) -> None:
         """Set limits; see `QueueLimits`."""
-        self._host.committer.call(self._setting(**_fields(limits, QueueLimits)))
+        setting, *depth = self._settings(limits)
+        self._host.committer.call(setting)
+        for warn_depth in depth:
+            while True:
+                note = changed(self._host.ledger.note(KEY), self.name, warn_depth)
+                with contextlib.suppress(NoteConflict):
+                    self._host.committer.call(note)
+                    break
 
     async def aconfigure(self, **limits: Unpack[QueueLimits]) -> None:
-        await self._host.committer.acall(self._setting(**_fields(limits, QueueLimits)))
+        await asyncio.to_thread(lambda: self.configure(**limits))
+
+    def _settings(self, limits: QueueLimits) -> tuple[Any, ...]:
+        """The command, and the depth to warn at if that is to change: it is in a note of its own."""
+        fields = _fields(limits, QueueLimits)
+        if "warn_depth" not in fields:
+            return (self._setting(**fields),)
+        depth, capacity = fields.pop("warn_depth"), fields.get("capacity")
+        checks.optional_whole("warn_depth", depth, 1)
+        if depth is not None and isinstance(capacity, int) and depth > capacity:
+            raise InvalidInput(field="warn_depth", value=depth, expected=f"at most the capacity of {capacity}")
+        return self._setting(**fields), depth
+
+    def warn_depth(self) -> int | None:
+        """How many must wait before the log says so."""
+        return depths_of(self._host.ledger.note(KEY)).get(self.name)
 
     def stats(self) -> QueueView:
         """Its exact counts and its settings, now. One that nobody has used yet is empty and has no limits."""

@@ -49,6 +49,7 @@ class Staff(Office, RunningHost, ScheduleHost, Protocol):
 
     settings: Settings
     declared: dict[str, Schedule]
+    workers: list[Worker]
 
     def attend(self) -> None: ...
 
@@ -103,6 +104,7 @@ class Service:
             await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
         self._app.attend()
         working = asyncio.create_task(self._worker.run())
+        self._app.workers.append(self._worker)
         try:
             # With its first step it can be stopped.
             await asyncio.sleep(0)
@@ -111,6 +113,7 @@ class Service:
                 self._worker.stop()
             await working
         finally:
+            self._app.workers.remove(self._worker)
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.shell import Shell
-from towpath import App, Spec, schedules
+from towpath import App, Spec, commands, new_id, schedules
 from towpath.core.schedule import Schedule
 
 
@@ -117,3 +117,18 @@ def test_schedules_that_are_not_there(nightly: Shell) -> None:
 def test_no_schedules(shell: Shell) -> None:
     shell.put()
     assert "no schedules" in shell("schedules", "list").out
+
+
+def test_watching_shows_how_far_running_jobs_are(shell: Shell) -> None:
+    ledger, id = shell.ledger(), new_id()
+    ledger.apply([commands.Append((Spec(id=id, queue="net", kind="fetch"),))])
+    claim = commands.Claim(wants=(commands.Want("net", 2),), owner="me", lease=60_000_000)
+    (claimed,) = ledger.apply([claim])
+    assert isinstance(claimed, commands.Claimed)
+    ledger.apply([commands.Progress(id, claimed.claims[0].fence, 25, 100)])
+    ledger.close()
+    text = shell.run("stats", "--watch", "--count", "1").out
+    assert ["fetch", id, "25", "100", "25%", "-"] in [line.split() for line in text.splitlines()]
+    assert text.splitlines()[-1] == "1 fetch, 0 waiting"
+    (data,) = shell.run("stats", "--watch", "--json", "--count", "1").lines
+    assert [(entry["kind"], entry["done"], entry["per_second"]) for entry in data["running"]] == [("fetch", 25, None)]

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import click
 
-from towpath import Ledger, QueueView, State
+from towpath import Job, Ledger, Query, QueueView, State
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import OK, nothing
-from towpath.cli.output import ago, console, emit, seconds, show, table
+from towpath.cli.output import ago, clean, console, emit, seconds, show, table
 from towpath.cli.values import now
 
 COLUMNS = ("queue", *State, "oldest", "note")
+MOST_LINES = 20
+"""Running jobs that are shown one by one."""
 BREATH = 0.1
 """Seconds between two looks at least, however busy the ledger is."""
 
 
 @command("stats")
 @click.argument("queue", nargs=-1)
-@click.option("--watch", is_flag=True, help="Again after every change, until Ctrl-C. With --json one document per line.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Again after every change, with what runs and how far it is, until Ctrl-C. With --json one document per line.",
+)
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, help="With --watch: at least this often, in seconds."
 )
@@ -71,16 +78,60 @@ def _table(data: dict[str, Any]) -> object:
     return table(COLUMNS[:shown], [row[:shown] for row in rows], numbers=(*State, "oldest"))
 
 
+class Transfers:
+    """The running jobs of all workers that say how far they are, and how fast they are between two looks."""
+
+    def __init__(self, ledger: Ledger, only: tuple[str, ...]) -> None:
+        self._ledger, self._only = ledger, only
+        self._before: dict[str, tuple[float, int]] = {}
+
+    def look(self, at: float) -> list[dict[str, Any]]:
+        jobs = self._ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=1000)).jobs
+        mine = [job for job in jobs if not self._only or job.queue in self._only]
+        found = [self._entry(job, at) for job in mine]
+        self._before = {job.id: (at, job.progress_done) for job in mine if job.progress_done is not None}
+        return found
+
+    def _entry(self, job: Job, at: float) -> dict[str, Any]:
+        done, speed = job.progress_done, None
+        if done is not None and job.id in self._before:
+            then, before = self._before[job.id]
+            speed = round(max(0, done - before) / max(at - then, 0.001), 1)
+        place = {"id": job.id, "kind": job.kind, "queue": job.queue, "owner": job.owner}
+        return {**place, "done": done, "total": job.progress_total, "per_second": speed}
+
+
+def _picture(data: dict[str, Any]) -> object:
+    """The queues, a line for each job that says how far it is, and all that runs in a sentence."""
+    from rich.console import Group
+
+    running, parts = data["running"], [_table(data)]
+    if not running:
+        return parts[0]
+    rows = []
+    for entry in sorted((entry for entry in running if entry["done"] is not None), key=lambda entry: str(entry["id"]))[
+        :MOST_LINES
+    ]:
+        share = f"{entry['done'] / entry['total']:.0%}" if entry["total"] else "-"
+        rows.append([entry["kind"], entry["id"], entry["done"], entry["total"], share, entry["per_second"]])
+    if rows:
+        parts.append(table(("kind", "job", "done", "total", "%", "per second"), rows, ("done", "total", "%", "per second")))
+    kinds = Counter(entry["kind"] or "(message)" for entry in running)
+    waiting = sum(data["total"][state] for state in ("ready", "scheduled", "blocked"))
+    parts.append(clean(", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])))
+    return Group(*parts)  # type: ignore[arg-type]
+
+
 def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None) -> None:
     """A change wakes it; ages grow without one, so it also looks by the clock."""
-    looks = 0
+    looks, transfers = 0, Transfers(ledger, only)
     if session.json or not console().is_terminal:
         while count is None or looks < count:
-            seen, data = ledger.version(), look(ledger, only)
+            seen, data = ledger.version(), {**look(ledger, only), "running": transfers.look(time.monotonic())}
             if session.json:
                 emit(data)
             else:
-                console().print(_table(data))
+                console().print(_picture(data))
             looks += 1
             if looks != count:
                 _rest(ledger, seen, interval)
@@ -90,7 +141,8 @@ def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: fl
     with Live(console=console(), auto_refresh=False) as live:
         while count is None or looks < count:
             seen = ledger.version()
-            live.update(_table(look(ledger, only)), refresh=True)  # type: ignore[arg-type]
+            data = {**look(ledger, only), "running": transfers.look(time.monotonic())}
+            live.update(_picture(data), refresh=True)  # type: ignore[arg-type]
             looks += 1
             if looks != count:
                 _rest(ledger, seen, interval)

@@ -82,7 +82,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if (self.cron is None) == (self.every is None):
             given = {"cron": self.cron, "every": self.every}
             raise InvalidInput(field="schedule", value=given, expected="either cron or every")
-        _zone(self.tz)
+        zone_of(self.tz)
         if self.every is not None:
             checks.whole("every", self.every, SHORTEST)
         else:
@@ -109,7 +109,7 @@ def next_fire(schedule: Schedule, after: int) -> int:
     assert schedule.cron is not None
     expression, offset = _expression(schedule.cron)
     after -= offset
-    for moment in CronSim(expression, datetime.fromtimestamp(after // SECOND, _zone(schedule.tz))):
+    for moment in CronSim(expression, datetime.fromtimestamp(after // SECOND, zone_of(schedule.tz))):
         # From within the repeated hour of autumn, cronsim begins with the first pass, which is over.
         if (fire := int(moment.timestamp()) * SECOND) > after:
             return fire + offset
@@ -151,7 +151,7 @@ def _expression(cron: str) -> tuple[str, int]:
     return cron, 0
 
 
-def _zone(tz: object) -> tzinfo:
+def zone_of(tz: object) -> tzinfo:
     zone = _found_zone(tz) if isinstance(tz, str) else None
     if zone is None:
         raise InvalidInput(field="tz", value=tz, expected="the name of a time zone, such as Europe/Berlin")
@@ -178,7 +178,7 @@ def _check_cron(cron: object, tz: str) -> None:
 def _check_expression(cron: str, tz: str) -> None:
     try:
         expression, _ = _expression(cron)
-        next(CronSim(expression, datetime.fromtimestamp(0, _zone(tz))))
+        next(CronSim(expression, datetime.fromtimestamp(0, zone_of(tz))))
     except StopIteration:
         raise InvalidInput(field="cron", value=cron, expected="an expression that comes true within 50 years") from None
     except (CronSimError, AssertionError, ValueError, TypeError, LookupError) as error:

@@ -61,7 +61,7 @@ class Outbox:
     def send(self) -> None:
         ends, self._ends = self._ends, []
         self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
-        self._pace.ended(len(ends))
+        self._pace.ended(len(ends), sum([spent for _, _, spent, _ in ends]))
         for start in range(0, len(ends), AT_ONCE):
             self._post(ends[start : start + AT_ONCE])
 
@@ -119,7 +119,7 @@ def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled
     outcome: Any = settle.outcome
     error = getattr(outcome, "error", None)
     name = str(type(outcome).__struct_config__.tag)
-    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error)
+    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error, job.group)
 
 
 def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:

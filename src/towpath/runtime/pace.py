@@ -20,9 +20,12 @@ class Pace:
     The rate is that of a worker with enough to do. While slots are free and no claim is at hand (`starved`), time does not
     count: else a worker that waits for its claims would think itself slow, and ask for few."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots = slots
         self._clock = clock
         self._rate = 0.0
+        self._each = 0.0
+        """Seconds that a job takes."""
         self._commit = 0.0
         self._count = 0
         self._busy = 0.0
@@ -47,8 +50,10 @@ class Pace:
             self._busy += self._starved_at - self._since
             self._since = None
 
-    def ended(self, count: int) -> None:
+    def ended(self, count: int, seconds: float) -> None:
+        """So many jobs, which took so long together."""
         self._count += count
+        self._each = 0.5 * self._each + 0.5 * seconds / count if self._each else seconds / count
         now = self._clock()
         spent = self._spent(now)
         if spent >= WINDOW:
@@ -68,6 +73,9 @@ class Pace:
         spent = self._spent(self._clock())
         # Where jobs have become slower, that they have not ended yet is the first to tell.
         rate = min(self._rate, (self._count + 1) / spent) if spent >= 10 * WINDOW else self._rate
+        if self._each:
+            # Jobs that began together end together, which looks fast: but no slot ends more than it has time for.
+            rate = min(rate, self._slots / self._each)
         return min(MAX_AHEAD, math.ceil(2 * rate * self._commit))
 
     def _spent(self, now: float) -> float:

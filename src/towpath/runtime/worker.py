@@ -57,7 +57,7 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
-        self._pace = Pace()
+        self._pace = Pace(options.concurrency)
         self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
         self._flushing = self._stopping = False
         self._ruin: TowpathError | None = None
@@ -102,13 +102,18 @@ class Worker:
         if self._ruin is not None:
             raise self._ruin
 
+    @property
+    def running(self) -> list[Run]:
+        """What runs here now; from any thread."""
+        return self._all()
+
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
             self._office.bus.publish(event)
 
     def stop(self) -> None:
         """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._call(self._stop.set)
 
     # Claims arrive
 

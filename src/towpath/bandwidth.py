@@ -1,0 +1,304 @@
+"""Bandwidth: one object that all transfers of a process share.
+
+    limits = towpath.Bandwidth(down="50MB/s", up="10MB/s", schedule=[("08:00-18:00", "2MB/s")])
+    with open("copy", "wb") as file:
+        shutil.copyfileobj(limits.download(response), file)
+
+It wraps streams; whoever reads or writes through the wrapper waits for its turn. `core/bandwidth.py` decides, this only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+from towpath.clock import Clock, SystemClock
+from towpath.core.bandwidth import PIECE, Direction, Limits, Meter, Plan, Stream, plan
+
+LOOK = 0.25
+"""Seconds after which a waiting stream looks again, also if nobody woke it: the time of day may have changed the limits."""
+Speed = str | int | None
+Schedule = Sequence[tuple[str, Speed | Mapping[str, Speed]]]
+
+
+class BandwidthOptions(TypedDict, total=False):
+    """Speeds are bytes a second: `"10MB/s"`, `"1.5MiB/s"`, a number, or None for no limit. `total` is both directions together.
+
+    `schedule` is pairs of a time of day and what holds then instead: one speed is the total, `{"up": ..., "down": ...}` names
+    them. Its times are those of the zone `tz` (UTC)."""
+
+    up: Speed
+    down: Speed
+    total: Speed
+    schedule: Schedule
+    tz: str
+
+
+class Bandwidth:
+    """Limits on the bytes that this process moves. Any number of threads and event loops may share one."""
+
+    def __init__(self, *, clock: Clock | None = None, **options: Unpack[BandwidthOptions]) -> None:
+        self._clock = clock or SystemClock()
+        self._options: dict[str, Any] = {"up": None, "down": None, "total": None, "schedule": (), "tz": "UTC"}
+        self._plan = self._planned(options)
+        self._options |= options
+        self._meter = Meter(self._plan.at(self._clock.now()))
+        self._lock = threading.Lock()
+        self._wakes: dict[Stream, Callable[[], object]] = {}
+        self._timekeeper: Stream | None = None
+        """The waiting stream that wakes when the next turn comes; the others sleep until they are woken."""
+        self._look_at = 0.0
+
+    def __repr__(self) -> str:
+        limits = self.limits
+        return f"<Bandwidth up={limits.up} down={limits.down} total={limits.total}>"
+
+    def set(self, **options: Unpack[BandwidthOptions]) -> None:
+        """Change limits while streams run; what is left out stays. If anything is wrong, nothing changes."""
+        changed = self._planned(options)
+        with self._lock:
+            self._plan = changed
+            self._options |= options
+            self._look_at = 0.0
+            for wake in self._wakes.values():
+                wake()
+
+    def _planned(self, options: Mapping[str, Any]) -> Plan:
+        if unknown := options.keys() - BandwidthOptions.__annotations__.keys():
+            raise TypeError(f"Bandwidth got an unexpected keyword argument {min(unknown)!r}")
+        return plan(**{**self._options, **options})
+
+    @property
+    def limits(self) -> Limits:
+        """What holds now, in bytes a second."""
+        return self._plan.at(self._clock.now())
+
+    @property
+    def moved(self) -> dict[Direction, int]:
+        """Bytes so far, by direction."""
+        with self._lock:
+            return dict(self._meter.moved)
+
+    def download(self, stream: Any) -> Throttled:
+        """A file-like object to read from, or an iterable of bytes, no faster than `down` and `total` allow."""
+        return Throttled(self, stream, "down")
+
+    def upload(self, stream: Any) -> Throttled:
+        """The same for `up`: what is read here and sent elsewhere, or a file-like object to write to."""
+        return Throttled(self, stream, "up")
+
+    def adownload(self, stream: Any) -> AsyncThrottled:
+        """A StreamReader or whatever reads like one, or an async iterable of bytes, no faster than `down` and `total` allow."""
+        return AsyncThrottled(self, stream, "down")
+
+    def aupload(self, stream: Any) -> AsyncThrottled:
+        """The same for `up`; also a StreamWriter, or whatever has a `write` to wait for."""
+        return AsyncThrottled(self, stream, "up")
+
+    # For the wrappers
+
+    def piece(self, stream: Stream) -> int:
+        """How many bytes to move at once."""
+        with self._lock:
+            return min(PIECE, self._meter.turn(stream.direction, PIECE))
+
+    def pay(self, stream: Stream, count: int) -> None:
+        """Wait until `count` bytes may be moved, turn by turn."""
+        woken = threading.Event()
+        while count > 0:
+            count -= self._ask(stream, count, woken.set)
+            try:
+                while (delay := self._step(stream)) is not None:
+                    woken.wait(delay)
+                    woken.clear()
+            except BaseException:
+                self._leave(stream)
+                raise
+
+    async def apay(self, stream: Stream, count: int) -> None:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(woken.set)
+
+        while count > 0:
+            count -= self._ask(stream, count, wake)
+            try:
+                while (delay := self._step(stream)) is not None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(delay):
+                            await woken.wait()
+                    woken.clear()
+            except BaseException:
+                self._leave(stream)
+                raise
+
+    def _ask(self, stream: Stream, count: int, wake: Callable[[], object]) -> int:
+        with self._lock:
+            self._follow(time.monotonic())
+            self._wakes[stream] = wake
+            return self._meter.ask(stream, count)
+
+    def _step(self, stream: Stream) -> float | None:
+        """Give turns to whoever has one now. How long this stream should sleep, or None if it got its own."""
+        with self._lock:
+            now = time.monotonic()
+            self._follow(now)
+            for served in self._meter.grant(now):
+                wake = self._wakes.pop(served)
+                if served is not stream:
+                    wake()
+            due = self._hand_over(now, stream)
+            if stream.wants == 0:
+                return None
+            return LOOK if due is None or due[0] is not stream else min(LOOK, due[1] - now)
+
+    def _hand_over(self, now: float, me: Stream) -> tuple[Stream, float] | None:
+        due = self._meter.due(now)
+        following = None if due is None else due[0]
+        if following is not None and following is not me and following is not self._timekeeper:
+            self._wakes[following]()
+        self._timekeeper = following
+        return due
+
+    def _leave(self, stream: Stream) -> None:
+        """It was interrupted while it waited."""
+        with self._lock:
+            self._meter.withdraw(stream)
+            self._wakes.pop(stream, None)
+            self._hand_over(time.monotonic(), stream)
+
+    def _follow(self, now: float) -> None:
+        """Keep to the limits of this time of day."""
+        if now >= self._look_at:
+            self._look_at = now + LOOK
+            limits = self._plan.at(self._clock.now())
+            if limits != self._meter.limits:
+                self._meter.change(limits, now)
+
+
+class Throttled:
+    """A stream that waits for its turns. What is not about bytes (`seek`, `name`, ...) is the stream's own."""
+
+    def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
+        self._bandwidth = bandwidth
+        self._inner = inner
+        self._stream = Stream(direction)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Like the `read` of a file: as much as was asked for, less only at the end."""
+        left = float("inf") if size is None or size < 0 else size
+        pieces = []
+        while left > 0:
+            piece = self._inner.read(int(min(left, self._bandwidth.piece(self._stream))))
+            if not piece:
+                break
+            self._bandwidth.pay(self._stream, len(piece))
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def read1(self, size: int = -1) -> bytes:
+        """What one read of the stream gives."""
+        most = self._bandwidth.piece(self._stream)
+        data: bytes = getattr(self._inner, "read1", self._inner.read)(min(size, most) if size >= 0 else most)
+        self._bandwidth.pay(self._stream, len(data))
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        with memoryview(buffer).cast("B") as view:
+            data = self.read(len(view))
+            view[: len(data)] = data
+        return len(data)
+
+    def readline(self, size: int = -1) -> bytes:
+        line: bytes = self._inner.readline(size)
+        self._bandwidth.pay(self._stream, len(line))
+        return line
+
+    def write(self, data: Any) -> int:
+        with memoryview(data).cast("B") as view:
+            start = 0
+            while start < len(view):
+                piece = bytes(view[start : start + self._bandwidth.piece(self._stream)])
+                start += len(piece)
+                self._bandwidth.pay(self._stream, len(piece))
+                done = 0
+                while done < len(piece):
+                    # A raw stream may take less than it was given.
+                    written = self._inner.write(piece[done:] if done else piece)
+                    done = len(piece) if written is None else done + written
+            return len(view)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._inner:
+            self._bandwidth.pay(self._stream, len(piece))
+            yield piece
+
+    def __enter__(self) -> Self:
+        if hasattr(self._inner, "__enter__"):
+            self._inner.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if hasattr(self._inner, "__exit__"):
+            self._inner.__exit__(kind, error, trace)
+
+
+class AsyncThrottled:
+    """`Throttled` for an event loop: what moves bytes is awaited."""
+
+    def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
+        self._bandwidth = bandwidth
+        self._inner = inner
+        self._stream = Stream(direction)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def read(self, size: int = -1) -> bytes:
+        """What one read gives, as with a StreamReader; everything if `size` is -1."""
+        if size >= 0:
+            return await self._paid(self._inner.read(min(size, self._bandwidth.piece(self._stream))))
+        pieces = []
+        while piece := await self._paid(self._inner.read(self._bandwidth.piece(self._stream))):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def readexactly(self, size: int) -> bytes:
+        return await self._paid(self._inner.readexactly(size))
+
+    async def readline(self) -> bytes:
+        return await self._paid(self._inner.readline())
+
+    async def _paid(self, reading: Any) -> bytes:
+        data: bytes = await reading
+        await self._bandwidth.apay(self._stream, len(data))
+        return data
+
+    async def write(self, data: Any) -> None:
+        """Write, and wait until it has gone (`drain`), if the stream can say so."""
+        with memoryview(data).cast("B") as view:
+            start = 0
+            while start < len(view):
+                piece = bytes(view[start : start + self._bandwidth.piece(self._stream)])
+                start += len(piece)
+                await self._bandwidth.apay(self._stream, len(piece))
+                for step in (self._inner.write(piece), getattr(self._inner, "drain", lambda: None)()):
+                    if inspect.isawaitable(step):
+                        await step
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._inner:
+            await self._bandwidth.apay(self._stream, len(piece))
+            yield piece

@@ -1,0 +1,71 @@
+"""Progress for people: one line for each running transfer, totals, and a sentence; live on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from towpath.progress import RunningJob, Snapshot, size_of
+
+LINES = 12
+"""Running jobs that are shown one by one."""
+PER_SECOND = 4
+
+
+@contextmanager
+def shown(look: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None) -> Iterator[None]:
+    """Show what `look` sees while the block lasts; where it is no terminal, only how it looked at the end."""
+    console = Console(file=file, stderr=file is None)
+
+    def picture() -> RenderableType:
+        return drawn(look(), transfers)
+
+    with Live(get_renderable=picture, console=console, refresh_per_second=PER_SECOND):
+        yield
+
+
+def drawn(snapshot: Snapshot, transfers: Mapping[str, str]) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    known = sorted((job for job in snapshot.running if job.done is not None), key=lambda job: -job.seconds)
+    for job in known[:LINES]:
+        table.add_row(*_line(job, transfers))
+    rows: list[RenderableType] = [table] if known else []
+    if len(known) > LINES:
+        rows.append(Text(f"and {len(known) - LINES} more"))
+    return Group(*rows, Text(sentence(snapshot, transfers)))
+
+
+def sentence(snapshot: Snapshot, transfers: Mapping[str, str]) -> str:
+    words = [snapshot.summary(transfers)]
+    moving = sum(each.rate for kind, each in snapshot.kinds.items() if kind in transfers)
+    if moving > 0:
+        words.append(f"{size_of(moving)}/s")
+    if snapshot.jobs_rate > 0:
+        words.append(f"{snapshot.jobs_rate:.1f} jobs/s")
+    if snapshot.eta:
+        words.append(f"{_span(snapshot.eta)} left")
+    return " · ".join(words)
+
+
+def _line(job: RunningJob, transfers: Mapping[str, str]) -> list[RenderableType]:
+    is_bytes = job.kind in transfers
+    spell: Callable[[float], str] = size_of if is_bytes else lambda count: f"{count:,.0f}"
+    done, total = job.done or 0, job.total
+    bar: RenderableType = ProgressBar(total=total, completed=min(done, total), width=20) if total else Text("")
+    amount = f"{spell(done)} of {spell(total)}" if total else spell(done)
+    speed = f"{spell(job.rate)}/s" if job.rate > 0 else ""
+    left = f"{_span(job.eta)} left" if job.eta is not None else ""
+    return [Text(transfers.get(job.kind, job.kind)), Text(job.id[-8:], style="dim"), bar, Text(amount), Text(speed), Text(left)]
+
+
+def _span(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

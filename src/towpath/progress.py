@@ -1,0 +1,314 @@
+"""How far the work is: a live picture of this process, and the history that the ledger keeps.
+
+The picture is drawn from what is at hand: the runs of the workers and what their handlers said by `current().progress()`. What
+waits is as it was last seen; a look at the ledger is at most a second old while somebody keeps asking, and happens in a thread of
+its own. Nobody who does not ask pays for any of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from towpath.attempts import Attempt
+from towpath.context import Running
+from towpath.core import checks
+from towpath.core.job import State
+from towpath.core.views import MAX_PAGE, Counts, GroupView, Query
+from towpath.errors import TowpathError, UnknownGroup
+from towpath.events import Bus, JobSettled
+from towpath.ledger import Ledger
+from towpath.runtime.worker import Worker
+
+WINDOW = 10.0
+"""Seconds that rates are measured over."""
+FRESH = 1.0
+"""Seconds for which a look at the ledger is good enough."""
+
+
+class RunningJob(msgspec.Struct, frozen=True):
+    """A job that runs here. `done` and `total` are in whatever its handler counts (bytes, for a transfer); `rate` is by the second."""
+
+    id: str
+    kind: str
+    queue: str
+    group: str | None
+    attempt: int
+    seconds: float
+    done: int | None
+    total: int | None
+    rate: float
+    eta: float | None
+
+
+class KindProgress(msgspec.Struct, frozen=True):
+    """All running jobs of a kind together; `finished` since somebody began to watch, `jobs_rate` by the second."""
+
+    kind: str
+    running: int
+    done: int
+    total: int
+    rate: float
+    finished: int
+    jobs_rate: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """`waiting` by queue (for a group: its members that have neither ended nor run here), as it was `age` seconds ago. `in_flight` is what running transfers have
+    moved so far, of `in_flight_total`. `eta`: seconds until nothing waits or runs at the present rate, None if that cannot be said."""
+
+    running: tuple[RunningJob, ...]
+    kinds: Mapping[str, KindProgress]
+    queues: Mapping[str, int]
+    """Running here, by queue."""
+    waiting: Mapping[str, int]
+    age: float
+    in_flight: int
+    in_flight_total: int
+    rate: float
+    jobs_rate: float
+    eta: float | None
+    group: GroupView | None = None
+
+    @property
+    def waits(self) -> int:
+        """How many wait in all."""
+        return sum(self.waiting.values())
+
+    def summary(self, transfers: Mapping[str, str] | None = None) -> str:
+        """`3 downloading (2.1 GB), 5 uploading, 12 waiting`; `transfers` says how kinds that count bytes are called."""
+        names = transfers or {}
+        words = []
+        for kind in sorted(self.kinds):
+            each = self.kinds[kind]
+            if each.running:
+                size = f" ({size_of(each.total)})" if kind in names and each.total else ""
+                words.append(f"{each.running} {names.get(kind, kind)}{size}")
+        return ", ".join([*words, f"{self.waits} waiting"])
+
+
+def size_of(count: float) -> str:
+    """Bytes for people: `2.1 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.95 or (unit == "B" and abs(count) < 1000):
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Tally:
+    """How much happens in a second, over the last ten."""
+
+    def __init__(self, now: float) -> None:
+        self.total = 0
+        self._since = now
+        self._added: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, count: int) -> None:
+        self.total += count
+        if self._added and now - self._added[-1][0] < 0.1:
+            self._added[-1] = self._added[-1][0], self._added[-1][1] + count
+        else:
+            self._added.append((now, count))
+
+    def rate(self, now: float) -> float:
+        while self._added and self._added[0][0] < now - WINDOW:
+            self._added.popleft()
+        return sum(count for _, count in self._added) / max(0.1, min(WINDOW, now - self._since))
+
+
+class Host(Protocol):
+    """What is needed of an App."""
+
+    workers: list[Worker]
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+
+class Live:
+    """Watches from the first question on. Any thread may ask."""
+
+    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self.bus = host.bus
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began = clock()
+        self._jobs: dict[tuple[str, str | None], Tally] = {}
+        """Ended jobs by kind and group."""
+        self._amounts: dict[tuple[str, int], tuple[Tally, int]] = {}
+        """What each run moves, and how far it was when we last looked."""
+        self._looks: dict[str | None, _Look] = {}
+        self.bus.subscribe(JobSettled, self._settled)
+
+    def _settled(self, event: JobSettled) -> None:
+        if event.state in ("done", "failed", "canceled"):
+            with self._lock:
+                key = event.kind, event.group
+                tally = self._jobs.setdefault(key, Tally(self._began))
+                tally.add(self._clock(), 1)
+                if len(self._jobs) > 10_000:
+                    # Groups come and go; what was measured of the oldest is told no more.
+                    del self._jobs[next(iter(self._jobs))]
+
+    def snapshot(self, group: str | None = None) -> Snapshot:
+        checks.optional_text("group", group)
+        look = self._looks.get(group) or self._looks.setdefault(group, _Look(self._host, group))
+        if len(self._looks) > 1000:
+            self._looks = {group: look}
+        now = self._clock()
+        look.freshen(now)
+        with self._lock:
+            running = tuple(self._running(now, group))
+            return self._drawn(now, group, running, look)
+
+    def _running(self, now: float, group: str | None) -> Iterable[RunningJob]:
+        seen = set()
+        for run in [run for worker in list(self._host.workers) for run in worker.running]:
+            job, attempt = run.claim.job, run.attempt
+            if not isinstance(attempt, Attempt):
+                continue
+            key = job.id, job.fence
+            seen.add(key)
+            rate = self._moved(key, attempt.running, now)
+            if group is not None and job.group != group:
+                continue
+            done, total = attempt.running.at or (None, None)
+            eta = None if done is None or total is None or rate <= 0 else max(0.0, (total - done) / rate)
+            seconds = time.monotonic() - run.started
+            yield RunningJob(job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta)
+        for key in self._amounts.keys() - seen:
+            del self._amounts[key]
+
+    def _moved(self, key: tuple[str, int], running: Running, now: float) -> float:
+        done = (running.at or (0, None))[0]
+        if key not in self._amounts:
+            # What it did before we looked has no time to be counted in.
+            self._amounts[key] = Tally(now), done
+        tally, before = self._amounts[key]
+        if done > before:
+            tally.add(now, done - before)
+        self._amounts[key] = tally, done
+        return tally.rate(now) if tally.total else 0.0
+
+    def _drawn(self, now: float, group: str | None, running: tuple[RunningJob, ...], look: _Look) -> Snapshot:
+        tallies = [(kind, tally) for (kind, of), tally in self._jobs.items() if group is None or of == group]
+        kinds = {}
+        for kind in sorted({job.kind for job in running} | {kind for kind, _ in tallies}):
+            mine = [job for job in running if job.kind == kind]
+            ended = [tally for each, tally in tallies if each == kind]
+            kinds[kind] = KindProgress(
+                kind,
+                len(mine),
+                sum(job.done or 0 for job in mine),
+                sum(job.total or 0 for job in mine),
+                sum(job.rate for job in mine),
+                sum(tally.total for tally in ended),
+                sum(tally.rate(now) for tally in ended),
+            )
+        jobs_rate = sum(each.jobs_rate for each in kinds.values())
+        waiting = dict(look.waiting)
+        if look.view is not None:
+            waiting = {"": max(0, look.view.unfinished - len(running))}
+        left = sum(waiting.values()) + len(running)
+        return Snapshot(
+            running=running,
+            kinds=kinds,
+            queues=Counter(job.queue for job in running),
+            waiting=waiting,
+            age=max(0.0, now - look.at),
+            in_flight=sum(each.done for each in kinds.values()),
+            in_flight_total=sum(each.total for each in kinds.values()),
+            rate=sum(each.rate for each in kinds.values()),
+            jobs_rate=jobs_rate,
+            eta=0.0 if left == 0 else left / jobs_rate if jobs_rate > 0 else None,
+            group=look.view,
+        )
+
+
+class _Look:
+    """What waits, as it was last seen. The first look is waited for."""
+
+    def __init__(self, host: Host, group: str | None) -> None:
+        self._host = host
+        self._group = group
+        self._looking = threading.Lock()
+        self.at = float("-inf")
+        self.waiting: dict[str, int] = {}
+        self.view: GroupView | None = None
+
+    def freshen(self, now: float) -> None:
+        if self.at == float("-inf"):
+            self._read(now)
+        elif now - self.at >= FRESH and self._looking.acquire(blocking=False):
+            threading.Thread(target=self._reread, args=(now,), name="towpath-progress", daemon=True).start()
+
+    def _reread(self, now: float) -> None:
+        try:
+            self._read(now)
+        except TowpathError:
+            # Closed or unreachable: what was last seen stays, and gets older.
+            return
+        finally:
+            self._looking.release()
+
+    def _read(self, now: float) -> None:
+        if self._group is None:
+            self.waiting = {
+                name: view.counts.waiting for name, view in self._host.ledger.queues().items() if view.counts.waiting
+            }
+        else:
+            view = self._host.ledger.group(self._group)
+            if view is None:
+                raise UnknownGroup(group=self._group)
+            self.view = view
+        self.at = now
+
+
+class KindHistory(msgspec.Struct, frozen=True):
+    """What the ledger has of one kind: jobs by state, when the first began and the last ended (microseconds), and the sum of what
+    they said they had done (bytes, for transfers)."""
+
+    kind: str
+    counts: Counts
+    first_start: int | None
+    last_end: int | None
+    done: int
+
+
+def history(ledger: Ledger, group: str | None = None) -> tuple[KindHistory, ...]:
+    """Kind by kind. Jobs whose retention is over are gone; the counts of a group stay exact (`ledger.group`)."""
+    if group is not None and ledger.group(group) is None:
+        raise UnknownGroup(group=group)
+    counts: dict[str, Counter[State]] = {}
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    done: Counter[str] = Counter()
+    page: str | None = None
+    while True:
+        found = ledger.find(Query(group=group, bodies=False, limit=MAX_PAGE, page=page))
+        for job in found.jobs:
+            counts.setdefault(job.kind, Counter())[job.state] += 1
+            if job.started_at is not None:
+                starts[job.kind] = min(starts.get(job.kind, job.started_at), job.started_at)
+            if job.finished_at is not None:
+                ends[job.kind] = max(ends.get(job.kind, 0), job.finished_at)
+            done[job.kind] += job.progress_done or 0
+        page = found.next
+        if page is None:
+            break
+    return tuple(
+        KindHistory(
+            kind, Counts(**{state.value: n for state, n in counts[kind].items()}), starts.get(kind), ends.get(kind), done[kind]
+        )
+        for kind in sorted(counts)
+    )
