@@ -25,6 +25,7 @@ from towpath.runtime import newids
 SURFACE = [
     "After",
     "App",
+    "Breaker",
     "Call",
     "Cancel",
     "Claim",
@@ -54,6 +55,7 @@ SURFACE = [
     "Spec",
     "State",
     "Task",
+    "breaker",
     "commands",
     "current",
     "errors",

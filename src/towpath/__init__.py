@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from towpath import commands, errors
     from towpath.app import App
+    from towpath.breakers import breaker
     from towpath.context import Running, current
     from towpath.control import Cancel, Fail, Retry, Snooze
+    from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
     from towpath.core.explain import Explanation
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "After",
     "App",
+    "Breaker",
     "Call",
     "Cancel",
     "Claim",
@@ -61,6 +64,7 @@ __all__ = [
     "Spec",
     "State",
     "Task",
+    "breaker",
     "commands",
     "current",
     "errors",
@@ -71,8 +75,10 @@ __all__ = [
 
 _HOMES = {
     "towpath.app": "App",
+    "towpath.breakers": "breaker",
     "towpath.context": "Running current",
     "towpath.control": "Cancel Fail Retry Snooze",
+    "towpath.core.breaker": "Breaker",
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",
     "towpath.core.explain": "Explanation",
