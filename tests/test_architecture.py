@@ -60,7 +60,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "": (*_TASKS, "app", "breakers", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
-    "cli": ("", "app", "settings", "schedules", "commands", "http", "apps", *_BASE),
+    "cli": ("", "app", "breakers", "settings", "schedules", "commands", "http", "apps", *_BASE),
     "__main__": ("cli",),
     "testing": (
         "",

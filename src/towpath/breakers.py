@@ -19,7 +19,8 @@ from towpath.context import Host, current
 from towpath.control import Span
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, Phase, Record
+from towpath.core.breaker import Breaker, Phase
+from towpath.core.breaker import Record as Record
 from towpath.core.commands import Settle
 from towpath.core.job import Claim, Done, Job, Outcome, Release, Retry
 from towpath.errors import InvalidInput

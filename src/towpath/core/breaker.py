@@ -7,6 +7,8 @@ become half open: an open gate is a time and a cap, and when the time has come t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -17,6 +19,7 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import SetPart, SetQueue
 from towpath.core.job import Word
+from towpath.core.views import NoteView
 from towpath.errors import InvalidInput
 
 INDEX: Final = "towpath/breakers"
@@ -54,6 +57,11 @@ class Breaker(msgspec.Struct, frozen=True):
                 expected = f"{least / SECOND:g} s to {LONGEST // checks.DAY} days"
                 raise InvalidInput(field=field, value=getattr(self, field), expected=expected)
             force_setattr(self, field, span / SECOND)
+
+    @property
+    def span(self) -> int:
+        """The window in microseconds."""
+        return checks.micros(self.window)
 
     @property
     def rest(self) -> int:
@@ -94,11 +102,10 @@ def failed(breaker: Breaker, status: Status, now: int, began: int) -> Status:
         return opened(breaker, status, now, "a probe failed")
     if phase is not Phase.CLOSED or began < status.since:
         return status
-    window = checks.micros(breaker.window)
-    recent = (*(at for at in status.failed if at > now - window), now)[-breaker.failures :]
+    recent = (*(at for at in status.failed if at > now - breaker.span), now)[-breaker.failures :]
     if len(recent) < breaker.failures:
         return replace(status, failed=recent)
-    return opened(breaker, status, now, f"{_count(breaker.failures, 'failure')} in {window / SECOND:g} s")
+    return opened(breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.span / SECOND:g} s")
 
 
 def succeeded(breaker: Breaker, status: Status, now: int, began: int) -> Status:
@@ -218,3 +225,14 @@ def encode(record: Record) -> bytes:
 def names(value: bytes | None) -> list[str]:
     """The names in the index."""
     return [] if value is None else msgspec.json.decode(value, type=list[str])
+
+
+def read_all(note: Callable[[str], NoteView | None]) -> list[Record]:
+    """All breakers of a ledger whose notes `note` reads, by name. One that cannot be read is left out."""
+    index = note(INDEX)
+    views = [note(key(name)) for name in names(None if index is None else index.value)]
+    found: list[Record] = []
+    for view in views:
+        with contextlib.suppress(msgspec.MsgspecError):
+            found += [] if view is None else [decode(view.value)]
+    return found

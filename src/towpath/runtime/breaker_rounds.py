@@ -33,7 +33,8 @@ class BreakerRounds:
         None if only a commit can bring something."""
         at = self._looked_at
         if at is not None and at <= now < at + ROUND and (self._next is None or now < self._next):
-            return at + ROUND if self._next is None else min(at + ROUND, self._next)
+            # What changes meanwhile is seen with one of the next commits; the caretaker makes some itself.
+            return self._next
         times = [self._look(name, now) for name in self._breakers.names()]
         self._looked_at = now
         self._next = min((time for time in times if time is not None), default=None)

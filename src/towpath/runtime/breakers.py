@@ -109,8 +109,7 @@ class Breakers:
 
     def all(self) -> list[Record]:
         """All of them, by name."""
-        found = [self.read(name)[0] for name in self.names()]
-        return [record for record in found if record is not None]
+        return rules.read_all(self._ledger.note)
 
     def edit(self, name: str, change: Change, now: int, fallback: Record | None = None) -> Record | None:
         """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin with. Blocks."""
