@@ -61,7 +61,11 @@ class Guard:
             self._breakers.give_back(self._breaker, self._began, now)
 
     async def __aenter__(self) -> None:
-        await asyncio.to_thread(self.__enter__)
+        if self._breakers.phase(self._breaker, self._engine.clock.now()) is Phase.HALF_OPEN:
+            # Whether there is a probe left is asked of the ledger.
+            await asyncio.to_thread(self.__enter__)
+        else:
+            self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

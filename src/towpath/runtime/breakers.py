@@ -88,6 +88,10 @@ class Breakers:
         if began in known.record.status.out:
             self._write(known, lambda record: replace(record, status=rules.returned(record.status, began)))
 
+    def phase(self, breaker: Breaker, now: int) -> Phase:
+        """What it was a moment ago."""
+        return self._fresh(breaker, now).record.status.phase(now)
+
     def admit(self, breaker: Breaker, now: int) -> int | None:
         """May a call begin now? Else when to ask again. Blocks for a commit only while it is half open."""
         status = self._fresh(breaker, now).record.status
