@@ -36,11 +36,12 @@ class QueueLimits(TypedDict, total=False):
     """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
 
     At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before `not_before`; at most `capacity` wait, more are
-    refused. Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+    refused. `why` is the reason, for whoever asks. Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
 
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
+    why: str | None
     capacity: int | None
     retention: float | timedelta | None
     keep: int | None
@@ -52,6 +53,7 @@ class PartLimits(TypedDict, total=False):
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
+    why: str | None
     weight: int
 
 

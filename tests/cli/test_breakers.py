@@ -65,7 +65,7 @@ def test_a_part_is_slowed_with_a_reason_and_let_go(shell: Shell) -> None:
     assert ": too loud" in why
     lifted = shell("parts", "set", "mail", "tenant:acme", "--not-before", "0", "--cap", "0", "--json").json
     assert lifted["not_before"] is None
-    assert "cap 0 of part tenant:acme of queue mail lets nothing run" in shell("jobs", "explain", id).out
+    assert "cap 0 of part tenant:acme of queue mail (too loud) lets nothing run" in shell("jobs", "explain", id).out
     shell("parts", "set", "mail", "tenant:acme", "--cap", "none", "--rate", "none", "--why", "none")
     shell("parts", "pause", "mail", "tenant:acme", "--why", "unpaid")
     assert "part tenant:acme of queue mail is paused by hand: unpaid" in shell("jobs", "explain", id).out
@@ -80,4 +80,4 @@ def test_a_rate_that_is_used_up_is_explained(shell: Shell) -> None:
     shell("parts", "set", "mail", "tenant:acme", "--rate", "2/h")
     shell("get", "mail")
     why = shell("jobs", "explain", ids[1]).out
-    assert "rate limit of part tenant:acme of queue mail (2/h): next permit in 1.8e+03 s" in why
+    assert "rate limit of part tenant:acme of queue mail (2/h): next permit in 1800 s" in why

@@ -126,7 +126,9 @@ def _held(job: Job, where: str, gate: QueueView | PartView, now: int, gates: tup
     # Further ahead than any start can put it, it was set by hand.
     if gate.rate is not None and gate.next_at <= now + gate.rate.interval:
         left = (gate.next_at - now) / SECOND
-        return _say(job, gates[0], f"rate limit of {where} ({gate.rate}): next permit in {left:.3g} s", until=gate.next_at)
+        span = f"{left:.3g}" if left < 100 else f"{left:.0f}"
+        why = f", {gate.why}" if gate.why else ""
+        return _say(job, gates[0], f"rate limit of {where} ({gate.rate}{why}): next permit in {span} s", until=gate.next_at)
     return _say(job, gates[1], f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at)
 
 
@@ -136,7 +138,8 @@ def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, ga
         text = f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
         return _say(facts.job, Gate.BREAKER, text, facts.holders, running)
     reached = f"reached by {names}" if running else "lets nothing run"
-    return _say(facts.job, gate, f"cap {full.cap} of {where} {reached}", facts.holders, running)
+    why = f" ({full.why})" if full.why else ""
+    return _say(facts.job, gate, f"cap {full.cap} of {where}{why} {reached}", facts.holders, running)
 
 
 def _next(facts: Facts) -> Explanation:
