@@ -7,6 +7,7 @@ already. While the breaker is open the gate is shut for the whole fleet.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from towpath.core.breaker import Breaker, Phase
 from towpath.core.breaker import Record as Record
 from towpath.core.commands import Settle
 from towpath.core.job import Claim, Done, Job, Outcome, Release, Retry
+from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
 from towpath.runtime.engine import Engine, Parts
@@ -127,30 +129,46 @@ def declare(app: Staff) -> None:
         app.parts.breakers.declare(each, sorted(found, key=str), app.clock.now())
 
 
-def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Any = None) -> Attempt | Settle:
+def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> Attempt | Settle:
     """The attempt at a job of a task with a breaker, or how it is given back because the breaker has opened."""
-    breaker, job, breakers = task.breaker, claim.job, app.parts.breakers
-    assert breaker is not None
-    place, now = _place(task, breaker, job), app.clock.now()
-    began = now if job.started_at is None else job.started_at
-    until = breakers.held(breaker, place, began, now)
-    if until is not None:
-        # What came in by another way than the gate would come back at once.
-        return Settle(job.id, job.fence, Release(max(0, until - now) if place is None else 0))
-
-    def report(outcome: Outcome) -> None:
-        if type(outcome) is Done or type(outcome) is Retry:
-            breakers.report(breaker, place, type(outcome) is Done, began, app.clock.now())
-
-    more = {} if chance is None else {"chance": chance}
-    return Attempt(app, claim, task, report=report, **more)
+    job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
+    report = _Report(app, task, job, now)
+    if not breakers.calm(report.breaker, now):
+        until = breakers.held(report.breaker, report.place, report.began, now)
+        if until is not None:
+            # What came in by another way than the gate would come back at once.
+            return Settle(job.id, job.fence, Release(max(0, until - now) if report.place is None else 0))
+    return Attempt(app, claim, task, chance, report)
 
 
-def _place(task: Task[..., Any], breaker: Breaker, job: Job) -> Place | None:
-    """The gate that the job came through."""
-    if job.part == breaker.part:
-        return job.queue, job.part
-    return (job.queue, None) if task.shuts_queue and job.queue == task.queue else None
+class _Report:
+    """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up before it is needed."""
+
+    __slots__ = ("_app", "_job", "_task", "began", "breaker")
+
+    def __init__(self, app: Staff, task: Task[..., Any], job: Job, now: int) -> None:
+        assert task.breaker is not None
+        self._app = app
+        self._task = task
+        self._job = job
+        self.breaker = task.breaker
+        self.began = now if job.started_at is None else job.started_at
+
+    def __call__(self, outcome: Outcome) -> None:
+        ok = type(outcome) is Done
+        if not ok and type(outcome) is not Retry:
+            return
+        now, breakers = self._app.clock.now(), self._app.parts.breakers
+        if not (ok and breakers.calm(self.breaker, now)):
+            breakers.report(self.breaker, self.place, ok, self.began, now)
+
+    @property
+    def place(self) -> Place | None:
+        """The gate that the job came through."""
+        job, task = self._job, self._task
+        if job.part == self.breaker.part:
+            return job.queue, job.part
+        return (job.queue, None) if task.shuts_queue and job.queue == task.queue else None
 
 
 # By hand

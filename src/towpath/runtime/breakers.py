@@ -58,6 +58,13 @@ class Breakers:
 
     # For whoever runs jobs
 
+    def calm(self, breaker: Breaker, now: int) -> bool:
+        """Is it known to be closed? Then a job may begin, and a success need not be told."""
+        known = self._known.get(breaker.name)
+        if known is None or known.read_at is None or known.record.status.until:
+            return False
+        return known.read_at <= now < known.read_at + FRESH
+
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
         """Until when a job that was claimed at `began` must not run, if the breaker has opened since then. The gate that it came
         through is shut if it was not known."""
