@@ -30,6 +30,13 @@ SAYS = {
     ],
     "progress.py": ["8 waiting", "progress.download: 8 done, 8,000,000 bytes", "8,000,000 bytes came through the limit"],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
+    "breaker.py": [
+        "5 calls, then open",
+        "breaker platform-x is open until",
+        "8 calls after a minute and a half",
+        "closed: 100 done, the last was 990",
+        "attempts of a job that waited: 1",
+    ],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

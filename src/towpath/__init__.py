@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from towpath import commands, errors
     from towpath.app import App
     from towpath.bandwidth import Bandwidth
+    from towpath.breakers import breaker
     from towpath.context import Running, current
     from towpath.control import Cancel, Fail, Retry, Snooze
+    from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
     from towpath.core.explain import Explanation
@@ -34,6 +36,7 @@ __all__ = [
     "After",
     "App",
     "Bandwidth",
+    "Breaker",
     "Call",
     "Cancel",
     "Claim",
@@ -63,6 +66,7 @@ __all__ = [
     "Spec",
     "State",
     "Task",
+    "breaker",
     "commands",
     "current",
     "errors",
@@ -74,8 +78,10 @@ __all__ = [
 _HOMES = {
     "towpath.app": "App",
     "towpath.bandwidth": "Bandwidth",
+    "towpath.breakers": "breaker",
     "towpath.context": "Running current",
     "towpath.control": "Cancel Fail Retry Snooze",
+    "towpath.core.breaker": "Breaker",
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",
     "towpath.core.explain": "Explanation",

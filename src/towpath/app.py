@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from towpath import breakers
 from towpath.clock import Clock
 from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
@@ -74,6 +75,7 @@ class App(Engine):
         """Let jobs of its kind be run by this app's workers. `task` does it."""
         if task.kind in self.tasks:
             raise InvalidInput(field="name", value=task.kind, expected="a name that no other task of this app has")
+        breakers.check_together(self.tasks.values(), task)
         self.tasks[task.kind] = task
         return task
 
@@ -104,6 +106,11 @@ class App(Engine):
     def schedules(self) -> Schedules:
         """The schedules in the ledger, to look at and to change while work goes on."""
         return Schedules(self, self._plain_arguments)
+
+    @property
+    def breakers(self) -> breakers.Desk:
+        """The circuit breakers in the ledger, to look at and to open and close by hand."""
+        return breakers.Desk(self)
 
     def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments as the JSON they are stored as, checked if the task is known here."""
@@ -185,7 +192,7 @@ class App(Engine):
         return history(self.ledger, group)
 
     def _due(self, now: int) -> int | None:
-        times = [self._scheduler.due(now), self._depths.due(now)]
+        times = (self._scheduler.due(now), self._depths.due(now), self.parts.rounds.due(now))
         return min((time for time in times if time is not None), default=None)
 
     def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:

@@ -61,10 +61,18 @@ _requests = msgspec.msgpack.Decoder(Request)
 class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
-    __slots__ = ("_app", "_born", "_chance", "claim", "error", "mode", "running", "task", "timeout")
+    __slots__ = ("_app", "_born", "_chance", "_report", "claim", "error", "mode", "running", "task", "timeout")
 
-    def __init__(self, app: Host, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> None:
+    def __init__(
+        self,
+        app: Host,
+        claim: Claim,
+        task: Task[..., Any],
+        chance: Chance = random.random,
+        report: Callable[[Outcome], None] | None = None,
+    ) -> None:
         self.claim = claim
+        self._report = report
         self.error: BaseException | None = None
         """What the handler raised."""
         self._chance = chance
@@ -131,11 +139,19 @@ class Attempt:
 
     def _settle(self, outcome: Outcome) -> Settle:
         """Children, notes and functions belong to success: another attempt brings its own."""
+        if self._report is not None:
+            self._tell(outcome)
         extras = self.running.outcome_extras()
         job = self.claim.job
         if extras is None or type(outcome) is not Done:
             return Settle(job.id, job.fence, outcome)
         return Settle(job.id, job.fence, outcome, *extras)
+
+    def _tell(self, outcome: Outcome) -> None:
+        """What the handler did, once: a refusal of what it wanted along with it is another matter."""
+        report, self._report = self._report, None
+        if report is not None:
+            report(outcome)
 
     def _span(self) -> AbstractContextManager[None] | None:
         job = self.claim.job
@@ -161,6 +177,7 @@ class Attempt:
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
+        self._tell(answer.outcome)
         return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn, answer.notes)
 
 

@@ -100,6 +100,11 @@ class Running:
         self._token: Token[lineage.Running | None] | None = None
 
     @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The tasks of the app, by their names."""
+        return self._app.tasks
+
+    @property
     def id(self) -> str:
         return self.job.id
 

@@ -30,6 +30,16 @@ class Snooze(Control):
         super().__init__(f"snooze for {self.for_ / checks.SECOND:g} s")
 
 
+class BreakerOpen(Control):
+    """A breaker that the handler wanted to pass is open (see `towpath.breaker`). The job goes back and comes again later, without
+    spending anything; a handler may catch it and do without."""
+
+    def __init__(self, name: str, after: Span) -> None:
+        self.name = name
+        self.after = checks.micros(after, "after")
+        super().__init__(f"breaker {name} lets nothing through for another {self.after / checks.SECOND:.1f} s")
+
+
 class Cancel(Control):
     """Stop here for good, without a failure: the job ends as canceled."""
 

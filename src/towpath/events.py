@@ -259,10 +259,24 @@ class ScheduleFired(Event):
     late: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerChanged(Event):
+    """A circuit breaker opened, closed, or became half open. Told by the process that wrote it (half open: by the caretaker).
+    `until` is microseconds, 0 if it closed; `why` is what opened it."""
+
+    sentence = "breaker {name} is {state} ({why})"
+    level = logging.WARNING
+
+    name: str
+    state: str
+    until: int
+    why: str
+
+
 KINDS: tuple[type[Event], ...] = (
     *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
     *(BatchCommitted, BatchFailed, QueueFullSeen, QueueDeep),
-    *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired),
+    *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired, BreakerChanged),
 )
 
 

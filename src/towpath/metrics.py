@@ -18,11 +18,13 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("towpath.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
 
 from towpath.clock import Clock, SystemClock
+from towpath.core import breaker as breakers
 from towpath.core.job import State
 from towpath.errors import TowpathError
 from towpath.events import (
     BatchCommitted,
     BatchFailed,
+    BreakerChanged,
     Bus,
     HandlerBlocked,
     JobsAppended,
@@ -58,13 +60,17 @@ class LedgerCollector:
                 "towpath_queue_oldest_ready_seconds", "How long the longest-waiting ready job could have run.", labels=["queue"]
             ),
             GaugeMetricFamily("towpath_queue_paused", "1 if the queue is paused.", labels=["queue"]),
+            GaugeMetricFamily(
+                "towpath_breaker_state", "1 for the state that a circuit breaker is in.", labels=["breaker", "state"]
+            ),
             GaugeMetricFamily("towpath_ledger_up", "1 if the ledger could be read."),
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        depth, oldest, paused, up = families = self.describe()
+        depth, oldest, paused, breaker, up = families = self.describe()
         try:
             queues = self._ledger.queues()
+            records = breakers.read_all(self._ledger.note)
         except TowpathError as error:
             log.warning("no queue metrics: %s", error)
             up.add_metric([], 0)
@@ -77,6 +83,9 @@ class LedgerCollector:
             waited = 0 if view.oldest_ready is None else max(0, now - view.oldest_ready)
             oldest.add_metric([name], waited / 1e6)
             paused.add_metric([name], int(view.paused))
+        for record in records:
+            for phase in breakers.Phase:
+                breaker.add_metric([record.breaker.name, phase.value], int(record.status.phase(now) is phase))
         up.add_metric([], 1)
         yield from families
 
@@ -105,6 +114,9 @@ class _Counts:
         self.expired = counter("jobs_expired_total", "Jobs whose time to live ran out.")
         self.blocked = counter("handlers_blocked_total", "Handlers that blocked the event loop.", "kind")
         self.full = counter("queue_full_total", "Appends refused because a queue was full.", "queue")
+        self.breakers = counter(
+            "breaker_changes_total", "Circuit breakers that this process opened, closed or saw half open.", "breaker", "state"
+        )
         self.fired = counter("schedules_fired_total", "Jobs appended by a schedule.", "schedule")
         self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by a commit that had any.", SIZES)
         self.commit = histogram("commit_seconds", "How long a commit took.", COMMITS)
@@ -147,6 +159,7 @@ class _Counts:
         yield bus.subscribe(HandlerBlocked, lambda event: self.blocked.labels(event.kind).inc())
         yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc())
         yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc())
+        yield bus.subscribe(BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc())
         yield bus.subscribe(BatchCommitted, self.committed)
         yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc())
         yield bus.subscribe(UpkeepDone, self.upkept)

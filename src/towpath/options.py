@@ -12,6 +12,7 @@ import msgspec
 from towpath.codec import AFTER, Codec
 from towpath.control import Span
 from towpath.core import checks
+from towpath.core.breaker import Breaker
 from towpath.core.job import After, Job, Key, KeyPolicy, rank
 from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
 from towpath.errors import InvalidInput
@@ -39,6 +40,7 @@ class TaskOptions(TypedDict, total=False):
     part: Naming | None
     retention: Span | None
     process: bool
+    breaker: str | Breaker | None
 
 
 class CallOptions(TypedDict, total=False):
@@ -93,6 +95,9 @@ def task_terms(kind: str, options: TaskOptions) -> Terms:
     queue = options.get("queue", "default")
     checks.name("queue", queue)
     fields: dict[str, Any] = {"queue": queue, **_common(options)}
+    breaker = breaker_of(options.get("breaker"))
+    if breaker is not None and options.get("part") is None:
+        fields["part"] = breaker.part
     return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"))
 
 
@@ -103,6 +108,9 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
     for name in ("queue", "correlation_id", "id"):
         if name in options:
             fields[name] = options[name]
+    if "part" in options and "part" in fields:
+        expected = "nothing: its breaker has the part. Give the task a part and a queue of its own"
+        raise InvalidInput(field="part", value=options["part"], expected=expected)
     headers = {**fields.get("headers", {}), **options.get("headers", {})}
     if "after" in options:
         fields["after"] = dependencies(options["after"])
@@ -123,6 +131,11 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
         policy=policy if "on_conflict" in options else terms.policy,
         window=checks.micros(options["window"], "window") if "window" in options else terms.window,
     )
+
+
+def breaker_of(given: str | Breaker | None) -> Breaker | None:
+    """A breaker from its name, with the usual settings, or from its settings."""
+    return given if given is None or isinstance(given, Breaker) else Breaker(given)
 
 
 def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str, Any]:

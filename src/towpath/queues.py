@@ -39,11 +39,13 @@ class QueueLimits(TypedDict, total=False):
     """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
 
     At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before `not_before`; at most `capacity` wait, more are
-    refused with `QueueFull`; when `warn_depth` wait, the log says so once (`QueueDeep`). Done and canceled jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+    refused with `QueueFull`; when `warn_depth` wait, the log says so once (`QueueDeep`). `why` is the reason, for whoever asks. Done and canceled
+    jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
 
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
+    why: str | None
     capacity: int | None
     warn_depth: int | None
     retention: float | timedelta | None
@@ -56,6 +58,7 @@ class PartLimits(TypedDict, total=False):
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
+    why: str | None
     weight: int
 
 

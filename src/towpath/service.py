@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypedDict
 
+from towpath import breakers
 from towpath.attempts import Attempt, serve
-from towpath.context import Host as RunningHost
+from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.schedule import Schedule
 from towpath.errors import TowpathError
@@ -44,7 +45,7 @@ class RunOptions(TypedDict, total=False):
     burst: bool
 
 
-class Staff(Office, RunningHost, ScheduleHost, Protocol):
+class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     """What running an app needs of it."""
 
     settings: Settings
@@ -74,9 +75,11 @@ class Service:
         self._began = False
         self._stopped = False
 
-    def _attempt(self, claim: Claim) -> Attempt | None:
+    def _attempt(self, claim: Claim) -> Attempt | Settle | None:
         task = self._app.tasks.get(claim.job.kind)
-        return None if task is None else Attempt(self._app, claim, task)
+        if task is None or task.breaker is None:
+            return None if task is None else Attempt(self._app, claim, task)
+        return breakers.attempt(self._app, claim, task)
 
     def stop(self) -> None:
         """Take no more, let what runs finish. Before it has begun: end as soon as it has."""
@@ -99,6 +102,7 @@ class Service:
 
     async def arun(self) -> None:
         await asyncio.to_thread(write_down, self._app, self._app.declared)
+        await asyncio.to_thread(breakers.declare, self._app)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())

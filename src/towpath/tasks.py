@@ -19,11 +19,11 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 from towpath import control
 from towpath.codec import Bound, Codec
 from towpath.core.commands import Append
-from towpath.core.job import After, Done, Fail, Job, Outcome, Retry, Snooze, Spec, Stop
+from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, id_of, ids_of
-from towpath.options import CallOptions, TaskOptions, call_terms, names, policy_of, task_terms, with_after
+from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
@@ -52,6 +52,7 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.process = options.get("process", False)
         self.policy = policy_of(options.get("backoff"))
+        self.breaker = breaker_of(options.get("breaker"))
         self._terms = task_terms(self.kind, options)
         self._codec: Codec | None = None
         try:
@@ -80,6 +81,11 @@ class Task(Generic[P, R]):
         """Where its jobs wait, unless options say otherwise."""
         queue: str = self._terms.fields["queue"]
         return queue
+
+    @property
+    def shuts_queue(self) -> bool:
+        """Does its breaker shut the whole queue? Its jobs have parts already."""
+        return self.breaker is not None and self._terms.part is not None
 
     @property
     def timeout(self) -> int | None:
@@ -241,6 +247,8 @@ def outcome_of(
             return Fail(error=_clean(str(refused)))
     if isinstance(error, control.Snooze):
         return Snooze(error.for_)
+    if isinstance(error, control.BreakerOpen):
+        return Refuse(error.after, error=_clean(str(error)))
     if isinstance(error, control.Cancel):
         return Stop(error=_clean(str(error)))
     if isinstance(error, control.Fail):

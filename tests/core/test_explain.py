@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from towpath.core import admission
-from towpath.core.checks import SECOND
+from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState
 from towpath.core.explain import SHOWN, Facts, Gate, explain, when
 from towpath.core.job import Job, Reason, Spec, State
@@ -80,30 +80,64 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Gate.SCHEDULED,
         f"scheduled (retry) until {THEN}",
     ),
-    (Facts(job=job(), queue=queue(paused=True), part=part(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused"),
-    (Facts(job=job(), queue=queue(paused=True, why="x")), Gate.QUEUE_PAUSED, "queue q is paused (x)"),
-    (Facts(job=job(), queue=queue(next_at=LATER, why="x")), Gate.QUEUE_HELD, f"queue q is held until {THEN} (x)"),
+    (Facts(job=job(), queue=queue(paused=True), part=part(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
+    (Facts(job=job(), queue=queue(paused=True, why="x")), Gate.QUEUE_PAUSED, "queue q is paused by hand: x"),
+    (Facts(job=job(), queue=queue(next_at=LATER, why="x")), Gate.QUEUE_HELD, f"queue q is held until {THEN}: x"),
     (
         Facts(job=job(), queue=queue(next_at=LATER, rate=Rate(3, 60 * SECOND))),
         Gate.QUEUE_RATE,
-        f"the rate of queue q (3 per 60 s) allows the next at {THEN}",
+        "rate limit of queue q (3/m): next permit in 1 s",
     ),
     (
         Facts(job=job(), queue=queue(cap=2, counts=Counts(running=2)), holders=("b", "c")),
         Gate.QUEUE_CAP,
-        "queue q runs 2 of at most 2: b, c",
+        "cap 2 of queue q reached by b, c",
     ),
-    (Facts(job=job(), queue=queue(), part=part(paused=True, why="x")), Gate.PART_PAUSED, "part p of q is paused (x)"),
-    (Facts(job=job(), queue=queue(), part=part(next_at=LATER)), Gate.PART_HELD, f"part p of q is held until {THEN}"),
     (
-        Facts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(1, SECOND // 2))),
+        Facts(job=job(), queue=queue(), part=part(paused=True, why="x")),
+        Gate.PART_PAUSED,
+        "part p of queue q is paused by hand: x",
+    ),
+    (Facts(job=job(), queue=queue(), part=part(next_at=LATER)), Gate.PART_HELD, f"part p of queue q is held until {THEN}"),
+    (
+        Facts(job=job(), queue=queue(), part=part(next_at=NOW + 230_000, rate=Rate(2, SECOND, 3))),
         Gate.PART_RATE,
-        f"the rate of part p of q (1 per 0.5 s) allows the next at {THEN}",
+        "rate limit of part p of queue q (2/s:3): next permit in 0.23 s",
+    ),
+    (
+        # Further ahead than the rate can put it.
+        Facts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(2, SECOND), why="x")),
+        Gate.PART_HELD,
+        f"part p of queue q is held until {THEN}: x",
+    ),
+    (
+        Facts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(2, SECOND), why="breaker b: 5 failures in 60 s")),
+        Gate.BREAKER,
+        f"breaker b is open until {THEN} (5 failures in 60 s)",
+    ),
+    (
+        Facts(job=job(), queue=queue(next_at=FOREVER, why="breaker b: by hand: a migration")),
+        Gate.BREAKER,
+        "breaker b is open until somebody closes it (by hand: a migration)",
+    ),
+    (
+        Facts(job=job(), queue=queue(), part=part(cap=2, running=2, why="breaker b: a probe failed"), holders=("b", "c")),
+        Gate.BREAKER,
+        "breaker b is half open (a probe failed): 2 may try, 2 running: b, c",
+    ),
+    (Facts(job=job(), queue=queue(cap=0)), Gate.QUEUE_CAP, "cap 0 of queue q lets nothing run"),
+    (
+        Facts(
+            job=job(state=State.SCHEDULED, reason=Reason.REFUSED, ready_at=LATER, error="breaker b is open\nmore"),
+            queue=queue(),
+        ),
+        Gate.SCHEDULED,
+        f"scheduled (refused) until {THEN}: breaker b is open",
     ),
     (
         Facts(job=job(), queue=queue(), part=part(cap=1, running=1), holders=("b",)),
         Gate.PART_CAP,
-        "part p of q runs 1 of at most 1: b",
+        "cap 1 of part p of queue q reached by b",
     ),
     (Facts(job=job(), queue=queue(), part=part()), Gate.NEXT, "ready, first in line in q: the next claim takes it"),
     (Facts(job=job(), queue=queue(), ahead=3), Gate.NEXT, "ready, 3 ahead of it in q"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from towpath.runtime.pace import MAX_AHEAD, MEMORY, Pace
 
+SLOTS = 32
+
 
 class Time:
     def __init__(self) -> None:
@@ -16,16 +18,16 @@ class Time:
 def working(seconds: float, jobs: int, commit: float) -> tuple[Pace, Time]:
     """A worker that has run so many jobs in so many seconds, and whose commits take so long."""
     time = Time()
-    pace = Pace(time)
+    pace = Pace(SLOTS, time)
     pace.fed()
     time.now += seconds
     pace.committed(commit)
-    pace.ended(jobs)
+    pace.ended(jobs, SLOTS * seconds)
     return pace, time
 
 
 def test_a_new_worker_claims_for_its_slots_only() -> None:
-    assert Pace(Time()).ahead() == 0
+    assert Pace(SLOTS, Time()).ahead() == 0
 
 
 def test_as_much_as_starts_within_two_commits() -> None:
@@ -38,6 +40,17 @@ def test_slow_jobs_are_not_hoarded() -> None:
     assert pace.ahead() == 1
 
 
+def test_jobs_that_end_together_are_not_fast() -> None:
+    """All slots ran for a second and ended at once, a moment after claims came."""
+    time = Time()
+    pace = Pace(SLOTS, time)
+    pace.fed()
+    time.now += 0.002
+    pace.committed(0.004)
+    pace.ended(SLOTS, SLOTS * 1.0)
+    assert pace.ahead() == 1
+
+
 def test_waiting_for_claims_is_not_slowness() -> None:
     pace, time = working(0.01, 100, commit=0.004)
     for _ in range(5):
@@ -45,7 +58,7 @@ def test_waiting_for_claims_is_not_slowness() -> None:
         time.now += 0.5 * MEMORY
         pace.fed()
         time.now += 0.01
-        pace.ended(100)
+        pace.ended(100, SLOTS * 0.01)
     assert pace.ahead() == 80
 
 

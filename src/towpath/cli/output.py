@@ -114,11 +114,7 @@ def ago(at: int | None, now: int) -> str:
 
 def rate(value: Rate | None) -> str | None:
     """As `--rate` takes it."""
-    if value is None:
-        return None
-    named = {1_000_000: "s", 60_000_000: "m", 3_600_000_000: "h", 86_400_000_000: "d"}
-    period = named.get(value.period) or f"{value.period / 1_000_000:g}s"
-    return f"{value.count}/{period}" + (f":{value.burst}" if value.burst > 1 else "")
+    return None if value is None else str(value)
 
 
 def body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:

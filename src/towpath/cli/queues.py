@@ -51,14 +51,17 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def queue_data(view: QueueView) -> dict[str, Any]:
     at = now()
     limits = {"capacity": view.capacity, "cap": view.cap, "rate": rate(view.rate), "keep": view.keep}
-    held = moment(view.next_at) if view.next_at > at else None
-    return {**queue_counts(view, at), **limits, "retention": seconds(view.retention), "not_before": held}
+    return {**queue_counts(view, at), **limits, "retention": seconds(view.retention), "not_before": _held(view)}
 
 
 def part_data(view: PartView) -> dict[str, Any]:
     fields = ("queue", "ready", "running", "paused", "why", "cap", "weight")
-    held = moment(view.next_at) if view.next_at > now() else None
-    return {"part": view.name, **{name: getattr(view, name) for name in fields}, "rate": rate(view.rate), "not_before": held}
+    settings = {"rate": rate(view.rate), "not_before": _held(view)}
+    return {"part": view.name, **{name: getattr(view, name) for name in fields}, **settings}
+
+
+def _held(view: QueueView | PartView) -> str | None:
+    return moment(view.next_at) if view.next_at > now() else None
 
 
 def _shown(as_json: bool, data: dict[str, Any], sentence: str) -> int:
@@ -119,6 +122,7 @@ def resume_queue(session: Session, /, queue: str) -> int:
 @_gate
 @click.option("--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days.")
 @click.option("--keep", type=Whole(optional=True), help="At most so many done and canceled jobs are kept; none: a million.")
+@click.option("--why", help="The reason, for whoever asks; none takes it away.")
 @pass_session
 def set_queue(session: Session, /, queue: str, **options: Any) -> int:
     """Set limits of a queue. What is left out stays as it is. A queue that is not there is made."""
@@ -151,11 +155,11 @@ def list_parts(session: Session, /, queue: str) -> int:
     with session.ledger() as ledger:
         queue_must_exist(ledger, queue)
         views = sorted(ledger.parts(queue).items())
-    columns = ("part", "ready", "running", "paused", "cap", "rate", "weight", "why")
+    columns = ("part", "ready", "running", "paused", "cap", "rate", "weight", "not before", "why")
 
     def people() -> object:
         rows = [
-            (view.name, view.ready, view.running, view.paused, view.cap, rate(view.rate), view.weight, view.why)
+            (view.name, view.ready, view.running, view.paused, view.cap, rate(view.rate), view.weight, _held(view), view.why)
             for _, view in views
         ]
         return table(columns, rows, numbers=("ready", "running", "cap", "weight")) if rows else f"{queue} has no parts."
@@ -188,6 +192,7 @@ def resume_part(session: Session, /, queue: str, part: str) -> int:
 @click.argument("part")
 @_gate
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
+@click.option("--why", help="The reason, for whoever asks; none takes it away.")
 @pass_session
 def set_part(session: Session, /, queue: str, part: str, **options: Any) -> int:
     """Set limits of a part. What is left out stays as it is. A part that is not there is made."""

@@ -138,12 +138,13 @@ class Renew(_Value, frozen=True, gc=False, tag="renew"):
 class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
     """A small compare-and-set record. `expect`: None writes anyway, 0 only if there is none, else only at that version.
     `value` None deletes. The answer's `fence` is fixed while the note lives and larger each time it is made anew, so a
-    note that expires is a lock."""
+    note that expires is a lock. `gates` are set with the note, or not at all."""
 
     key: str
     value: bytes | None
     expect: int | None = None
     ttl: int | None = None
+    gates: tuple[SetQueue | SetPart, ...] = ()
 
     def __post_init__(self) -> None:
         _Tokened.__post_init__(self)
@@ -152,6 +153,9 @@ class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
         checks.optional_whole("ttl", self.ttl, least=1)
         if self.value is not None:
             checks.data("value", self.value, checks.MAX_NOTE)
+        if self.gates:
+            force_setattr(self, "gates", all_of("gates", self.gates, (SetQueue, SetPart)))
+            checks.whole("len(gates)", len(self.gates), most=1000)
 
 
 class Settle(_Value, frozen=True, gc=False, tag="settle"):
@@ -184,6 +188,8 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
         if self.notes:
             force_setattr(self, "notes", all_of("notes", self.notes, Note))
             checks.whole("len(notes)", len(self.notes), 0, 1000)
+            if any(note.gates for note in self.notes):
+                raise InvalidInput(field="notes", value="a note with gates", expected="notes without gates in a settle")
 
 
 class Progress(_Value, frozen=True, gc=False, tag="progress"):
@@ -235,14 +241,15 @@ class Selector(_Value, frozen=True, kw_only=True, gc=False):
             raise InvalidInput(field="selector", value="empty", expected="at least one condition")
 
 
-def all_of(field: str, values: Iterable[Any], kind: type) -> tuple[Any, ...]:
+def all_of(field: str, values: Iterable[Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:
     """The values as a tuple, if each is of this kind. A text is not taken for a list of letters."""
+    named = " or ".join(each.__name__ for each in kind) if isinstance(kind, tuple) else kind.__name__
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidInput(field=field, value=values, expected=f"a tuple of {kind.__name__}")
+        raise InvalidInput(field=field, value=values, expected=f"a tuple of {named}")
     found = tuple(values)
     for each in found:
         if not isinstance(each, kind):
-            raise InvalidInput(field=field, value=each, expected=f"a {kind.__name__}")
+            raise InvalidInput(field=field, value=each, expected=f"a {named}")
     return found
 
 

@@ -7,8 +7,10 @@ from enum import StrEnum
 
 import msgspec
 
+from towpath.core.breaker import heard
+from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState
-from towpath.core.job import FINISHED, Job, State
+from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.views import PartView, QueueView
 
 
@@ -27,6 +29,7 @@ class Gate(StrEnum):
     PART_HELD = "part-held"
     PART_RATE = "part-rate"
     PART_CAP = "part-cap"
+    BREAKER = "breaker"
     NEXT = "next"
 
 
@@ -75,7 +78,9 @@ def explain(facts: Facts, now: int) -> Explanation:
     if job.state is State.BLOCKED:
         return _blocked(facts)
     if job.state is State.SCHEDULED and job.ready_at > now:
-        return _say(job, Gate.SCHEDULED, f"scheduled ({job.reason}) until {when(job.ready_at)}", until=job.ready_at)
+        said = (job.error or "").partition("\n")[0] if job.reason is Reason.REFUSED else ""
+        why = f": {said}" if said else ""
+        return _say(job, Gate.SCHEDULED, f"scheduled ({job.reason}) until {when(job.ready_at)}{why}", until=job.ready_at)
     return _queue_gate(facts, now) or _part_gate(facts, now) or _next(facts)
 
 
@@ -92,11 +97,11 @@ def _blocked(facts: Facts) -> Explanation:
 def _queue_gate(facts: Facts, now: int) -> Explanation | None:
     job, queue = facts.job, facts.queue
     if queue.paused:
-        return _say(job, Gate.QUEUE_PAUSED, f"queue {queue.name} is paused{_why(queue.why)}")
+        return _say(job, Gate.QUEUE_PAUSED, f"queue {queue.name} is paused by hand{_why(queue.why)}")
     if queue.next_at > now:
-        return _held(job, f"queue {queue.name}", queue, Gate.QUEUE_RATE, Gate.QUEUE_HELD)
+        return _held(job, f"queue {queue.name}", queue, now, (Gate.QUEUE_RATE, Gate.QUEUE_HELD))
     if queue.cap is not None and queue.counts.running >= queue.cap:
-        return _full(facts, f"queue {queue.name}", queue.cap, queue.counts.running, Gate.QUEUE_CAP)
+        return _full(facts, f"queue {queue.name}", queue, queue.counts.running, Gate.QUEUE_CAP)
     return None
 
 
@@ -104,27 +109,37 @@ def _part_gate(facts: Facts, now: int) -> Explanation | None:
     job, part = facts.job, facts.part
     if part is None:
         return None
+    where = f"part {part.name} of queue {part.queue}"
     if part.paused:
-        return _say(job, Gate.PART_PAUSED, f"part {part.name} of {part.queue} is paused{_why(part.why)}")
+        return _say(job, Gate.PART_PAUSED, f"{where} is paused by hand{_why(part.why)}")
     if part.next_at > now:
-        return _held(job, f"part {part.name} of {part.queue}", part, Gate.PART_RATE, Gate.PART_HELD)
+        return _held(job, where, part, now, (Gate.PART_RATE, Gate.PART_HELD))
     if part.cap is not None and part.running >= part.cap:
-        return _full(facts, f"part {part.name} of {part.queue}", part.cap, part.running, Gate.PART_CAP)
+        return _full(facts, where, part, part.running, Gate.PART_CAP)
     return None
 
 
-def _held(job: Job, where: str, gate: QueueView | PartView, rated: Gate, held: Gate) -> Explanation:
-    if gate.rate is not None:
-        text = (
-            f"the rate of {where} ({gate.rate.count} per {gate.rate.period / 1e6:g} s) allows the next at {when(gate.next_at)}"
-        )
-        return _say(job, rated, text, until=gate.next_at)
-    return _say(job, held, f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at)
+def _held(job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[Gate, Gate]) -> Explanation:
+    if (said := heard(gate.why)) is not None:
+        until = "somebody closes it" if gate.next_at >= FOREVER else when(gate.next_at)
+        return _say(job, Gate.BREAKER, f"breaker {said.name} is open until {until} ({said.why})", until=gate.next_at)
+    # Further ahead than any start can put it, it was set by hand.
+    if gate.rate is not None and gate.next_at <= now + gate.rate.interval:
+        left = (gate.next_at - now) / SECOND
+        span = f"{left:.3g}" if left < 100 else f"{left:.0f}"
+        why = f", {gate.why}" if gate.why else ""
+        return _say(job, gates[0], f"rate limit of {where} ({gate.rate}{why}): next permit in {span} s", until=gate.next_at)
+    return _say(job, gates[1], f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at)
 
 
-def _full(facts: Facts, where: str, cap: int, running: int, gate: Gate) -> Explanation:
-    text = f"{where} runs {running} of at most {cap}: {_names(facts.holders, running)}"
-    return _say(facts.job, gate, text, facts.holders, running)
+def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, gate: Gate) -> Explanation:
+    names = _names(facts.holders, running)
+    if (said := heard(full.why)) is not None:
+        text = f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
+        return _say(facts.job, Gate.BREAKER, text, facts.holders, running)
+    reached = f"reached by {names}" if running else "lets nothing run"
+    why = f" ({full.why})" if full.why else ""
+    return _say(facts.job, gate, f"cap {full.cap} of {where}{why} {reached}", facts.holders, running)
 
 
 def _next(facts: Facts) -> Explanation:
@@ -143,7 +158,7 @@ def _names(ids: tuple[str, ...], count: int) -> str:
 
 
 def _why(why: str | None) -> str:
-    return f" ({why})" if why else ""
+    return f": {why}" if why else ""
 
 
 def when(at: int | None) -> str:

@@ -14,6 +14,7 @@ from towpath.errors import InvalidInput
 
 _RATE: Final = re.compile(r"([0-9]{1,9})/(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?\s*(ms|s|m|h|d))(?::([0-9]{1,9}))?")
 _UNITS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NAMED: Final[Mapping[int, str]] = {round(seconds * checks.SECOND): unit for unit, seconds in _UNITS.items()}
 
 TURN = 1_000_000
 """How far one turn moves a part of weight 1 in virtual time."""
@@ -41,6 +42,11 @@ class Rate(msgspec.Struct, frozen=True, gc=False):
             raise InvalidInput(field="rate", value=text, expected="such as 10/s, 100/m, 5/10s, or 10/s:20 with a burst of 20")
         period = checks.micros(float(found[2] or 1) * _UNITS[found[3]], "rate")
         return cls(int(found[1]), period, int(found[4] or 1))
+
+    def __str__(self) -> str:
+        """As `of` takes it."""
+        period = _NAMED.get(self.period) or f"{self.period / checks.SECOND:g}s"
+        return f"{self.count}/{period}" + (f":{self.burst}" if self.burst > 1 else "")
 
     @property
     def interval(self) -> int:

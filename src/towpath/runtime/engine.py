@@ -23,6 +23,8 @@ from towpath.core.commands import Command, Result
 from towpath.errors import LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
+from towpath.runtime.breaker_rounds import BreakerRounds
+from towpath.runtime.breakers import Breakers
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
@@ -43,6 +45,8 @@ class Parts:
         self.leases = Leases(committer)
         self.dispatcher = Dispatcher(committer, owner)
         self.watch = watch or Watch(ledger)
+        self.breakers = Breakers(ledger, committer)
+        self.rounds = BreakerRounds(self.breakers)
         self._caretaker: Caretaker | None = None
         self._attending = threading.Lock()
 

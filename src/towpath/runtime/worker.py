@@ -37,12 +37,12 @@ LAST_WORD = 5.0
 
 
 class Worker:
-    """`make` turns a claim into an attempt, or None if nobody here knows its kind. One run per object."""
+    """`make` turns a claim into an attempt, or into how it is given back; None if nobody here knows its kind. One run per object."""
 
     def __init__(
         self,
         office: Office,
-        make: Callable[[Claim], Attempt | None],
+        make: Callable[[Claim], Attempt | Settle | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
         empty: Callable[[], None] | None = None,
@@ -145,6 +145,8 @@ class Worker:
             attempt = self._make(claim)
             if attempt is None:
                 self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
+            elif isinstance(attempt, Settle):
+                self._end(claim, attempt)
             else:
                 self._begin(Run(claim, attempt))
                 free -= 1

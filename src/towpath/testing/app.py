@@ -18,6 +18,7 @@ from typing import Any
 
 import apsw
 
+from towpath import breakers
 from towpath.app import App
 from towpath.attempts import Attempt
 from towpath.clock import Clock
@@ -56,6 +57,7 @@ def bench(app: App, database: bool = False) -> Iterator[Bench]:
         runner = stack.enter_context(contextlib.closing(asyncio.Runner()))
         stack.enter_context(app.substituted(parts, clock))
         write_down(app, app.declared)
+        breakers.declare(app)
         bench = Bench(app, clock, runner)
         stack.callback(bench.close)
         yield bench
@@ -107,7 +109,10 @@ class Bench:
         while claims := self._claim():
             for claim in claims:
                 attempt = self._attempt(claim)
-                self._settle(attempt, self._run(attempt))
+                if isinstance(attempt, Settle):
+                    self.app.call(attempt)
+                else:
+                    self._settle(attempt, self._run(attempt))
             ran += len(claims)
         return ran
 
@@ -124,7 +129,10 @@ class Bench:
         while claims := self._claim():
             for claim in claims:
                 attempt = self._attempt(claim)
-                self._settle(attempt, await attempt.arun())
+                if isinstance(attempt, Settle):
+                    await self.app.acall(attempt)
+                else:
+                    self._settle(attempt, await attempt.arun())
             ran += len(claims)
         return ran
 
@@ -188,7 +196,10 @@ class Bench:
             upkept = self.app.call(Upkeep())
             assert isinstance(upkept, Upkept)
         fires = self._scheduler.due(self.clock.now())
-        return min((due for due in (upkept.next_due, fires) if due is not None), default=None)
+        return min(
+            (due for due in (upkept.next_due, fires, self.app.parts.rounds.due(self.clock.now())) if due is not None),
+            default=None,
+        )
 
     def _claim(self) -> list[Claim]:
         while True:
@@ -211,13 +222,15 @@ class Bench:
         assert isinstance(answer, Claimed)
         return answer.claims
 
-    def _attempt(self, claim: Claim) -> Attempt:
+    def _attempt(self, claim: Claim) -> Attempt | Settle:
         task = self.app.tasks.get(claim.job.kind)
         if task is None:
             self.app.call(Settle(claim.id, claim.fence, Release()))
             known = ", ".join(sorted(self.app.tasks)) or "none"
             expected = f"the name of a task of this app ({known})"
             raise InvalidInput(field=f"the kind of job {claim.id}", value=claim.job.kind, expected=expected)
+        if task.breaker is not None:
+            return breakers.attempt(self.app, claim, task, self._chance)
         return Attempt(self.app, claim, task, self._chance)
 
     def _settle(self, attempt: Attempt, settle: Settle) -> None:

@@ -317,9 +317,9 @@ class Moves(Draws):
         value = None if self._maybe(0.25) else self.chance.choice((b"", b"1", b"2"))
         expect = self.chance.choice((None, None, 0, *self.versions))
         ttl = self.chance.choice((None, None, *SPANS))
-        return Note(
-            key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=self._token("note") if token else ""
-        )
+        gates = (self.set_part(), self.set_queue()) if token and self._maybe(0.2) else ()
+        name = self._token("note") if token else ""
+        return Note(key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=name, gates=gates)
 
     def upkeep(self) -> Upkeep:
         return Upkeep(self.chance.choice((1, 2, 3, 10, 1000, 1000, 1000)))

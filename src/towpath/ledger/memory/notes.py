@@ -18,6 +18,11 @@ Plan = list[tuple[str, NoteView | None, Noted]]
 def note(book: Book, command: Note, now: int) -> Noted:
     plan = plan_notes(book, (command,), now)
     write_notes(book, plan)
+    for gate in command.gates:
+        if isinstance(gate, SetQueue):
+            set_queue(book, gate, now)
+        else:
+            set_part(book, gate, now)
     return plan[0][2]
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from towpath.core.commands import Note, Noted
 from towpath.errors import NoteConflict
+from towpath.ledger.sqlite import settings
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import array, insert, named, rows
 
@@ -22,6 +23,8 @@ class Decided(msgspec.Struct):
 def note(batch: Batch, command: Note) -> Noted:
     decided = decide(batch, [command])
     write(batch, decided)
+    for gate in command.gates:
+        settings.set_gate(batch, gate)
     return decided.answers[0]
 
 

@@ -10,7 +10,7 @@ import apsw
 from towpath.core.checks import storable
 from towpath.core.commands import GroupState
 from towpath.core.explain import SHOWN, Explanation, Facts, explain
-from towpath.core.job import Job, State
+from towpath.core.job import Job, Reason, State
 from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, page_token
 from towpath.errors import UnknownJob
 from towpath.ledger.sqlite import jobs
@@ -120,6 +120,8 @@ def explain_job(db: apsw.Connection, id: str, now: int) -> Explanation:
     if id not in found:
         raise UnknownJob(id=id)
     job = found[id]
+    if job.reason is Reason.REFUSED:
+        jobs.fill(db, [job])
     (queue,) = rows(db, named("queues_by_name"), (array([job.queue]),), QueueRow)
     facts = Facts(job=job, queue=queue_view(queue, None))
     if job.state is State.BLOCKED:

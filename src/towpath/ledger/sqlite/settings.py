@@ -39,6 +39,10 @@ def abort(batch: Batch, command: Abort) -> GroupSet | Refused:
     return GroupSet(command.group)
 
 
+def set_gate(batch: Batch, command: SetQueue | SetPart) -> QueueSet:
+    return set_queue(batch, command) if isinstance(command, SetQueue) else set_part(batch, command)
+
+
 def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
     batch.wrote = True
     row = batch.change_queue(command.queue)

@@ -168,6 +168,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "large note": (lambda: Note(key="k", value=bytes(256 * 1024 + 1)), "value"),
     "note that is text": (lambda: Note(key="k", value="text"), "value"),  # type: ignore[arg-type]
     "negative version": (lambda: Note(key="k", value=b"", expect=-1), "expect"),
+    "note with a gate that is none": (lambda: Note(key="k", value=b"", gates=(Done(),)), "gates"),  # type: ignore[arg-type]
+    "gates in a settle": (
+        lambda: Settle("a", 1, Done(), (), (Note(key="k", value=b"", gates=(SetPart(queue="q", part="p"),)),)),
+        "notes",
+    ),
     "note that never lives": (lambda: Note(key="k", value=b"", ttl=0), "ttl"),
     "upkeep of nothing": (lambda: Upkeep(0), "limit"),
     "unknown state in a query": (lambda: Query(states=("lost",)), "state"),  # type: ignore[arg-type]

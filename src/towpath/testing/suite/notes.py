@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from towpath.core.checks import HOUR, SECOND
-from towpath.core.commands import Note, Noted
+from towpath.core.commands import Note, Noted, SetPart, SetQueue
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.testing.clock import START
@@ -120,6 +120,22 @@ class NoteSuite(Suite):
                 desk.write("lock", None, expect=noted.version)
             desk.jump(2 * HOUR)
             desk.upkeep()
+
+    def test_gates_are_set_with_the_note(self, desk: Desk) -> None:
+        desk.add("a", part="p")
+        gates = (
+            SetPart(queue="q", part="p", cap=2),
+            SetQueue(queue="q", paused=True, why="x"),
+            SetPart(queue="q", part="p", cap=1),
+        )
+        desk.do(Noted, Note(key="k", value=b"1", expect=0, gates=gates))
+        assert (desk.part("p").cap, desk.ledger.queues()["q"].why) == (1, "x")
+        desk.do(Noted, Note(key="k", value=None, gates=(SetPart(queue="q", part="p", cap=None),)))
+        assert (desk.part("p").cap, desk.ledger.note("k", desk.now)) == (None, None)
+
+    def test_a_refused_note_sets_no_gates(self, desk: Desk) -> None:
+        with desk.unchanged():
+            desk.refusal(NoteConflict, Note(key="k", value=b"1", expect=3, gates=(SetPart(queue="q", part="p", cap=1),)))
 
     def test_an_empty_value_is_a_value(self, desk: Desk) -> None:
         desk.write("k", b"")

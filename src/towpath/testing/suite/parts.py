@@ -205,6 +205,37 @@ class PartSuite(Suite):
         desk.settle(desk.take(), Release())
         assert ids(desk.claim(n=2)) == ["a0", "a1"]
 
+    def test_a_flood_of_one_part_does_not_hold_up_the_others(self, desk: Desk) -> None:
+        _fill(desk, flood=1000)
+        desk.append(*[spec(f"{tenant}{n}", part=tenant) for tenant in "abcdefghi" for n in range(20)])
+        desk.set_queue(cap=8)
+        left, claims = 180, 0
+        while left:
+            taken = desk.claim(n=8)
+            left -= sum(claim.job.part != "flood" for claim in taken)
+            claims += 1
+            for claim in taken:
+                desk.done(claim)
+        # Alone they would need 180 / 8 claims; the flood has a tenth of the turns.
+        assert claims == -(-200 // 8)
+
+    def test_a_part_that_comes_late_does_not_wait_behind_a_flood(self, desk: Desk) -> None:
+        _fill(desk, flood=100)
+        desk.claim(n=50)
+        desk.add("late", part="tenant")
+        assert "late" in ids(desk.claim(n=2))
+
+    def test_a_rate_is_exact_over_time(self, desk: Desk) -> None:
+        _fill(desk, a=200)
+        desk.set_part("a", rate=Rate(7, SECOND, 3))
+        started = []
+        for _ in range(1001):
+            started += [desk.now for _ in desk.claim(n=9)]
+            desk.jump(SECOND // 100)
+        interval = -(-SECOND // 7)
+        assert len(started) == 3 + 10 * SECOND // interval
+        assert all(started[n + 3] - started[n] >= interval for n in range(len(started) - 3))
+
     def test_many_parts_each_get_one(self, desk: Desk) -> None:
         desk.append(*[spec(f"{part:03}-{n}", part=f"p{part:03}") for part in range(200) for n in range(2)])
         taken = desk.claim(n=200)

@@ -8,7 +8,7 @@ import pytest
 
 from towpath.core.checks import SECOND
 from towpath.core.explain import Explanation, Gate, when
-from towpath.core.job import Retry, State
+from towpath.core.job import Refuse, Retry, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, Query
 from towpath.errors import UnknownJob
@@ -243,62 +243,74 @@ class ExplainSuite(Suite):
     def test_explain_queue_paused(self, desk: Desk) -> None:
         desk.add("a", part="p")
         desk.set_queue(paused=True)
-        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused")
+        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand")
         desk.set_queue(why="maintenance")
-        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused (maintenance)")
+        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand: maintenance")
 
     def test_explain_queue_held(self, desk: Desk) -> None:
         desk.add("a")
         until = START + SECOND
         desk.set_queue(not_before=until, why="breaker")
-        self.explain(desk, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)} (breaker)", until=until)
+        self.explain(desk, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)}: breaker", until=until)
 
     def test_explain_queue_rate(self, desk: Desk) -> None:
         desk.set_queue(rate=Rate(1, 2 * SECOND))
         desk.append(spec("a"), spec("b"))
         desk.take()
         until = START + 2 * SECOND
-        self.explain(
-            desk, "b", Gate.QUEUE_RATE, f"the rate of queue q (1 per 2 s) allows the next at {when(until)}", until=until
-        )
+        self.explain(desk, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until)
 
     def test_explain_queue_cap(self, desk: Desk) -> None:
         desk.set_queue(cap=2)
         desk.append(spec("a"), spec("b"), spec("c"))
         desk.claim(n=2)
-        self.explain(desk, "c", Gate.QUEUE_CAP, "queue q runs 2 of at most 2: a, b", by=("a", "b"), count=2)
+        self.explain(desk, "c", Gate.QUEUE_CAP, "cap 2 of queue q reached by a, b", by=("a", "b"), count=2)
 
     def test_explain_queue_cap_comes_before_the_part(self, desk: Desk) -> None:
         desk.set_queue(cap=1)
         desk.set_part("p", cap=0)
         desk.append(spec("a", part="r"), spec("b", part="p"))
         desk.take()
-        self.explain(desk, "b", Gate.QUEUE_CAP, "queue q runs 1 of at most 1: a", by=("a",), count=1)
+        self.explain(desk, "b", Gate.QUEUE_CAP, "cap 1 of queue q reached by a", by=("a",), count=1)
 
     def test_explain_part_paused(self, desk: Desk) -> None:
         desk.add("a", part="p")
         desk.set_part("p", paused=True, why="unpaid")
-        self.explain(desk, "a", Gate.PART_PAUSED, "part p of q is paused (unpaid)")
+        self.explain(desk, "a", Gate.PART_PAUSED, "part p of queue q is paused by hand: unpaid")
+
+    def test_explain_breaker(self, desk: Desk) -> None:
+        desk.append(spec("a", part="p"), spec("b", part="p"), spec("c", part="p"))
+        until = START + SECOND
+        desk.set_part("p", not_before=until, cap=1, why="breaker x: 5 failures in 60 s")
+        text = f"breaker x is open until {when(until)} (5 failures in 60 s)"
+        self.explain(desk, "a", Gate.BREAKER, text, until=until)
+        desk.jump(SECOND)
+        desk.settle(desk.take(), Refuse(error="breaker y is open"))
+        then = when(desk.now + SECOND)
+        self.explain(desk, "a", Gate.SCHEDULED, f"scheduled (refused) until {then}: breaker y is open", until=desk.now + SECOND)
+        desk.take()
+        text = "breaker x is half open (5 failures in 60 s): 1 may try, 1 running: b"
+        self.explain(desk, "c", Gate.BREAKER, text, by=("b",), count=1)
 
     def test_explain_part_held(self, desk: Desk) -> None:
         desk.add("a", part="p")
         until = START + SECOND
         desk.set_part("p", not_before=until)
-        self.explain(desk, "a", Gate.PART_HELD, f"part p of q is held until {when(until)}", until=until)
+        self.explain(desk, "a", Gate.PART_HELD, f"part p of queue q is held until {when(until)}", until=until)
 
     def test_explain_part_rate(self, desk: Desk) -> None:
         desk.set_part("p", rate=Rate(5, SECOND))
         desk.append(spec("a", part="p"), spec("b", part="p"))
         desk.take()
         until = START + SECOND // 5
-        text = f"the rate of part p of q (5 per 1 s) allows the next at {when(until)}"
+        text = "rate limit of part p of queue q (5/s): next permit in 0.2 s"
         self.explain(desk, "b", Gate.PART_RATE, text, until=until)
 
     def test_explain_part_cap(self, desk: Desk) -> None:
         desk.set_part("p", cap=1)
         desk.append(spec("x"), spec("a", part="p"), spec("b", part="p"))
         desk.claim(n=9)
-        self.explain(desk, "b", Gate.PART_CAP, "part p of q runs 1 of at most 1: a", by=("a",), count=1)
+        self.explain(desk, "b", Gate.PART_CAP, "cap 1 of part p of queue q reached by a", by=("a",), count=1)
 
     def test_explain_next(self, desk: Desk) -> None:
         desk.append(spec("a"), spec("b"), spec("c", priority="high"))

@@ -1,0 +1,217 @@
+"""Circuit breakers: `@app.task(breaker="platform-x")`, `with towpath.breaker("x"):` inside a handler, and `app.breakers`.
+
+A task with a breaker waits in a gate of its own: the part `breaker:<name>` of its queue, or the whole queue if its jobs have parts
+already. While the breaker is open the gate is shut for the whole fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from towpath import control
+from towpath.attempts import Attempt
+from towpath.context import Host, current
+from towpath.control import Span
+from towpath.core import breaker as rules
+from towpath.core import checks
+from towpath.core.breaker import Breaker, Phase
+from towpath.core.breaker import Record as Record
+from towpath.core.commands import Settle
+from towpath.core.job import Claim, Done, Job, Outcome, Release, Retry
+from towpath.core.retry import Chance
+from towpath.errors import InvalidInput
+from towpath.runtime.breakers import Breakers, Place
+from towpath.runtime.engine import Engine, Parts
+from towpath.tasks import Task
+
+Tasks = Mapping[str, Task[..., Any]]
+
+
+def breaker(which: str | Breaker, /) -> Guard:
+    """Around a call inside a handler: `with towpath.breaker("x"):` (or `async with`). What the block raises counts as a failure.
+    While the breaker is open the block is not entered: the job goes back and comes again, without spending an attempt.
+    A name must be one that a task of the app has; a `Breaker` may be any."""
+    return Guard(which)
+
+
+class Guard:
+    """One pass through a breaker."""
+
+    def __init__(self, which: str | Breaker) -> None:
+        self._engine: Engine = current().task.app
+        self._breaker = which if isinstance(which, Breaker) else _named(which, current().tasks)
+        self._began = 0
+
+    def __enter__(self) -> None:
+        now = self._engine.clock.now()
+        again = self._breakers.admit(self._breaker, now)
+        if again is not None:
+            raise control.BreakerOpen(self._breaker.name, (again - now) / checks.SECOND)
+        self._began = now
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        now = self._engine.clock.now()
+        if error is None or _counts(error):
+            self._breakers.report(self._breaker, None, error is None, self._began, now)
+        else:
+            self._breakers.give_back(self._breaker, self._began, now)
+
+    async def __aenter__(self) -> None:
+        if self._breakers.phase(self._breaker, self._engine.clock.now()) is Phase.HALF_OPEN:
+            # Whether there is a probe left is asked of the ledger.
+            await asyncio.to_thread(self.__enter__)
+        else:
+            self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    @property
+    def _breakers(self) -> Breakers:
+        return self._engine.parts.breakers
+
+
+def _counts(error: BaseException) -> bool:
+    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its job."""
+    return isinstance(error, control.Retry) or (isinstance(error, Exception) and not isinstance(error, control.Control))
+
+
+def _named(name: object, tasks: Tasks) -> Breaker:
+    known = {task.breaker.name: task.breaker for task in tasks.values() if task.breaker is not None}
+    if not isinstance(name, str) or name not in known:
+        names = ", ".join(sorted(known)) or "there is none"
+        raise InvalidInput(
+            field="breaker", value=name, expected=f"the breaker of a task of this app ({names}), or a Breaker(...)"
+        )
+    return known[name]
+
+
+# Tasks with a breaker
+
+
+def check_together(tasks: Iterable[Task[..., Any]], new: Task[..., Any]) -> None:
+    """One name is one breaker; a queue that a breaker shuts has no other tasks."""
+    for other in tasks:
+        if other.breaker is not None and new.breaker is not None and other.breaker.name == new.breaker.name:
+            if other.breaker != new.breaker:
+                expected = f"the same settings as at task {other.kind}: {other.breaker}"
+                raise InvalidInput(field="breaker", value=new.breaker, expected=expected)
+        elif other.queue == new.queue and (other.shuts_queue or new.shuts_queue):
+            expected = f"a queue of its own beside part=: {new.queue} is shared by {other.kind} and {new.kind}"
+            raise InvalidInput(field="breaker", value=(new.breaker or other.breaker), expected=expected)
+
+
+class Staff(Host, Protocol):
+    """What is needed of the App."""
+
+    @property
+    def parts(self) -> Parts: ...
+
+    @property
+    def clock(self) -> Any: ...
+
+
+def declare(app: Staff) -> None:
+    """Write down the breakers of the app's tasks. A worker does it when it starts."""
+    places: dict[Breaker, set[Place]] = {}
+    for task in app.tasks.values():
+        if task.breaker is not None:
+            places.setdefault(task.breaker, set()).add((task.queue, None if task.shuts_queue else task.breaker.part))
+    for each, found in places.items():
+        app.parts.breakers.declare(each, sorted(found, key=str), app.clock.now())
+
+
+def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> Attempt | Settle:
+    """The attempt at a job of a task with a breaker, or how it is given back because the breaker has opened."""
+    job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
+    report = _Report(app, task, job, now)
+    if not breakers.calm(report.breaker, now):
+        until = breakers.held(report.breaker, report.place, report.began, now)
+        if until is not None:
+            # What came in by another way than the gate would come back at once.
+            return Settle(job.id, job.fence, Release(max(0, until - now) if report.place is None else 0))
+    return Attempt(app, claim, task, chance, report)
+
+
+class _Report:
+    """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up before it is needed."""
+
+    __slots__ = ("_app", "_job", "_task", "began", "breaker")
+
+    def __init__(self, app: Staff, task: Task[..., Any], job: Job, now: int) -> None:
+        assert task.breaker is not None
+        self._app = app
+        self._task = task
+        self._job = job
+        self.breaker = task.breaker
+        self.began = now if job.started_at is None else job.started_at
+
+    def __call__(self, outcome: Outcome) -> None:
+        ok = type(outcome) is Done
+        if not ok and type(outcome) is not Retry:
+            return
+        now, breakers = self._app.clock.now(), self._app.parts.breakers
+        if not (ok and breakers.calm(self.breaker, now)):
+            breakers.report(self.breaker, self.place, ok, self.began, now)
+
+    @property
+    def place(self) -> Place | None:
+        """The gate that the job came through."""
+        job, task = self._job, self._task
+        if job.part == self.breaker.part:
+            return job.queue, job.part
+        return (job.queue, None) if task.shuts_queue and job.queue == task.queue else None
+
+
+# By hand
+
+
+class Desk:
+    """`app.breakers`: the breakers in the ledger, to look at and to open and close by hand. A name that is not there is
+    `InvalidInput`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def list(self) -> list[Record]:
+        """All of them, by name. `record.status.phase(now)` is what it is at a time."""
+        return self._engine.parts.breakers.all()
+
+    def phase(self, name: str) -> Phase:
+        """What it is now."""
+        record, _ = self._engine.parts.breakers.read(name)
+        return self._known(name, record).status.phase(self._engine.clock.now())
+
+    def open(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+        """Open it by hand: for so many seconds, then it is half open; or until `close`."""
+        checks.text("why", why, 500)
+        now = self._engine.clock.now()
+        until = checks.FOREVER if for_ is None else now + checks.micros(for_, "for_")
+        words = f"by hand: {why}" if why else "by hand"
+        return self._edit(name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, words, until)))
+
+    def close(self, name: str) -> Record:
+        """Close it now; its failures so far are forgotten."""
+        now = self._engine.clock.now()
+        return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now)))
+
+    def reset(self, name: str) -> None:
+        """Close it and forget it, its settings included: a worker that has it declares it anew."""
+        self._known(name, self._engine.parts.breakers.forget(name, self._engine.clock.now()))
+
+    def _edit(self, name: str, change: Any) -> Record:
+        return self._known(name, self._engine.parts.breakers.edit(name, change, self._engine.clock.now()))
+
+    def _known(self, name: str, record: Record | None) -> Record:
+        if record is None:
+            names = ", ".join(self._engine.parts.breakers.names()[:20]) or "there is none"
+            raise InvalidInput(field="breaker", value=name, expected=f"the name of a breaker ({names})")
+        return record

@@ -1,0 +1,311 @@
+"""Circuit breakers of a fleet: each is a note that everybody reads, and the gates in the ledger that follow from it.
+
+A change is a pure function of the note, written with compare-and-set and its gates in one command. Whoever comes second
+reads the note again and decides again. Successes of a closed breaker write nothing, and no handler waits for a commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from towpath.core import breaker as rules
+from towpath.core.breaker import INDEX, Breaker, Gate, Phase, Record, Status
+from towpath.core.checks import SECOND
+from towpath.core.commands import Note, Noted
+from towpath.core.views import PartView, QueueView
+from towpath.errors import NoteConflict, TowpathError
+from towpath.events import BreakerChanged
+from towpath.ledger import Ledger
+from towpath.runtime.committer import Committer
+from towpath.runtime.tickets import Reply
+
+log = logging.getLogger("towpath.breakers")
+
+FRESH: Final = SECOND // 10
+"""How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an ordinary call."""
+Change = Callable[[Record], Record]
+Place = tuple[str, str | None]
+
+
+class _Known:
+    """What this process knows of a breaker."""
+
+    def __init__(self, breaker: Breaker) -> None:
+        self.fallback = Record(breaker)
+        self.record = self.fallback
+        self.version = 0
+        self.read_at: int | None = None
+        self.changes: list[Change] = []
+        """To be written."""
+        self.writing = False
+
+
+class Breakers:
+    """Safe from any thread; `now` is the time of the app's clock."""
+
+    def __init__(self, ledger: Ledger, committer: Committer) -> None:
+        self._ledger = ledger
+        self._committer = committer
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    # For whoever runs jobs
+
+    def calm(self, breaker: Breaker, now: int) -> bool:
+        """Is it known to be closed? Then a job may begin, and a success need not be told."""
+        known = self._known.get(breaker.name)
+        if known is None or known.read_at is None or known.record.status.until:
+            return False
+        return known.read_at <= now < known.read_at + FRESH
+
+    def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
+        """Until when a job that was claimed at `began` must not run, if the breaker has opened since then. The gate that it came
+        through is shut if it was not known."""
+        known = self._fresh(breaker, now)
+        until = known.record.status.until
+        if began >= until:
+            return None
+        if place is not None and not known.record.has(place):
+            self._write(known, lambda record: record.with_gate(place))
+        return until
+
+    def report(self, breaker: Breaker, place: Place | None, ok: bool, began: int, now: int) -> None:
+        """A call that began at `began` ended, well or not. `place` is the gate that its job came through."""
+        known = self._fresh(breaker, now)
+        if ok and known.record.status.until == 0:
+            return
+        turn = rules.succeeded if ok else rules.failed
+
+        def change(record: Record) -> Record:
+            status = turn(record.breaker, rules.returned(record.status, began), now, began)
+            return replace(record if place is None else record.with_gate(place), status=status)
+
+        self._write(known, change)
+
+    def give_back(self, breaker: Breaker, began: int, now: int) -> None:
+        """A call ended without a verdict."""
+        known = self._fresh(breaker, now)
+        if began in known.record.status.out:
+            self._write(known, lambda record: replace(record, status=rules.returned(record.status, began)))
+
+    def phase(self, breaker: Breaker, now: int) -> Phase:
+        """What it was a moment ago."""
+        return self._fresh(breaker, now).record.status.phase(now)
+
+    def admit(self, breaker: Breaker, now: int) -> int | None:
+        """May a call begin now? Else when to ask again. Blocks for a commit only while it is half open."""
+        status = self._fresh(breaker, now).record.status
+        if status.phase(now) is Phase.CLOSED:
+            return None
+        if status.phase(now) is Phase.OPEN:
+            return status.until
+        refused: list[int] = []
+
+        def change(record: Record) -> Record:
+            admitted = rules.admit(record.breaker, record.status, now)
+            refused[:] = [] if admitted is not None else [max(record.status.until, now + max(SECOND, breaker.rest // 10))]
+            return record if admitted is None else replace(record, status=admitted)
+
+        self.edit(breaker.name, change, now, Record(breaker))
+        return refused[0] if refused else None
+
+    # For whoever is in charge
+
+    def all(self) -> list[Record]:
+        """All of them, by name."""
+        return rules.read_all(self._ledger.note)
+
+    def edit(self, name: str, change: Change, now: int, fallback: Record | None = None) -> Record | None:
+        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin with. Blocks."""
+        while True:
+            old, version = self.read(name)
+            if (start := old or fallback) is None:
+                return None
+            new = self._captured(start, change(start))
+            if new == old:
+                return new
+            if version == 0:
+                self._list(name)
+            try:
+                answer = self._committer.call(_note(start, new, version))
+            except NoteConflict:
+                continue
+            assert isinstance(answer, Noted)
+            self._learn(name, new, answer.version, now)
+            self._compare(start, new)
+            return new
+
+    def forget(self, name: str, now: int) -> Record | None:
+        """Lift its gates and forget it. Code that declares it brings it back, as new."""
+        record = self.edit(name, lambda record: replace(record, status=rules.closed(record.status, now)), now)
+        if record is not None:
+            self._committer.call(Note(key=rules.key(name), value=None))
+            self._list(name, gone=True)
+            with self._lock:
+                self._known.pop(name, None)
+        return record
+
+    def declare(self, breaker: Breaker, places: Sequence[Place], now: int) -> None:
+        """Make its settings what the code says, and its gates known."""
+
+        def change(record: Record) -> Record:
+            record = replace(record, breaker=breaker)
+            for place in places:
+                record = record.with_gate(place)
+            return record
+
+        self.edit(breaker.name, change, now, Record(breaker))
+
+    # The note and its gates
+
+    def _fresh(self, breaker: Breaker, now: int) -> _Known:
+        known = self._known.get(breaker.name)
+        if known is None:
+            with self._lock:
+                known = self._known.setdefault(breaker.name, _Known(breaker))
+        if known.read_at is None or not known.read_at <= now < known.read_at + FRESH:
+            record, version = self.read(breaker.name)
+            self._learn(breaker.name, record or known.fallback, version, now)
+        return known
+
+    def _learn(self, name: str, record: Record, version: int, now: int) -> None:
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None and not known.writing and (version == 0 or version >= known.version):
+                known.record, known.version, known.read_at = record, version, now
+
+    def _write(self, known: _Known, change: Change) -> None:
+        with self._lock:
+            known.changes.append(change)
+            if known.writing:
+                return
+            known.writing = True
+        self._go_on(known)
+
+    def _go_on(self, known: _Known) -> None:
+        """Write what has to be written, one commit after the other; the next one starts where the last was heard."""
+        with self._lock:
+            changes, known.changes = known.changes, []
+            old, new = known.record, known.record
+            for change in changes:
+                new = change(new)
+            if new == old:
+                known.writing = False
+                return
+        if known.version == 0:
+            self._list(new.breaker.name)
+        new = self._captured(old, new)
+        try:
+            self._committer.post([_note(old, new, known.version)], partial(self._heard, known, changes, old, new))
+        except TowpathError as error:
+            self._dropped(known, error)
+
+    def _heard(self, known: _Known, changes: Sequence[Change], old: Record, new: Record, replies: Sequence[Reply]) -> None:
+        """In the committing thread."""
+        (reply,) = replies
+        if isinstance(reply, Noted):
+            with self._lock:
+                known.record, known.version = new, reply.version
+            self._compare(old, new)
+        elif isinstance(reply, NoteConflict):
+            try:
+                record, version = self.read(new.breaker.name)
+            except TowpathError as error:
+                self._dropped(known, error)
+                return
+            with self._lock:
+                known.record, known.version = record or known.fallback, version
+                known.changes = [*changes, *known.changes]
+        elif isinstance(reply, TowpathError):
+            self._dropped(known, reply)
+            return
+        self._go_on(known)
+
+    def _dropped(self, known: _Known, error: TowpathError) -> None:
+        with self._lock:
+            known.changes, known.writing, known.read_at = [], False, None
+        log.warning("breaker %s: what happened could not be written: %s", known.fallback.breaker.name, error)
+
+    def _captured(self, old: Record, new: Record) -> Record:
+        """The gates as they are set by hand, before they are shut and when they are opened."""
+        if _position(old) == _position(new):
+            return new
+        shut = {gate.place for gate in old.gates} if old.status.until else set()
+        return replace(new, gates=tuple([self._by_hand(gate, old, gate.place in shut) for gate in new.gates]))
+
+    def _by_hand(self, gate: Gate, old: Record, shut: bool) -> Gate:
+        view = self.view(gate)
+        if view is None:
+            return gate
+        limit = old.limit if gate.cap is None else min(gate.cap, old.limit)
+        cap = gate.cap if shut and view.cap == limit else view.cap
+        why = gate.why if rules.heard(view.why) is not None else view.why
+        return replace(gate, cap=cap, why=why)
+
+    def view(self, gate: Gate) -> QueueView | PartView | None:
+        if gate.part is None:
+            return self._ledger.queues().get(gate.queue)
+        return self._ledger.parts(gate.queue).get(gate.part)
+
+    def read(self, name: str) -> tuple[Record | None, int]:
+        view = self._ledger.note(rules.key(name))
+        if view is None:
+            return None, 0
+        try:
+            return rules.decode(view.value), view.version
+        except msgspec.MsgspecError as error:
+            log.error("%s cannot be read and is taken as new: %s", view.key, error)
+            return None, view.version
+
+    def names(self) -> list[str]:
+        view = self._ledger.note(INDEX)
+        return rules.names(None if view is None else view.value)
+
+    def _list(self, name: str, gone: bool = False) -> None:
+        """Write its name into the index, or take it out."""
+        view = self._ledger.note(INDEX)
+        names = set(rules.names(None if view is None else view.value))
+        right = names - {name} if gone else names | {name}
+        if right == names:
+            return
+        note = Note(key=INDEX, value=msgspec.json.encode(sorted(right)), expect=0 if view is None else view.version)
+
+        def again(replies: Sequence[Reply]) -> None:
+            if isinstance(replies[0], NoteConflict):
+                self._list(name, gone)
+
+        self._committer.post([note], again)
+
+    def _compare(self, old: Record, new: Record) -> None:
+        if old.status.until != new.status.until:
+            phase = Phase.OPEN if new.status.until else Phase.CLOSED
+            self.tell(new.breaker.name, phase, new.status if new.status.until else old.status)
+
+    def tell(self, name: str, phase: Phase, status: Status) -> None:
+        event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, status.why)
+        log.info("%s", event)
+        if self._committer.bus.wants(BreakerChanged):
+            self._committer.bus.publish(event)
+
+
+def _note(old: Record, new: Record, version: int) -> Note:
+    gates = new.settings() if _position(old) != _position(new) else ()
+    return Note(key=rules.key(new.breaker.name), value=rules.encode(new), expect=version, gates=tuple(gates))
+
+
+def _position(record: Record) -> tuple[object, ...]:
+    """What the gates depend on."""
+    if record.status.until == 0:
+        return ()
+    return record.status.until, record.limit, record.said, tuple([gate.place for gate in record.gates])
+
+
+def running(view: QueueView | PartView) -> int:
+    return view.running if isinstance(view, PartView) else view.counts.running
