@@ -230,11 +230,16 @@ class Moves(Draws):
 
     def claim(self) -> Claim:
         wants = tuple(
-            Want(self.chance.choice(WANTED), self.chance.choice((1, 2, 5, 20)), self.chance.choice((None, None, 0, 1)))
+            Want(
+                self.chance.choice(WANTED),
+                self.chance.choice((1, 2, 5, 20)),
+                self.chance.choice((None, None, 0, 1)),
+                self.chance.choice((None, None, None, 1, 3, 6)),
+            )
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
-        owner, lease = self.chance.choice(OWNERS), self.chance.choice(LEASES)
-        return Claim(owner=owner, wants=wants, lease=lease, token=self._token("claim"))
+        owner, lease, once = self.chance.choice(OWNERS), self.chance.choice(LEASES), self.chance.choice((None, None, 0, 2))
+        return Claim(owner=owner, wants=wants, lease=lease, once=once, token=self._token("claim"))
 
     def settle(self) -> Settle:
         id, fence = self._pair()
