@@ -52,6 +52,8 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.process = options.get("process", False)
         self.policy = policy_of(options.get("backoff"))
+        self.resource = options.get("resource")
+        """The service whose load is watched while its jobs run, by name."""
         self._terms = task_terms(self.kind, options)
         self._codec: Codec | None = None
         try:
@@ -80,6 +82,11 @@ class Task(Generic[P, R]):
         """Where its jobs wait, unless options say otherwise."""
         queue: str = self._terms.fields["queue"]
         return queue
+
+    @property
+    def routed(self) -> bool:
+        """Do the arguments choose the queue?"""
+        return self._terms.route is not None
 
     @property
     def timeout(self) -> int | None:

@@ -43,21 +43,24 @@ class Shares:
         self._keeps = tuple(index for index, lane in enumerate(lanes.values()) if not lane.lends)
         self.lending = not self._keeps
 
-    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: int = 0) -> list[Call]:
+    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int]) -> list[Call]:
         """What to claim now, where so many run in each lane and so many were claimed and not started: reservations first, then
-        the rest for the first lane that has something. `ahead` more than the slots may be held, but what others hold ahead
-        does not keep a lane from a free slot that is reserved for it."""
+        the rest for the first lane that has something. Each lane may have `ahead` more at hand than there are free slots, but
+        what others have ahead does not keep it from a free slot that is reserved for it."""
         held = [first + second for first, second in zip(running, at_hand, strict=True)]
         short = self._short(held)
         kept = sum([short[lane] for lane in self._keeps])
-        shared = self.total + ahead - sum(held) - kept
-        own = max(0, shared, self.total - sum(running) - kept)
+        free = self.total - sum(running)
+        shared = self.total + sum(ahead) - sum(held) - kept
+        own = max(0, shared, free - kept)
         calls = [Call(lane, min(n, own), own) for lane, n in enumerate(short) if n and own and lane not in self._keeps]
-        if shared > 0:
-            for lane in range(len(held)):
-                if calls and calls[-1].lane == lane and own == shared:
+        empty = self._short(running)
+        for lane, more in enumerate(ahead):
+            mine = free - sum([empty[other] for other in self._keeps if other != lane])
+            if (n := min(shared, max(0, mine) + more - at_hand[lane])) > 0:
+                if calls and calls[-1].lane == lane and calls[-1].n <= n:
                     calls.pop()
-                calls.append(Call(lane, shared, shared))
+                calls.append(Call(lane, n, shared))
         return calls + [Call(lane, short[lane], own + kept) for lane in self._keeps if short[lane]]
 
     def next(self, running: Sequence[int], waiting: Sequence[int]) -> int | None:
@@ -68,9 +71,7 @@ class Shares:
         short = self._short(running)
         kept = sum([short[lane] for lane in self._keeps])
         may = [
-            lane
-            for lane, count in enumerate(waiting)
-            if count and free > kept - (short[lane] if lane in self._keeps else 0)
+            lane for lane, count in enumerate(waiting) if count and free > kept - (short[lane] if lane in self._keeps else 0)
         ]
         return next((lane for lane in may if short[lane]), may[0] if may else None)
 
@@ -137,3 +138,18 @@ def _reserved(total: int, lanes: Mapping[str, Lane]) -> tuple[int, ...]:
         raise InvalidInput(field="concurrency", value=total, expected=expected)
     usual = min(max(2, total // 8), (total - said) // len(silent)) if silent else 0
     return tuple(usual if lane.reserved is None else lane.reserved for lane in lanes.values())
+
+
+def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
+    """Lanes from texts such as `interactive:4=mail,web`: a name, the slots reserved for it (or nothing), its queues."""
+    found: dict[str, Lane] = {}
+    for text in texts:
+        head, _, queues = text.partition("=")
+        name, colon, reserved = head.strip().partition(":")
+        names = tuple(each.strip() for each in queues.split(",") if each.strip())
+        if not name or not names or (colon and not reserved.strip().isdecimal()):
+            raise InvalidInput(field="lane", value=text, expected="name=queue,queue, or name:4=queue,queue to reserve 4 slots")
+        if name in found:
+            raise InvalidInput(field="lane", value=name, expected="each lane once")
+        found[name] = Lane(queues=names, reserved=int(reserved) if colon else None)
+    return found

@@ -11,13 +11,14 @@ Listeners are called in the thread that publishes (the committer's, the worker's
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
+
+from towpath.events.collected import Collected as Collected
 
 log = logging.getLogger("towpath.events")
 
@@ -207,6 +208,19 @@ class WorkerStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitChanged(Event):
+    """How many jobs of this worker may use a resource at once; `waits`: seconds for which none may, because it said so."""
+
+    sentence = "resource {resource}: {before} -> {limit} jobs at once, {running} running, none for {waits:g} s"
+
+    resource: str
+    limit: int
+    before: int
+    running: int = 0
+    waits: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CaretakerElected(Event):
     """This process does the upkeep of the fleet from now on."""
 
@@ -246,7 +260,8 @@ class ScheduleFired(Event):
 KINDS: tuple[type[Event], ...] = (
     *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
     *(BatchCommitted, BatchFailed, QueueFullSeen),
-    *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired),
+    *(WorkerStarted, WorkerDraining, WorkerStopped, LimitChanged),
+    *(CaretakerElected, UpkeepDone, ScheduleFired),
 )
 
 
@@ -323,63 +338,6 @@ class Bus:
             yield collected
         finally:
             unsubscribe()
-
-
-class Collected(Generic[E]):
-    """Events in the order they came. `expect` and `aexpect` sleep until there are enough; nothing polls."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: list[E] = []
-        self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
-
-    @property
-    def events(self) -> list[E]:
-        """A copy of what came so far."""
-        with self._lock:
-            return list(self._events)
-
-    def add(self, event: E) -> None:
-        with self._lock:
-            self._events.append(event)
-            content = [pair for pair in self._waiting if pair[0]()]
-            self._waiting = [pair for pair in self._waiting if pair not in content]
-        for _, wake in content:
-            wake()
-
-    def expect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
-        """The first `count` events (for which `where` holds), as soon as they have come. Raises TimeoutError."""
-        come = threading.Event()
-        self._wake_when(count, where, come.set)
-        come.wait(timeout)
-        return self._first(count, timeout, where)
-
-    async def aexpect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
-        """`expect` for a coroutine."""
-        loop, come = asyncio.get_running_loop(), asyncio.Event()
-        self._wake_when(count, where, lambda: loop.call_soon_threadsafe(come.set))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(come.wait(), timeout)
-        return self._first(count, timeout, where)
-
-    def _wake_when(self, count: int, where: Callable[[E], bool] | None, wake: Callable[[], object]) -> None:
-        """Call `wake` once there are `count` events, which may be now."""
-        with self._lock:
-            if len(self._matching(where)) < count:
-                self._waiting.append((lambda: len(self._matching(where)) >= count, wake))
-                return
-        wake()
-
-    def _matching(self, where: Callable[[E], bool] | None) -> Sequence[E]:
-        return self._events if where is None else [event for event in self._events if where(event)]
-
-    def _first(self, count: int, timeout: float, where: Callable[[E], bool] | None) -> list[E]:
-        with self._lock:
-            found = list(self._matching(where)[:count])
-            seen = len(self._events)
-        if len(found) < count:
-            raise TimeoutError(f"{len(found)} of {count} expected events in {timeout:g} s, {seen} seen in all")
-        return found
 
 
 def log_events(bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO) -> Callable[[], None]:
