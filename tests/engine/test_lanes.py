@@ -238,7 +238,7 @@ class Answered(Exception):
 
     class Response:
         status_code = 429
-        headers: dict[str, str] = {"Retry-After": "0.3"}  # noqa: RUF012
+        headers: dict[str, str] = {"Retry-After": "0.3"}
 
     response = Response()
 

@@ -10,12 +10,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Outcome, Spec, State, Word
+from towpath.core.job import SERIAL, Outcome, Spec, State, Word, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
 from towpath.core.results import Claimed as Claimed
 from towpath.core.results import GroupSet as GroupSet
+from towpath.core.results import Hastened as Hastened
 from towpath.core.results import Noted as Noted
 from towpath.core.results import Placed as Placed
 from towpath.core.results import Progressed as Progressed
@@ -281,6 +282,21 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
     pass
 
 
+class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
+    """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they were less."""
+
+    queue: str
+    waited: int
+    priority: int = 0
+    limit: int = 1000
+
+    def __post_init__(self) -> None:
+        checks.patterns("queue", self.queue)
+        checks.whole("waited", self.waited)
+        rank(self.priority)
+        checks.whole("limit", self.limit, 1, MAX_BULK)
+
+
 class Open(_Value, frozen=True, gc=False, tag="open"):
     """`then`: for each way the group may end, the specs that are appended when it does. Their ids are derived."""
 
@@ -381,4 +397,4 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
-Command = _OfJobs | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
+Command = _OfJobs | Hasten | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep

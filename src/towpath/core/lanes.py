@@ -12,17 +12,23 @@ from towpath.core.job import Job
 from towpath.errors import InvalidInput
 
 MAX_LANES = 100
+AGEING_STEPS = 10
+"""How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that time."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
 
     Reserved slots that the lane does not need are lent to the others, and come back as what runs there ends. With `lends=False`
-    they stay free, so that a job of this lane never waits for one of another."""
+    they stay free, so that a job of this lane never waits for one of another.
+
+    With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was appended after it, and is
+    not more urgent than that, comes before it any more."""
 
     queues: tuple[str, ...]
     reserved: int | None = None
     lends: bool = True
+    ageing: float | None = None
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +128,8 @@ def _check_lane(name: str, lane: Lane) -> None:
     for queue in lane.queues:
         checks.pattern(f"{field}.queues", queue)
     checks.optional_whole(f"{field}.reserved", lane.reserved, 0, 10_000)
+    if lane.ageing is not None:
+        checks.whole(f"{field}.ageing", checks.micros(lane.ageing, f"{field}.ageing"), checks.SECOND)
     if type(lane.lends) is not bool:
         raise InvalidInput(field=f"{field}.lends", value=lane.lends, expected="true or false")
 

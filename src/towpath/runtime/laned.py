@@ -23,6 +23,7 @@ from towpath.core.job import Claim, Outcome, Refuse, Release
 from towpath.core.lanes import Lane, Shares
 from towpath.errors import TowpathError
 from towpath.events import LimitChanged
+from towpath.runtime.ageing import Ageing
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 
 
@@ -62,6 +63,7 @@ class Laned:
         self._office, self._lease = office, lease
         self._deliver, self._failed, self._empty = deliver, failed, empty
         lanes = options.lanes or {"all": Lane(queues=options.queues, reserved=0)}
+        self._ageing = Ageing(office, lanes.values())
         self._shares = Shares(options.concurrency, lanes)
         self._lines = lines_of(lanes, options.sources)
         self._by_lane = [[n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))]
@@ -88,11 +90,13 @@ class Laned:
         self._loop = asyncio.get_running_loop()
         self._is_open = True
         self._office.committer.add_demand(self)
+        self._ageing.start()
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self._office.committer.drop_demand(self)
+            self._ageing.stop()
             for timer in self._timers.values():
                 timer.cancel()
 

@@ -17,6 +17,7 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Hasten,
     Note,
     Noted,
     Open,
@@ -37,7 +38,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Spec, State
 from towpath.errors import InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.sqlite import appends, bulk, claims, jobs, notes, settings, settles, upkeep
+from towpath.ledger.sqlite import ageing, appends, bulk, claims, jobs, notes, settings, settles, upkeep
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import named, one
 
@@ -50,6 +51,7 @@ _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Cancel: bulk.cancel,
     Revive: bulk.revive,
     Purge: bulk.purge,
+    Hasten: ageing.hasten,
     Open: settings.open_group,
     Seal: settings.seal,
     Abort: settings.abort,
