@@ -118,6 +118,28 @@ def test_many_quick_jobs_in_two_lanes_all_end(app: App) -> None:
             assert [handle.result(WAIT) for handle in each] == [n + 1 for n in range(700)]
 
 
+def test_with_ageing_low_is_not_starved(app: App) -> None:
+    ran = threading.Event()
+
+    @app.task(queue="bulk", priority="high")
+    def breed() -> None:
+        if not ran.is_set():
+            breed.enqueue_many([breed.of(), breed.of()])
+
+    @app.task(queue="bulk", priority="low")
+    def low() -> str:
+        ran.set()
+        return "ran"
+
+    breed.enqueue()
+    handle = low.enqueue()
+    with app.bus.collect(JobSettled) as settled, working(app, lanes={"one": Lane(queues=("bulk",), ageing=1)}, concurrency=1):
+        settled.expect(1)
+        assert handle.result(WAIT) == "ran"
+    assert handle.status().priority == 0
+    assert app.queue("bulk").stats().counts.ready > 0, "it did not just come last"
+
+
 def test_a_burst_ends_with_lanes(app: App) -> None:
     done: list[int] = []
 
@@ -227,6 +249,7 @@ def test_throttling_halves_and_success_raises_the_limit(app: App) -> None:
         handles = call.enqueue_many([call.of(n) for n in range(400)])
         assert [handle.result(WAIT) for handle in handles] == list(range(400))
     limits = [event.limit for event in changes.events]
+    assert (changes.events[0].limit, changes.events[0].before) == (4, 0)
     assert any(event.limit < event.before for event in changes.events)
     assert any(event.limit > event.before for event in changes.events)
     assert min(limits) >= 1

@@ -74,7 +74,7 @@ class Laned:
         self._limiters = {name: Limiter(bounds) for name, bounds in options.resources.items()}
         self._limits = {name: limiter.limit for name, limiter in self._limiters.items()}
         """How many of a resource may be held; 0 while it has told us to wait."""
-        self._told = dict(self._limits)
+        self._told = dict.fromkeys(self._limits, 0)
         self._tickets: dict[tuple[str, int], tuple[Limiter, Ticket]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
