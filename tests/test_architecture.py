@@ -26,8 +26,7 @@ _TASKS = ("codec", "control", "handles", "options", "tasks")
 MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "errors": (),
     "clock": (),
-    "collected": (),
-    "events": ("collected",),
+    "events": (),
     "core": ("errors",),
     "ledger": ("core", "errors", "clock"),
     "ledger.sql": ("errors",),

@@ -37,6 +37,10 @@ SAYS = {
         "closed: 100 done, the last was 990",
         "attempts of a job that waited: 1",
     ],
+    "lanes.py": [
+        "100 films are copied; the last of 20 notes",
+        "300 prices are known; calls at once, as they were tried: [4, 5,",
+    ],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

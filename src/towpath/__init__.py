@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from towpath.bandwidth import Bandwidth
     from towpath.breakers import breaker
     from towpath.context import Running, current
-    from towpath.control import Cancel, Fail, Retry, Snooze
+    from towpath.control import Cancel, Fail, Retry, Snooze, Throttled
     from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
     from towpath.core.explain import Explanation
     from towpath.core.job import After, Claim, Job, Key, KeyPolicy, Reason, Spec, State
+    from towpath.core.lanes import Lane
     from towpath.core.limits import Rate
     from towpath.core.retry import Exponential, Policy
     from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView
@@ -50,6 +51,7 @@ __all__ = [
     "JobHandle",
     "Key",
     "KeyPolicy",
+    "Lane",
     "Ledger",
     "NoteView",
     "Page",
@@ -66,6 +68,7 @@ __all__ = [
     "Spec",
     "State",
     "Task",
+    "Throttled",
     "breaker",
     "commands",
     "current",
@@ -80,12 +83,13 @@ _HOMES = {
     "towpath.bandwidth": "Bandwidth",
     "towpath.breakers": "breaker",
     "towpath.context": "Running current",
-    "towpath.control": "Cancel Fail Retry Snooze",
+    "towpath.control": "Cancel Fail Retry Snooze Throttled",
     "towpath.core.breaker": "Breaker",
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",
     "towpath.core.explain": "Explanation",
     "towpath.core.job": "After Claim Job Key KeyPolicy Reason Spec State",
+    "towpath.core.lanes": "Lane",
     "towpath.core.limits": "Rate",
     "towpath.core.retry": "Exponential Policy",
     "towpath.core.views": "Counts GroupView NoteView Page PartView Query QueueView",

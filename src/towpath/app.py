@@ -11,6 +11,8 @@ from towpath.clock import Clock
 from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
 from towpath.control import Span
+from towpath.core import checks
+from towpath.core.adaptive import Bounds
 from towpath.core.commands import Result
 from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
@@ -49,6 +51,8 @@ class App(Engine):
         """The schedules that the code declares. A worker writes them down when it starts."""
         self.workers: list[Worker] = []
         """The workers that run in this process."""
+        self.resources: dict[str, Bounds] = {}
+        """The services whose load its workers watch, by name."""
         self._scheduler = Scheduler(self)
         self._depths = Depths(self)
         self._live: Live | None = None
@@ -84,6 +88,14 @@ class App(Engine):
         from towpath.messages import Queue
 
         return Queue(self, name)
+
+    def resource(self, name: str, *, min: int = 1, max: int = 64) -> None:
+        """Declare a service that tasks use (`@app.task(resource=name)`): each worker learns how many of them it takes at once,
+        within these bounds. See `docs/flow.md`."""
+        checks.name("resource", name)
+        if name in self.resources:
+            raise InvalidInput(field="resource", value=name, expected="a name that no other resource of this app has")
+        self.resources[name] = Bounds(min, max)
 
     def cron(self, expression: str, **options: Unpack[CronOptions]) -> Scheduled:
         """Run a task (or a function, which becomes one) at these times: `@app.cron("*/5 * * * *", tz="Europe/Vienna")`."""

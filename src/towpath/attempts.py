@@ -52,6 +52,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     outcome: Outcome
     spawn: tuple[Spec, ...] = ()
     notes: tuple[Note, ...] = ()
+    throttled: int | None = None
 
 
 _reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
@@ -61,7 +62,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
-    __slots__ = ("_app", "_born", "_chance", "_report", "claim", "error", "mode", "running", "task", "timeout")
+    __slots__ = ("_app", "_born", "_chance", "_report", "claim", "error", "mode", "running", "task", "throttled", "timeout")
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Attempt:
         self._report = report
         self.error: BaseException | None = None
         """What the handler raised."""
+        self.throttled: int | None = None
         self._chance = chance
         self._born = forks.generation()
         self.task = task
@@ -120,6 +122,7 @@ class Attempt:
     def ended(self, error: BaseException) -> Settle:
         """It ended with this error, its own or one that says why it was stopped."""
         self.error = error
+        self.throttled = control.throttling(error)
         if isinstance(error, Stopped):
             return self._settle(Stop(error=str(error)))
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
@@ -177,6 +180,7 @@ class Attempt:
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
+        self.throttled = answer.throttled
         self._tell(answer.outcome)
         return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn, answer.notes)
 
@@ -212,8 +216,9 @@ def _answer(request: Request, connection: Connection) -> Answer:
         task = _find(request)
     except Exception as error:
         return Answer(Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}"))
-    settle = Attempt(_Remote(task, connection), Claim(request.job), task).run()
-    return Answer(settle.outcome, settle.spawn, settle.notes)
+    attempt = Attempt(_Remote(task, connection), Claim(request.job), task)
+    settle = attempt.run()
+    return Answer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
 
 
 def _find(request: Request) -> Task[..., Any]:

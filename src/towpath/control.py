@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from towpath.core import checks
 
@@ -15,11 +16,20 @@ class Control(Exception):
 
 
 class Retry(Control):
-    """The attempt failed; try again after `after` seconds (else as the task's backoff says), unless it was the last."""
+    """The attempt failed; try again after `after` seconds (else as the task's backoff says), unless it was the last.
+    `throttled`: the service that it uses was asked too much, and `after` is for all jobs of the task's resource."""
 
-    def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: Span | None = None, throttled: bool = False) -> None:
         super().__init__(reason or "retry")
         self.after: int | None = None if after is None else checks.micros(after, "after")
+        self.throttled = throttled
+
+
+class Throttled(Retry):
+    """A service was asked too much: `Retry` with `throttled=True`."""
+
+    def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
+        super().__init__(reason or "throttled", after=after, throttled=True)
 
 
 class Snooze(Control):
@@ -52,3 +62,41 @@ class Fail(Control):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "failed by its handler")
+
+
+TOO_MANY_REQUESTS = 429
+MAX_RETRY_AFTER = 3600.0
+"""Seconds. A service that asks for more is asked again after this."""
+
+
+def throttling(error: BaseException) -> int | None:
+    """Does the error, or what it was raised from, say that a service was asked too much? Microseconds after which it wants to be
+    asked again (0: it does not say), else None. Errors of HTTP clients with the status 429 do (httpx, requests, aiohttp, urllib)."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        if isinstance(at, Retry):
+            if at.throttled:
+                return at.after or 0
+        elif _status(at) == TOO_MANY_REQUESTS:
+            return _retry_after(at)
+        seen.append(at)
+        at = at.__cause__
+    return None
+
+
+def _status(error: BaseException) -> Any:
+    response = getattr(error, "response", None)
+    found = [getattr(response, name, None) for name in ("status_code", "status")]
+    return next((each for each in (*found, *[getattr(error, name, None) for name in ("status", "code")]) if each), None)
+
+
+def _retry_after(error: BaseException) -> int:
+    """The header in seconds. A date there is as good as nothing: it would be compared with another machine's clock."""
+    headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None)
+    try:
+        said = headers.get("Retry-After") or headers.get("retry-after")
+        seconds = min(MAX_RETRY_AFTER, max(0.0, float(said or 0.0)))
+    except (AttributeError, TypeError, ValueError):
+        return 0
+    return checks.micros(seconds) if seconds == seconds else 0

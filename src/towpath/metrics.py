@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
     from prometheus_client.core import GaugeMetricFamily
 except ImportError as error:  # pragma: no cover
     raise ImportError("towpath.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
@@ -31,6 +31,7 @@ from towpath.events import (
     JobSettled,
     JobStarted,
     LeaseLost,
+    LimitChanged,
     QueueFullSeen,
     ScheduleFired,
     UpkeepDone,
@@ -120,6 +121,12 @@ class _Counts:
         self.fired = counter("schedules_fired_total", "Jobs appended by a schedule.", "schedule")
         self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by a commit that had any.", SIZES)
         self.commit = histogram("commit_seconds", "How long a commit took.", COMMITS)
+        self.limit = Gauge(
+            "towpath_resource_limit", "Jobs of this process that may use a resource at once.", ["resource"], registry=registry
+        )
+        self.cuts = counter(
+            "resource_throttled_total", "Times that a resource's limit was cut: it was asked too much.", "resource"
+        )
         self.failures = counter("commit_failures_total", "Batches that the ledger refused as a whole.", "retryable")
         self._all = tuple(vars(self).values())
 
@@ -146,6 +153,11 @@ class _Counts:
             self.batch.observe(event.jobs)
         self.commit.observe(event.seconds)
 
+    def limited(self, event: LimitChanged) -> None:
+        self.limit.labels(event.resource).set(event.limit)
+        if event.limit < event.before:
+            self.cuts.labels(event.resource).inc()
+
     def upkept(self, event: UpkeepDone) -> None:
         self.reaped.inc(event.reaped)
         self.expired.inc(event.expired)
@@ -160,6 +172,7 @@ class _Counts:
         yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc())
         yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc())
         yield bus.subscribe(BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc())
+        yield bus.subscribe(LimitChanged, self.limited)
         yield bus.subscribe(BatchCommitted, self.committed)
         yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc())
         yield bus.subscribe(UpkeepDone, self.upkept)

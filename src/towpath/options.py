@@ -41,6 +41,8 @@ class TaskOptions(TypedDict, total=False):
     retention: Span | None
     process: bool
     breaker: str | Breaker | None
+    route: Naming | None
+    resource: str | None
 
 
 class CallOptions(TypedDict, total=False):
@@ -79,14 +81,15 @@ class Terms(msgspec.Struct, frozen=True):
     fields: Mapping[str, Any] = {}
     unique: bool | Naming = False
     part: Naming | None = None
+    route: Naming | None = None
     key: str | None = None
     policy: KeyPolicy = KeyPolicy.UNIQUE
     window: int = 0
 
     @property
     def named(self) -> bool:
-        """Do the arguments decide over a key or a part?"""
-        return bool(self.unique or self.part or self.key)
+        """Do the arguments decide over a key, a part or the queue?"""
+        return bool(self.unique or self.part or self.key or self.route)
 
 
 def task_terms(kind: str, options: TaskOptions) -> Terms:
@@ -94,11 +97,18 @@ def task_terms(kind: str, options: TaskOptions) -> Terms:
     checks.text("name", kind, least=1)
     queue = options.get("queue", "default")
     checks.name("queue", queue)
+    route = options.get("route")
+    if route is not None and not (callable(route) or isinstance(route, str)):
+        raise InvalidInput(
+            field=f"route of {kind}", value=route, expected="a function of its parameters, or a template of them"
+        )
+    if options.get("resource") is not None:
+        checks.name(f"resource of {kind}", options["resource"])
     fields: dict[str, Any] = {"queue": queue, **_common(options)}
     breaker = breaker_of(options.get("breaker"))
     if breaker is not None and options.get("part") is None:
         fields["part"] = breaker.part
-    return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"))
+    return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"), route=route)
 
 
 def call_terms(terms: Terms, options: CallOptions) -> Terms:
@@ -127,6 +137,7 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
         fields=fields,
         unique=terms.unique,
         part=options.get("part", terms.part),
+        route=None if "queue" in options else terms.route,
         key=options.get("key", terms.key),
         policy=policy if "on_conflict" in options else terms.policy,
         window=checks.micros(options["window"], "window") if "window" in options else terms.window,
@@ -139,7 +150,7 @@ def breaker_of(given: str | Breaker | None) -> Breaker | None:
 
 
 def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that depend on the arguments: key and part."""
+    """The fields that depend on the arguments: key, part and queue."""
     fields: dict[str, Any] = {}
     if terms.key is not None:
         fields["key"] = Key(terms.key, terms.policy, terms.window)
@@ -150,6 +161,9 @@ def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str,
         fields["key"] = Key(f"{terms.kind}:{_named(terms.unique, 'unique', codec, arguments)}", terms.policy, terms.window)
     if terms.part is not None:
         fields["part"] = _named(terms.part, "part", codec, arguments)
+    if terms.route is not None:
+        fields["queue"] = _named(terms.route, "route", codec, arguments)
+        checks.name(f"route of {codec.name}", fields["queue"])
     return fields
 
 

@@ -10,15 +10,18 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
 from towpath import breakers
 from towpath.attempts import Attempt, serve
+from towpath.core import checks, lanes
+from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
 from towpath.core.job import Claim
+from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
-from towpath.errors import TowpathError
+from towpath.errors import InvalidInput, TowpathError
 from towpath.runtime import forks
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
@@ -36,9 +39,11 @@ ECHO = 0.5
 
 class RunOptions(TypedDict, total=False):
     """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are seconds. `burst`: end by
-    itself once nothing in its queues is running or could run now."""
+    itself once nothing in its queues is running or could run now. With `lanes` (by name, the first is preferred), these have
+    the queues."""
 
     queues: tuple[str, ...] | None
+    lanes: Mapping[str, Lane] | None
     concurrency: int | None
     lease: float | None
     grace: float | None
@@ -49,6 +54,7 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     """What running an app needs of it."""
 
     settings: Settings
+    resources: dict[str, Bounds]
     declared: dict[str, Schedule]
     workers: list[Worker]
 
@@ -56,11 +62,43 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
 
 
 def worker_options(app: Staff, given: Mapping[str, Any]) -> WorkerOptions:
-    """The options given, else the settings; without queues, those that the tasks name."""
-    chosen = {name: getattr(app.settings, name) for name in ("queues", "concurrency", "lease", "grace")}
-    chosen |= {name: value for name, value in given.items() if value is not None and name != "burst"}
-    queues = tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
-    return WorkerOptions(**{**chosen, "queues": queues})
+    """The options given, else the settings; without lanes and queues, the queues that the tasks name."""
+    chosen = {name: getattr(app.settings, name) for name in ("queues", "concurrency", "lease", "grace", "lanes")}
+    told = {name: value for name, value in given.items() if value is not None and name != "burst"}
+    if told.get("queues") and "lanes" not in told:
+        # Whoever names the queues of a worker wants no lanes of the settings.
+        chosen["lanes"] = {}
+    chosen |= told
+    if chosen["lanes"]:
+        if told.get("queues"):
+            raise InvalidInput(field="queues", value=told["queues"], expected="nothing: the lanes have the queues")
+        lanes.check(chosen["lanes"])
+        queues = tuple(queue for lane in chosen["lanes"].values() for queue in lane.queues)
+    else:
+        queues = tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
+    return WorkerOptions(**{**chosen, "queues": queues, **resource_options(app, queues)})
+
+
+def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
+    """What the worker must know of the resources that the tasks use. A queue with such a task has only these, so that what may
+    not start is never claimed."""
+    needs = {task.kind: task.resource for task in app.tasks.values() if task.resource is not None}
+    for kind, name in needs.items():
+        if name not in app.resources:
+            expected = f"one that app.resource(...) declares: {', '.join(app.resources) or 'none yet'}"
+            raise InvalidInput(field=f"resource of {kind}", value=name, expected=expected)
+    sources = {app.tasks[kind].queue: name for kind, name in needs.items() if not app.tasks[kind].routed}
+    for task in app.tasks.values():
+        owner = sources.get(task.queue, task.resource)
+        if owner != task.resource and not task.routed:
+            expected = f"a queue of its own: tasks with resource {owner} are in {task.queue} too"
+            raise InvalidInput(field=f"queue of {task.kind}", value=task.queue, expected=expected)
+    for pattern in queues:
+        covered = next((queue for queue in sources if pattern != queue and checks.matches(pattern, queue)), None)
+        if covered is not None:
+            expected = f"names instead of a pattern: {covered} is claimed apart, for resource {sources[covered]}"
+            raise InvalidInput(field="queues", value=pattern, expected=expected)
+    return {"needs": needs, "sources": sources, "resources": {name: app.resources[name] for name in needs.values()}}
 
 
 class Service:

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from towpath.core import checks
+from towpath.core.lanes import Lane, check
+from towpath.core.lanes import lanes_of as lanes_of
 from towpath.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///towpath.db"
@@ -32,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     lease: float = 30.0
     grace: float = 30.0
+    lanes: Mapping[str, Lane] = {}
+    """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
     origins: Mapping[str, str] = {}
 
     @property
@@ -80,6 +84,8 @@ def _parsed(name: str, text: str | None) -> Any:
         return None
     if name == "queues":
         return [each.strip() for each in text.split(",") if each.strip()]
+    if name == "lanes":
+        return lanes_of([each.strip() for each in text.split(";") if each.strip()])
     try:
         return int(text) if name in _WHOLE else float(text) if name in _SPANS else text
     except ValueError:
@@ -150,6 +156,23 @@ def _right(name: str, value: Any, where: str) -> Any:
         for each in value:
             checks.pattern(where, each)
         return tuple(value)
+    elif name == "lanes":
+        return _lanes(value, where)
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value
+
+
+def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
+    """Lanes as they are, or as the tables of a file."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(field=where, value=value, expected="a table of lanes")
+    found: dict[str, Lane] = {}
+    for name, table in value.items():
+        try:
+            found[name] = table if isinstance(table, Lane) else msgspec.convert(table, Lane)
+        except msgspec.ValidationError as error:
+            expected = f"queues, and if you like reserved, lends and ageing: {error}"
+            raise InvalidInput(field=f"lanes.{name} ({where})", value=table, expected=expected) from error
+    check(found)
+    return found

@@ -53,6 +53,8 @@ class Task(Generic[P, R]):
         self.process = options.get("process", False)
         self.policy = policy_of(options.get("backoff"))
         self.breaker = breaker_of(options.get("breaker"))
+        self.resource = options.get("resource")
+        """The service whose load is watched while its jobs run, by name."""
         self._terms = task_terms(self.kind, options)
         self._codec: Codec | None = None
         try:
@@ -86,6 +88,11 @@ class Task(Generic[P, R]):
     def shuts_queue(self) -> bool:
         """Does its breaker shut the whole queue? Its jobs have parts already."""
         return self.breaker is not None and self._terms.part is not None
+
+    @property
+    def routed(self) -> bool:
+        """Do the arguments choose the queue?"""
+        return self._terms.route is not None
 
     @property
     def timeout(self) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from towpath import App
+from towpath.core.lanes import Lane
 from towpath.errors import InvalidInput
 from towpath.settings import DEFAULT_URL, Settings, resolve
 
@@ -105,3 +106,49 @@ def test_the_app_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (app.url, app.name, app.settings.origins["name"]) == ("memory://", "ada", "the environment variable TOWPATH_NAME")
     with app:
         assert app.owner.startswith("ada#")
+
+
+LANES = """
+[lanes.interactive]
+queues = ["web", "mail"]
+reserved = 4
+
+[lanes.bulk]
+queues = ["bulk/*"]
+lends = false
+ageing = 300
+"""
+
+
+def test_lanes_in_a_file_and_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "towpath.toml").write_text(LANES)
+    found = resolve(environment={}, folder=tmp_path).lanes
+    assert list(found.items()) == [
+        ("interactive", Lane(queues=("web", "mail"), reserved=4)),
+        ("bulk", Lane(queues=("bulk/*",), lends=False, ageing=300.0)),
+    ]
+    found = resolve(environment={"TOWPATH_LANES": "fast:3=a,b; slow=c"}, folder=tmp_path).lanes
+    assert found == {"fast": Lane(queues=("a", "b"), reserved=3), "slow": Lane(queues=("c",))}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("lanes = 3", "a table of lanes"),
+        ("[lanes.a]\nqueues = 'q'", "lanes.a"),
+        ("[lanes.a]\nqueue = ['q']", "lanes.a"),
+        ("[lanes.a]\nqueues = ['q']\nreserved = -1", "lanes.a.reserved"),
+        ("[lanes.a]\nqueues = ['q']\nageing = 0.1", "lanes.a.ageing"),
+        ("[lanes.a]\nqueues = ['q']\n[lanes.b]\nqueues = ['q']", "lanes.b.queues"),
+    ],
+)
+def test_bad_lanes_are_named(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "towpath.toml").write_text(content)
+    with pytest.raises(InvalidInput, match=says):
+        resolve(environment={}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["fast", "=a", "fast=", "fast:x=a", "fast:=a", "a=x;a=y"])
+def test_a_bad_lane_in_words(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match="lane"):
+        resolve(environment={"TOWPATH_LANES": text}, folder=tmp_path)

@@ -122,6 +122,30 @@ def test_a_worker_takes_only_its_queues(shop: Shell) -> None:
     assert shop("jobs", "show", other, "--json").json["state"] == "ready"
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_with_lanes(shop: Shell, processes: str) -> None:
+    greet(shop, "ada")
+    shop("enqueue", "greet", "--queue", "bulk", "--args", '{"name": "bob"}')
+    lanes = ("--lane", "front:2=hall", "--lane", "back=bulk")
+    said = shop.run("worker", "shop:app", *lanes, "--concurrency", "4", "--processes", processes, "--burst").out
+    assert sorted(said.splitlines()) == ["hello ada", "hello bob"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--lane", "front"), "name=queue"),
+        (("--lane", "a=x", "--lane", "b=x"), "lanes.b.queues"),
+        (("--lane", "a:9=x", "--concurrency", "4"), "lanes.a.reserved"),
+        (("--lane", "a=x", "--queues", "x"), "the lanes have the queues"),
+    ],
+)
+def test_bad_lanes_are_refused(shop: Shell, options: tuple[str, ...], says: str) -> None:
+    told = shop.run("worker", "shop:app", *options, code=2)
+    assert says in told.err
+    assert "Traceback" not in told.err
+
+
 def test_several_processes(shop: Shell) -> None:
     with talking(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as worker:
         first, second = (worker.until("Worker ").split()[1] for _ in range(2))

@@ -30,6 +30,7 @@ from towpath.events import (
     JobSettled,
     JobStarted,
     LeaseLost,
+    LimitChanged,
     QueueFullSeen,
     ScheduleFired,
     UpkeepDone,
@@ -267,3 +268,12 @@ def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
     assert seen["towpath_commit_seconds_count[]"] >= seen["towpath_commit_batch_jobs_count[]"] >= 4
     assert "towpath_lease_losses_total[('queue', 'sums')]" not in seen
     assert later["towpath_lease_losses_total[('queue', 'sums')]"] == 1
+
+
+def test_the_limit_of_a_resource() -> None:
+    registry = installed(
+        LimitChanged("api", 4, 0), LimitChanged("api", 5, 4), LimitChanged("api", 2, 5), LimitChanged("db", 9, 0)
+    )
+    assert sample(registry, "resource_limit", resource="api") == 2
+    assert sample(registry, "resource_limit", resource="db") == 9
+    assert sample(registry, "resource_throttled_total", resource="api") == 1

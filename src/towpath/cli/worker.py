@@ -20,7 +20,7 @@ from towpath.cli.output import emit
 from towpath.cli.reload import Reporter, keep_running
 from towpath.cli.values import Span
 from towpath.events import WorkerStarted
-from towpath.settings import resolve
+from towpath.settings import lanes_of, resolve
 
 LOOK = 0.2
 """Seconds between two looks at the children."""
@@ -38,13 +38,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lease: int | None
     grace: int | None
     name: str | None
+    lanes: tuple[str, ...] = ()
     burst: bool = False
 
     def given(self) -> dict[str, Any]:
         """What `app.run` takes, where None leaves it to the settings. Raises InvalidInput."""
         queues = None if self.queues is None else tuple(each.strip() for each in self.queues.split(",") if each.strip())
         lease, grace = (None if span is None else span / 1_000_000 for span in (self.lease, self.grace))
-        options = {"queues": queues, "concurrency": self.concurrency, "lease": lease, "grace": grace}
+        lanes = lanes_of(self.lanes) or None
+        options = {"queues": queues, "lanes": lanes, "concurrency": self.concurrency, "lease": lease, "grace": grace}
         resolve(None, options)
         return {**options, "burst": self.burst}
 
@@ -54,11 +56,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
         given |= {"--queues": self.queues, "--concurrency": None if self.concurrency is None else str(self.concurrency)}
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
+        words += [word for lane in self.lanes for word in ("--lane", lane)]
         return [*words, "--burst"] if self.burst else words
 
 
 worker_options = all_of(
     click.option("--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."),
+    click.option(
+        "--lane", "lanes", multiple=True, metavar="NAME[:N]=A,B", help="Queues with N slots of their own. Repeatable."
+    ),
     click.option("--concurrency", type=click.IntRange(1, 10_000), help="At most so many jobs at once: 32."),
     click.option("--lease", type=Span(), help="How long a job stays ours without a heartbeat: 30 s."),
     click.option("--grace", type=Span(), help="How long running jobs may take to end after a stop: 30 s."),

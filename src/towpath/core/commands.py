@@ -10,12 +10,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Outcome, Spec, State, Word
+from towpath.core.job import SERIAL, Outcome, Spec, State, Word, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
 from towpath.core.results import Claimed as Claimed
 from towpath.core.results import GroupSet as GroupSet
+from towpath.core.results import Hastened as Hastened
 from towpath.core.results import Noted as Noted
 from towpath.core.results import Placed as Placed
 from towpath.core.results import Progressed as Progressed
@@ -92,27 +93,33 @@ class Append(_Value, frozen=True, gc=False, tag="append"):
 class Want(_Value, frozen=True, gc=False):
     """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may
     be jobs with a single attempt, which are lost for good if the claimer dies: ask only for as many as can start at once
-    (None: all n)."""
+    (None: all n). `upto`: the claim takes no more for this want once it has taken so many for it and those before it."""
 
     queue: str
     n: int = 1
     once: int | None = None
+    upto: int | None = None
 
     def __post_init__(self) -> None:
         checks.patterns("queue", self.queue)
         checks.whole("n", self.n, 1, MAX_BULK)
         checks.optional_whole("once", self.once, 0, MAX_BULK)
+        checks.optional_whole("upto", self.upto, 0)
 
 
 class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
+    """`once`: so many jobs with a single attempt at most, by all wants together."""
+
     owner: str
     wants: tuple[Want, ...]
     lease: int
+    once: int | None = None
 
     def __post_init__(self) -> None:
         _Tokened.__post_init__(self)
         checks.text("owner", self.owner, least=1)
         checks.whole("lease", self.lease, 1, MAX_LEASE)
+        checks.optional_whole("once", self.once, 0, MAX_BULK)
         force_setattr(self, "wants", all_of("wants", self.wants, Want))
         if not 1 <= len(self.wants) <= 1000:
             raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")
@@ -285,6 +292,21 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
     pass
 
 
+class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
+    """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they were less."""
+
+    queue: str
+    waited: int
+    priority: int = 0
+    limit: int = 1000
+
+    def __post_init__(self) -> None:
+        checks.patterns("queue", self.queue)
+        checks.whole("waited", self.waited)
+        rank(self.priority)
+        checks.whole("limit", self.limit, 1, MAX_BULK)
+
+
 class Open(_Value, frozen=True, gc=False, tag="open"):
     """`then`: for each way the group may end, the specs that are appended when it does. Their ids are derived."""
 
@@ -385,4 +407,4 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
-Command = _OfJobs | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
+Command = _OfJobs | Hasten | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep

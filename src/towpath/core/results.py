@@ -60,6 +60,11 @@ class Purged(_Value, frozen=True, gc=False, tag="purged"):
     more: bool = False
 
 
+class Hastened(_Value, frozen=True, gc=False, tag="hastened"):
+    hastened: int
+    more: bool = False
+
+
 class GroupSet(_Value, frozen=True, gc=False, tag="group-set"):
     group: str
 
@@ -86,5 +91,17 @@ class Upkept(_Value, frozen=True, gc=False, tag="upkept"):
 
 
 Result = (
-    Appended | Claimed | Renewed | Settled | Progressed | Canceled | Revived | Purged | GroupSet | QueueSet | Noted | Upkept
+    Appended
+    | Claimed
+    | Renewed
+    | Settled
+    | Progressed
+    | Canceled
+    | Revived
+    | Purged
+    | Hastened
+    | GroupSet
+    | QueueSet
+    | Noted
+    | Upkept
 )

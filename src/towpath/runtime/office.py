@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
 
 from towpath.clock import Clock
-from towpath.core import checks
+from towpath.core import checks, lanes
+from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
 from towpath.core.job import Reason
+from towpath.core.lanes import Lane
 from towpath.errors import Refused
 from towpath.events import Bus
 from towpath.runtime.committer import Committer
@@ -25,6 +28,9 @@ class Attempt(Protocol):
 
     mode: Mode
     timeout: float | None
+    throttled: int | None
+    """Once it has ended: microseconds after which the service it uses wants to be asked again (0: it did not say), if that was
+    asked too much."""
 
     async def arun(self) -> Settle: ...
 
@@ -74,12 +80,17 @@ class Office(Protocol):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`lease` and `grace` are seconds."""
+    """`lease` and `grace` are seconds. With `lanes`, these have the queues. `resources` are the services whose load is watched,
+    `needs` says which kind of job uses one, and `sources` which queues have only such jobs."""
 
     queues: tuple[str, ...] = ("*",)
     concurrency: int = 32
     lease: float = 30.0
     grace: float = 30.0
+    lanes: Mapping[str, Lane] = {}
+    resources: Mapping[str, Bounds] = {}
+    needs: Mapping[str, str] = {}
+    sources: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         for queue in self.queues:
@@ -88,3 +99,5 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         checks.whole("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         checks.whole("lease", checks.micros(self.lease, "lease"), 1)
         checks.micros(self.grace, "grace")
+        if self.lanes:
+            lanes.check(self.lanes, self.concurrency)

@@ -10,18 +10,18 @@ import asyncio
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
-from towpath.core.job import Claim, Reason, Refuse, Release
+from towpath.core.job import Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
-from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.executors import ProcessDied, Processes, Threads
+from towpath.runtime.intake import Intake, Plain
+from towpath.runtime.laned import Laned
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
@@ -52,8 +52,8 @@ class Worker:
         self._options = options
         self._child = child
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease, self._failed, empty)
-        self._buffer: deque[Claim] = deque()
+        kind = Laned if options.lanes or options.resources else Plain
+        self._intake: Intake = kind(office, options, self._lease, self._arrived, self._failed, empty)
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
@@ -78,8 +78,7 @@ class Worker:
         pulse = Pulse(self._loop, self._blocked)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
-        self._waiter.want = self._waiter.once = self._options.concurrency
-        self._office.dispatcher.add(self._waiter)
+        self._intake.open()
         self._office.committer.kick()
         self._publish(WorkerStarted(self._office.owner, self._options.queues, self._options.concurrency))
         try:
@@ -89,7 +88,7 @@ class Worker:
             await self._until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
             self._stopping = True
-            self._office.dispatcher.remove(self._waiter)
+            self._intake.close()
             self._give_back()
             self._let_go()
             self._flush()
@@ -131,7 +130,7 @@ class Worker:
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._pace.fed()
-        self._buffer.extend(claims)
+        self._intake.add(claims)
         if self._stopping:
             self._give_back()
         self._fill()
@@ -139,14 +138,18 @@ class Worker:
 
     def _fill(self) -> None:
         """Start what there are slots for."""
-        buffer, free = self._buffer, self._free()
-        while buffer and free > 0:
-            claim = buffer.popleft()
+        intake, free = self._intake, self._free()
+        if intake.counts:
+            for each, outcome in intake.surplus():
+                self._end(each, Settle(each.id, each.fence, outcome))
+        while free > 0 and (claim := intake.next()) is not None:
             attempt = self._make(claim)
             if attempt is None:
                 self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
+                intake.ended(claim, False, None)
             elif isinstance(attempt, Settle):
                 self._end(claim, attempt)
+                intake.ended(claim, False, None)
             else:
                 self._begin(Run(claim, attempt))
                 free -= 1
@@ -224,6 +227,8 @@ class Worker:
             del self._runs[settle.id]
         else:
             self._strays.discard(run)
+        if self._intake.counts:
+            self._intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
@@ -245,21 +250,12 @@ class Worker:
         self._flushing = False
         sending = len(self._outbox) > 0
         if not self._stopping:
-            self._ask_for_more(kick=not sending)
+            self._intake.ask(self._free(), self._pace.ahead(), kick=not sending)
         if sending:
             self._outbox.send()
         self._fill()
-        if not self._buffer and self._free() > 0:
+        if not self._intake and self._free() > 0:
             self._pace.starved()
-
-    def _ask_for_more(self, kick: bool) -> None:
-        free, ahead = self._free(), self._pace.ahead()
-        self._waiter.once = max(0, free - len(self._buffer))
-        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
-        self._waiter.at_once = free + (ahead + 1) // 2
-        missing = free + ahead - len(self._buffer) - self._waiter.want
-        if missing > 0:
-            self._office.dispatcher.more(self._waiter, missing, kick)
 
     def _told_all(self) -> None:
         """In the committing thread: the ledger has heard of everything so far."""
@@ -301,9 +297,7 @@ class Worker:
     def _on_asked(self, id: str, reason: Reason) -> None:
         run = self._runs.get(id)
         if run is None:
-            waiting = next((claim for claim in self._buffer if claim.id == id), None)
-            if waiting is not None:
-                self._buffer.remove(waiting)
+            if (waiting := self._intake.find(id)) is not None:
                 self._end(waiting, Settle(waiting.id, waiting.fence, Release()))
             return
         run.asked = reason
@@ -344,7 +338,7 @@ class Worker:
     async def _drain(self) -> None:
         self._stopping = True
         self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
-        self._office.dispatcher.remove(self._waiter)
+        self._intake.close()
         self._give_back()
         await self._until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
         for run in self._all():
@@ -377,6 +371,5 @@ class Worker:
 
     def _give_back(self) -> None:
         """Claims that were not started cost nothing."""
-        while self._buffer:
-            claim = self._buffer.popleft()
+        for claim in self._intake.clear():
             self._end(claim, Settle(claim.id, claim.fence, Release()))

@@ -19,6 +19,7 @@ from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite
 from towpath.testing.suite.desk import Desk, Suite, checked
 from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
+from towpath.testing.suite.hasten import HastenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite
@@ -39,6 +40,7 @@ SUITES: tuple[type[Suite], ...] = (
     ReplaceSuite,
     SerialSuite,
     ClaimSuite,
+    HastenSuite,
     QueueGateSuite,
     PartSuite,
     SettleSuite,
@@ -69,6 +71,7 @@ class LedgerSuite(
     ReplaceSuite,
     SerialSuite,
     ClaimSuite,
+    HastenSuite,
     QueueGateSuite,
     PartSuite,
     SettleSuite,

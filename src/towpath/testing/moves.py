@@ -15,6 +15,7 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Hasten,
     Note,
     OnFailure,
     Open,
@@ -195,6 +196,7 @@ class Moves(Draws):
             (5, self.cancel),
             (6, self.revive),
             (4, self.purge),
+            (3, self.hasten),
             (6, self.open),
             (6, self.seal),
             (2, self.abort),
@@ -230,11 +232,16 @@ class Moves(Draws):
 
     def claim(self) -> Claim:
         wants = tuple(
-            Want(self.chance.choice(WANTED), self.chance.choice((1, 2, 5, 20)), self.chance.choice((None, None, 0, 1)))
+            Want(
+                self.chance.choice(WANTED),
+                self.chance.choice((1, 2, 5, 20)),
+                self.chance.choice((None, None, 0, 1)),
+                self.chance.choice((None, None, None, 1, 3, 6)),
+            )
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
-        owner, lease = self.chance.choice(OWNERS), self.chance.choice(LEASES)
-        return Claim(owner=owner, wants=wants, lease=lease, token=self._token("claim"))
+        owner, lease, once = self.chance.choice(OWNERS), self.chance.choice(LEASES), self.chance.choice((None, None, 0, 2))
+        return Claim(owner=owner, wants=wants, lease=lease, once=once, token=self._token("claim"))
 
     def settle(self) -> Settle:
         id, fence = self._pair()
@@ -265,6 +272,10 @@ class Moves(Draws):
 
     def purge(self) -> Purge:
         return Purge(**self._bulk("purge"))
+
+    def hasten(self) -> Hasten:
+        waited, priority = self.chance.choice((0, SECOND, 5 * SECOND)), self.chance.choice((0, 0, 5, -3))
+        return Hasten(self.chance.choice(WANTED), waited, priority, self.chance.choice((1, 3, 1000)))
 
     def open(self) -> Open:
         endings = [ending for ending in ("done", "failed", "canceled") if self._maybe(0.3)]

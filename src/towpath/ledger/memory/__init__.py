@@ -17,6 +17,7 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Hasten,
     Note,
     Open,
     Progress,
@@ -39,7 +40,7 @@ from towpath.core.job import Job, State
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, Refused
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.memory import bulk, claims, notes, reads, writes
+from towpath.ledger.memory import ageing, bulk, claims, notes, reads, writes
 from towpath.ledger.memory.audit import check
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.dump import dump
@@ -94,6 +95,7 @@ _HANDLERS: dict[type, Handler] = {
     Cancel: _tokened(bulk.cancel),
     Revive: _tokened(bulk.revive),
     Purge: _tokened(bulk.purge),
+    Hasten: ageing.hasten,
     Open: writes.open_group,
     Seal: writes.seal,
     Abort: writes.abort,

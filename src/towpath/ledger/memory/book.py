@@ -131,6 +131,13 @@ class Book:
         queue.counts[RUNNING] += len(taken)
         queue.loose.ready -= len(taken)
 
+    def hasten(self, new: Job) -> None:
+        """`put` for a ready job whose priority changed. What the line says of the old one no longer holds."""
+        self.dirty = True
+        self.jobs[new.seq] = new
+        queue = self.queues[new.queue]
+        (queue.loose if new.part is None else queue.parts[new.part].line).put_back(new)
+
     def put_done(self, queue: Queue, done: Job) -> None:
         """`put` for the end of most jobs: one that ran and has neither part nor group."""
         self.dirty = True

@@ -12,6 +12,7 @@ from towpath.core import checks
 from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
 from towpath.core.job import READY, RUNNING, SCHEDULED, Job, Reason
 from towpath.core.job import Claim as ClaimedJob
+from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.errors import LostClaim
@@ -26,7 +27,10 @@ NONE = Reason.NONE
 def claim(book: Book, command: Claim, now: int) -> Claimed:
     taken: list[Job] = []
     expire(book, now, PROMOTE)
-    for want in command.wants:
+    for each in command.wants:
+        want = narrowed(command, each, taken)
+        if want is None:
+            continue
         queues = _queues(book, want.queue)
         for queue in queues:
             wake(book, queue, now, PROMOTE)

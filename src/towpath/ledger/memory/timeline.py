@@ -137,7 +137,7 @@ class Line:
             while heap and heap[0] == entry:
                 heappop(heap)
             job = jobs.get(entry[1])
-            if job is None or job.state is not READY:
+            if job is None or job.state is not READY or job.priority != entry[0]:
                 continue
             if job.expires_at is None or job.expires_at > now:
                 yield job
@@ -151,4 +151,8 @@ class Line:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(priority, seq) of the ready jobs, in no order; one may come twice."""
         jobs = self._jobs
-        return (entry for entry in self._heap if (job := jobs.get(entry[1])) is not None and job.state is READY)
+        return (
+            entry
+            for entry in self._heap
+            if (job := jobs.get(entry[1])) is not None and job.state is READY and job.priority == entry[0]
+        )

@@ -12,6 +12,7 @@ from towpath.core.checks import matches
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
 from towpath.core.job import READY, RUNNING, Job, Reason, State
 from towpath.core.job import Claim as ClaimedJob
+from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.ledger.sqlite import endings, jobs
@@ -55,7 +56,10 @@ class _Offer(msgspec.Struct):
 def claim(batch: Batch, command: Claim) -> Claimed:
     taken: list[Job] = []
     endings.expire(batch, PROMOTE)
-    for want in command.wants:
+    for each in command.wants:
+        want = narrowed(command, each, taken)
+        if want is None:
+            continue
         offers = [_offer(batch, command, row, want.n) for row in _wanted_queues(batch, want)]
         chosen = _all_of(offers, want) or list(_merged(offers, want))
         _take(batch, command, chosen)

@@ -18,6 +18,7 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Hasten,
     Note,
     Noted,
     Open,
@@ -38,7 +39,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Spec, State
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.sqlite import appends, bulk, claims, guests, jobs, notes, settings, settles, upkeep
+from towpath.ledger.sqlite import ageing, appends, bulk, claims, guests, jobs, notes, settings, settles, upkeep
 from towpath.ledger.sqlite.batch import Batch
 from towpath.ledger.sqlite.db import named, one
 
@@ -54,6 +55,7 @@ _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Cancel: bulk.cancel,
     Revive: bulk.revive,
     Purge: bulk.purge,
+    Hasten: ageing.hasten,
     Open: settings.open_group,
     Seal: settings.seal,
     Abort: settings.abort,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from towpath.core.checks import SECOND
-from towpath.core.commands import PROMOTE, Want
+from towpath.core.commands import PROMOTE, Claim, Claimed, Want
 from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
@@ -42,6 +42,22 @@ class ClaimSuite(Suite):
     def test_the_same_queue_may_be_wanted_twice(self, desk: Desk) -> None:
         desk.append(*[spec(f"x{n}", "x") for n in range(4)])
         assert ids(desk.claim(Want("x", 1), Want("x", 2))) == ["x0", "x1", "x2"]
+
+    def test_upto_bounds_a_want_and_those_before_it_together(self, desk: Desk) -> None:
+        desk.append(*[spec(f"{queue}{n}", queue) for queue in "xy" for n in range(4)])
+        wants = Want("x", 1, upto=3), Want("y", 1, upto=3), Want("x", 9, upto=3), Want("y", 9, upto=3), Want("y", 1, upto=4)
+        assert ids(desk.claim(*wants)) == ["x0", "y0", "x1", "y1"]
+        assert ids(desk.claim(Want("nowhere", 2, upto=2), *wants[3:])) == ["y2", "y3"]
+        assert ids(desk.claim(Want("x", 9, upto=0))) == []
+        assert ids(desk.claim(*wants)) == ["x2", "x3"]
+
+    def test_once_of_a_claim_bounds_all_its_wants_together(self, desk: Desk) -> None:
+        desk.append(*[spec(f"{queue}{n}", queue, max_attempts=1 + n // 2) for queue in "xy" for n in range(3)])
+        wants = Want("x", 9), Want("y", 9), Want("x", 9)
+        claim = Claim(owner="w", wants=wants, lease=LEASE, once=3)
+        assert ids(desk.do(Claimed, claim).claims) == ["x0", "x1", "x2", "y0"]
+        claim = Claim(owner="w", wants=(Want("y", 9, 5),), lease=LEASE, once=0)
+        assert ids(desk.do(Claimed, claim).claims) == []
 
     def test_a_job_is_only_claimed_once(self, desk: Desk) -> None:
         desk.append(spec("a"), spec("b"))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar, overload
 
-from towpath.collected import Collected as Collected
+from towpath.events.collected import Collected as Collected
 
 log = logging.getLogger("towpath.events")
 
@@ -223,6 +223,19 @@ class WorkerStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitChanged(Event):
+    """How many jobs of this worker may use a resource at once; `waits`: seconds for which none may, because it said so."""
+
+    sentence = "resource {resource}: {before} -> {limit} jobs at once, {running} running, none for {waits:g} s"
+
+    resource: str
+    limit: int
+    before: int
+    running: int = 0
+    waits: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CaretakerElected(Event):
     """This process does the upkeep of the fleet from now on."""
 
@@ -276,7 +289,8 @@ class BreakerChanged(Event):
 KINDS: tuple[type[Event], ...] = (
     *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
     *(BatchCommitted, BatchFailed, QueueFullSeen, QueueDeep),
-    *(WorkerStarted, WorkerDraining, WorkerStopped, CaretakerElected, UpkeepDone, ScheduleFired, BreakerChanged),
+    *(WorkerStarted, WorkerDraining, WorkerStopped, LimitChanged, BreakerChanged),
+    *(CaretakerElected, UpkeepDone, ScheduleFired),
 )
 
 

@@ -1,4 +1,4 @@
-"""Events gathered for whoever waits for them: what `Bus.collect` gives."""
+"""Events that were gathered, and waiting for them: for tests."""
 
 from __future__ import annotations
 

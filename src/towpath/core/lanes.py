@@ -1,0 +1,163 @@
+"""Lanes: sets of queues that share the slots of one worker. Who may claim and start how many, as pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from towpath.core import checks
+from towpath.core.commands import Claim, Want
+from towpath.core.job import Job
+from towpath.errors import InvalidInput
+
+MAX_LANES = 100
+AGEING_STEPS = 10
+"""How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that time."""
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
+
+    Reserved slots that the lane does not need are lent to the others, and come back as what runs there ends. With `lends=False`
+    they stay free, so that a job of this lane never waits for one of another.
+
+    With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was appended after it, and is
+    not more urgent than that, comes before it any more."""
+
+    queues: tuple[str, ...]
+    reserved: int | None = None
+    lends: bool = True
+    ageing: float | None = None
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """Claim at most `n` for a lane, and no more than `upto` together with all calls before it."""
+
+    lane: int
+    n: int
+    upto: int
+
+
+class Shares:
+    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets a second look."""
+
+    def __init__(self, total: int, lanes: Mapping[str, Lane]) -> None:
+        self.total = total
+        self.names = tuple(lanes)
+        self.reserved = _reserved(total, lanes)
+        self._keeps = tuple(index for index, lane in enumerate(lanes.values()) if not lane.lends)
+        self.lending = not self._keeps
+
+    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int]) -> list[Call]:
+        """What to claim now, where so many run in each lane and so many were claimed and not started: reservations first, then
+        the rest for the first lane that has something. Each lane may have `ahead` more at hand than there are free slots, but
+        what others have ahead does not keep it from a free slot that is reserved for it."""
+        held = [first + second for first, second in zip(running, at_hand, strict=True)]
+        short = self._short(held)
+        kept = sum([short[lane] for lane in self._keeps])
+        free = self.total - sum(running)
+        shared = self.total + sum(ahead) - sum(held) - kept
+        own = max(0, shared, free - kept)
+        calls = [Call(lane, min(n, own), own) for lane, n in enumerate(short) if n and own and lane not in self._keeps]
+        empty = self._short(running)
+        for lane, more in enumerate(ahead):
+            mine = free - sum([empty[other] for other in self._keeps if other != lane])
+            if (n := min(shared, max(0, mine) + more - at_hand[lane])) > 0:
+                if calls and calls[-1].lane == lane and calls[-1].n <= n:
+                    calls.pop()
+                calls.append(Call(lane, n, shared))
+        return calls + [Call(lane, short[lane], own + kept) for lane in self._keeps if short[lane]]
+
+    def next(self, running: Sequence[int], waiting: Sequence[int]) -> int | None:
+        """The lane whose job starts next, where so many run and so many wait at hand; None if none may."""
+        free = self.total - sum(running)
+        if free <= 0:
+            return None
+        short = self._short(running)
+        kept = sum([short[lane] for lane in self._keeps])
+        may = [
+            lane for lane, count in enumerate(waiting) if count and free > kept - (short[lane] if lane in self._keeps else 0)
+        ]
+        return next((lane for lane in may if short[lane]), may[0] if may else None)
+
+    def _short(self, held: Sequence[int]) -> list[int]:
+        return [max(0, reserved - count) for reserved, count in zip(self.reserved, held, strict=True)]
+
+
+def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
+    """What is left of a want by the limits over all wants of its claim, when so many were taken for those before it."""
+    if want.upto is None and claim.once is None:
+        return want
+    n = want.n if want.upto is None else min(want.n, want.upto - len(taken))
+    if n <= 0:
+        return None
+    once = want.once
+    if claim.once is not None:
+        left = max(0, claim.once - sum([job.max_attempts == 1 for job in taken]))
+        once = left if once is None else min(once, left)
+    return Want(want.queue, n, once)
+
+
+def check(lanes: Mapping[str, Lane], total: int | None = None) -> None:
+    """Raises InvalidInput with the field; with `total` also for reservations that do not fit."""
+    if not isinstance(lanes, Mapping):
+        raise InvalidInput(field="lanes", value=lanes, expected="a mapping of names to lanes")
+    checks.whole("len(lanes)", len(lanes), 1, MAX_LANES)
+    homes: dict[str, str] = {}
+    for name, lane in lanes.items():
+        checks.name("lanes", name)
+        if not isinstance(lane, Lane):
+            raise InvalidInput(field=f"lanes.{name}", value=lane, expected="a Lane")
+        _check_lane(name, lane)
+        for queue in lane.queues:
+            for other, home in homes.items():
+                if checks.matches(other, queue) or checks.matches(queue, other):
+                    expected = f"queues of one lane only: {other} is in lane {home}"
+                    raise InvalidInput(field=f"lanes.{name}.queues", value=queue, expected=expected)
+        homes |= dict.fromkeys(lane.queues, name)
+    checks.whole("len(queues)", len(homes), 1, checks.MAX_PATTERNS)
+    if total is not None:
+        _reserved(total, lanes)
+
+
+def _check_lane(name: str, lane: Lane) -> None:
+    field = f"lanes.{name}"
+    if isinstance(lane.queues, str) or not isinstance(lane.queues, tuple | list) or not lane.queues:
+        raise InvalidInput(field=f"{field}.queues", value=lane.queues, expected="a tuple of queue names or patterns")
+    for queue in lane.queues:
+        checks.pattern(f"{field}.queues", queue)
+    checks.optional_whole(f"{field}.reserved", lane.reserved, 0, 10_000)
+    if lane.ageing is not None:
+        checks.whole(f"{field}.ageing", checks.micros(lane.ageing, f"{field}.ageing"), checks.SECOND)
+    if type(lane.lends) is not bool:
+        raise InvalidInput(field=f"{field}.lends", value=lane.lends, expected="true or false")
+
+
+def _reserved(total: int, lanes: Mapping[str, Lane]) -> tuple[int, ...]:
+    said = sum(lane.reserved or 0 for lane in lanes.values())
+    for name, lane in lanes.items():
+        if lane.reserved and said > total:
+            expected = f"at most the concurrency ({total}) for all lanes together; they reserve {said}"
+            raise InvalidInput(field=f"lanes.{name}.reserved", value=lane.reserved, expected=expected)
+    silent = [name for name, lane in lanes.items() if lane.reserved is None]
+    if silent and total - said < len(silent):
+        expected = f"at least {said + len(silent)}: {said} are reserved, and lane {silent[-1]} needs one"
+        raise InvalidInput(field="concurrency", value=total, expected=expected)
+    usual = min(max(2, total // 8), (total - said) // len(silent)) if silent else 0
+    return tuple(usual if lane.reserved is None else lane.reserved for lane in lanes.values())
+
+
+def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
+    """Lanes from texts such as `interactive:4=mail,web`: a name, the slots reserved for it (or nothing), its queues."""
+    found: dict[str, Lane] = {}
+    for text in texts:
+        head, _, queues = text.partition("=")
+        name, colon, reserved = head.strip().partition(":")
+        names = tuple(each.strip() for each in queues.split(",") if each.strip())
+        if not name or not names or (colon and not reserved.strip().isdecimal()):
+            raise InvalidInput(field="lane", value=text, expected="name=queue,queue, or name:4=queue,queue to reserve 4 slots")
+        if name in found:
+            raise InvalidInput(field="lane", value=name, expected="each lane once")
+        found[name] = Lane(queues=names, reserved=int(reserved) if colon else None)
+    return found

@@ -1,0 +1,113 @@
+"""What a worker has claimed and not started, and how it asks for more: one line for all its queues."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from towpath.core.job import Claim, Outcome
+from towpath.errors import TowpathError
+from towpath.runtime.dispatcher import Waiter
+from towpath.runtime.office import Attempt, Office, WorkerOptions
+
+
+class Intake(Protocol):
+    """Everything but `deliver` belongs to the worker's loop. `counts`: it wants to hear how what it gave out ended."""
+
+    counts: bool
+
+    def open(self) -> None: ...
+
+    def close(self) -> None:
+        """Ask for nothing more. May be called again."""
+        ...
+
+    def __len__(self) -> int:
+        """Claims at hand."""
+        ...
+
+    def add(self, claims: Sequence[Claim]) -> None: ...
+
+    def next(self) -> Claim | None:
+        """What starts next, where there is a free slot."""
+        ...
+
+    def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
+        """What `next` gave out is over; it went well, or not."""
+        ...
+
+    def surplus(self) -> list[tuple[Claim, Outcome]]:
+        """What was claimed and may not start now, taken out of what is at hand."""
+        ...
+
+    def ask(self, free: int, ahead: int, kick: bool) -> None:
+        """Ask for what so many free slots can start, and so many more. Without `kick` a batch is about to follow anyway."""
+        ...
+
+    def find(self, id: str) -> Claim | None:
+        """Take the claim of this job out, if it is at hand."""
+        ...
+
+    def clear(self) -> list[Claim]:
+        """Take all out."""
+        ...
+
+
+class Plain:
+    """First come, first served."""
+
+    counts = False
+
+    def __init__(
+        self,
+        office: Office,
+        options: WorkerOptions,
+        lease: int,
+        deliver: Callable[[list[Claim]], None],
+        failed: Callable[[TowpathError], None],
+        empty: Callable[[], None] | None,
+    ) -> None:
+        self._office = office
+        self._waiter = Waiter(options.queues, deliver, lease, failed, empty)
+        self._waiter.want = self._waiter.once = options.concurrency
+        self._claims: deque[Claim] = deque()
+        self.add = self._claims.extend
+
+    def open(self) -> None:
+        self._office.dispatcher.add(self._waiter)
+
+    def close(self) -> None:
+        self._office.dispatcher.remove(self._waiter)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def next(self) -> Claim | None:
+        return self._claims.popleft() if self._claims else None
+
+    def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
+        return
+
+    def surplus(self) -> list[tuple[Claim, Outcome]]:
+        return []
+
+    def ask(self, free: int, ahead: int, kick: bool) -> None:
+        waiter, at_hand = self._waiter, len(self._claims)
+        waiter.once = max(0, free - at_hand)
+        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+        waiter.at_once = free + (ahead + 1) // 2
+        missing = free + ahead - at_hand - waiter.want
+        if missing > 0:
+            self._office.dispatcher.more(waiter, missing, kick)
+
+    def find(self, id: str) -> Claim | None:
+        found = next((claim for claim in self._claims if claim.id == id), None)
+        if found is not None:
+            self._claims.remove(found)
+        return found
+
+    def clear(self) -> list[Claim]:
+        left = list(self._claims)
+        self._claims.clear()
+        return left
