@@ -15,10 +15,10 @@ from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
-from towpath.runtime.engine import Engine
 from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
+from towpath.steering import Steering
 from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
 from towpath.timetable import CronOptions, Scheduled, make_schedule
 
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App(Engine):
+class App(Steering):
     """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the settings say.
 
     Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a forked child opens a

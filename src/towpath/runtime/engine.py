@@ -27,6 +27,7 @@ from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
+from towpath.runtime.lookout import Lookout
 from towpath.runtime.newids import new_id
 from towpath.runtime.tickets import Reply, outcome, wake_all
 from towpath.runtime.upkeep import Caretaker, Due
@@ -40,7 +41,9 @@ class Parts:
         self.ledger = ledger
         self.committer = committer
         self.owner = owner
-        self.leases = Leases(committer)
+        self.leases = Leases(committer, ledger)
+        self.lookout = Lookout()
+        self.lookout.add(self.leases)
         self.dispatcher = Dispatcher(committer, owner)
         self.watch = watch or Watch(ledger)
         self._caretaker: Caretaker | None = None
@@ -50,7 +53,7 @@ class Parts:
         """Have the ledger looked after from now on."""
         with self._attending:
             if self._caretaker is None:
-                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due)
+                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due, self.lookout.go)
                 self._caretaker.start()
 
     def close(self) -> None:
