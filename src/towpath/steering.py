@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towpath.core.commands import Cancel, Canceled, Result, Selector
 from towpath.runtime.engine import Engine
+from towpath.workers import Workers
 
 
 class Steering(Engine):
@@ -26,6 +27,11 @@ class Steering(Engine):
             count += touched
             if not more:
                 return count
+
+    @property
+    def workers(self) -> Workers:
+        """Who works on this ledger, in any process: to list, pause, resume and drain."""
+        return Workers(self)
 
 
 def _by_key(key: str) -> Cancel:

@@ -33,6 +33,7 @@ PARTS = {
     "dead": ("dead:dead", "Dead letters: jobs that failed for good."),
     "queues": ("queues:queues", "List queues, pause them, set their limits."),
     "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
+    "workers": ("workers:workers", "Workers on this ledger: list, pause, resume and end them."),
     "groups": ("groups:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
     "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),

@@ -26,7 +26,7 @@ from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
-from towpath.runtime.runs import Run, Stopped, TimedOut
+from towpath.runtime.runs import Run, Stopped, TimedOut, until
 
 log = logging.getLogger("towpath.worker")
 
@@ -51,15 +51,16 @@ class Worker:
         self._make = make
         self._options = options
         self._child = child
+        self._empty = empty
         self._lease = checks.micros(options.lease)
-        self._waiter = Waiter(options.queues, self._arrived, self._lease, self._failed, empty)
+        self._waiter = self._new_waiter()
         self._buffer: deque[Claim] = deque()
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
         self._pace = Pace()
         self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
-        self._flushing = self._stopping = False
+        self._flushing = self._stopping = self._paused = False
         self._ruin: TowpathError | None = None
 
     @property
@@ -78,15 +79,13 @@ class Worker:
         pulse = Pulse(self._loop, self._blocked)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
-        self._waiter.want = self._waiter.once = self._options.concurrency
-        self._office.dispatcher.add(self._waiter)
-        self._office.committer.kick()
+        self._stand_in_line()
         self._publish(WorkerStarted(self._office.owner, self._options.queues, self._options.concurrency))
         try:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await self._until(self._settled, lambda: self._outbox.empty, LAST_WORD)
+            await until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
             self._stopping = True
             self._office.dispatcher.remove(self._waiter)
@@ -110,6 +109,36 @@ class Worker:
         """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
+    @property
+    def running(self) -> int:
+        """How many handlers are at work."""
+        return len(self._runs) + len(self._strays)
+
+    def pause(self, paused: bool) -> None:
+        """On the loop, or before `run`: start nothing new and give back what has not started; or go on."""
+        if paused != self._paused:
+            self._paused = paused
+            self._stand_in_line()
+
+    def change(self, options: WorkerOptions) -> None:
+        """On the loop: work like this from now on. What runs here goes on, and so does what was claimed."""
+        self._options, self._lease = options, checks.micros(options.lease)
+        self._threads.resize(options.concurrency)
+        self._stand_in_line()
+
+    def _new_waiter(self) -> Waiter:
+        return Waiter(self._options.queues, self._arrived, self._lease, self._failed, self._empty)
+
+    def _stand_in_line(self) -> None:
+        """Anew: what is claimed for the waiter that leaves goes back."""
+        self._office.dispatcher.remove(self._waiter)
+        if self._paused:
+            self._give_back()
+        elif not self._stopping and hasattr(self, "_loop"):
+            self._waiter = self._new_waiter()
+            self._office.dispatcher.add(self._waiter)
+            self._ask_for_more(kick=True)
+
     # Claims arrive
 
     def _arrived(self, claims: list[Claim]) -> None:
@@ -127,7 +156,7 @@ class Worker:
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._pace.fed()
         self._buffer.extend(claims)
-        if self._stopping:
+        if self._stopping or self._paused:
             self._give_back()
         self._fill()
         self._flush_soon()
@@ -237,7 +266,7 @@ class Worker:
         """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
         sending = len(self._outbox) > 0
-        if not self._stopping:
+        if not (self._stopping or self._paused):
             self._ask_for_more(kick=not sending)
         if sending:
             self._outbox.send()
@@ -336,13 +365,13 @@ class Worker:
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
+        self._publish(WorkerDraining(self._office.owner, self.running, self._options.grace))
         self._office.dispatcher.remove(self._waiter)
         self._give_back()
-        await self._until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
+        await until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
         for run in self._all():
             self._interrupt(run, Reason.RELEASED)
-        await self._until(self._drained, lambda: not self._all(), LAST_WORD)
+        await until(self._drained, lambda: not self._all(), LAST_WORD)
         for run in self._all():
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
         self._let_go()
@@ -357,16 +386,7 @@ class Worker:
         return [*self._runs.values(), *self._strays]
 
     def _free(self) -> int:
-        return self._options.concurrency - len(self._runs) - len(self._strays)
-
-    @staticmethod
-    async def _until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
-        event.clear()
-        if not so():
-            try:
-                await asyncio.wait_for(event.wait(), seconds)
-            except TimeoutError:
-                return
+        return self._options.concurrency - self.running
 
     def _give_back(self) -> None:
         """Claims that were not started cost nothing."""
