@@ -65,7 +65,7 @@ def _table(found: Sequence[WorkerView], paused: dict[str, str | None]) -> object
 @click.option("--why", help="The reason, for whoever asks why nothing runs.")
 @pass_session
 def pause(session: Session, /, name: str, why: str | None) -> int:
-    """These workers start nothing new until `resume`; what runs goes on. Also workers of that name that start later."""
+    """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused too."""
     with _fleet(session) as fleet:
         told = fleet.pause(name, why)
     who = names([each.name for each in told]) if told else "nobody who is there now"
@@ -91,7 +91,7 @@ def resume(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def drain(session: Session, /, name: str) -> int:
-    """These workers finish what runs and end, as after a first SIGTERM. Who starts later is not concerned."""
+    """Finish what runs and end. As after a first SIGTERM; who starts later is not concerned."""
     with _fleet(session) as fleet:
         told = fleet.drain(name)
         known = [each.name for each in fleet.list()]
