@@ -77,7 +77,7 @@ def pause(session: Session, /, name: str, why: str | None) -> int:
 @click.argument("name")
 @pass_session
 def resume(session: Session, /, name: str) -> int:
-    """Lift the pauses with this name, or with any name that the pattern covers."""
+    """Lift the pauses with this name. A pattern lifts all that it covers."""
     with _fleet(session) as fleet:
         lifted = list(fleet.resume(name))
         left = fleet.paused()
