@@ -28,8 +28,8 @@ def post_report(body: Any, platforms: list[str]) -> Answer:
     if not isinstance(body, dict):
         return 400, {"error": "a JSON object is expected"}
     for name, kind in FIELDS.items():
-        value: Any = body.get(name)
-        if type(value) is not kind or value == "" or (kind is int and not 0 <= value < 2**53):
+        value = body.get(name)
+        if type(value) is not kind or value == "" or (isinstance(value, int) and not 0 <= value < 2**53):
             return 400, {"error": f"{name} must be {'a number' if kind is int else 'a text'}", "field": name}
     if body["platform"] not in platforms:
         return 400, {"error": f"platform must be one of {', '.join(platforms)}", "field": "platform"}

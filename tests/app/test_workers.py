@@ -101,6 +101,34 @@ def test_what_runs_goes_on_and_what_was_only_claimed_goes_back(app: App) -> None
     asyncio.run(main())
 
 
+def test_a_group_is_paused_and_goes_on(app: App) -> None:
+    started, let_go = asyncio.Event(), asyncio.Event()
+    ran: list[int] = []
+
+    @app.task(name="wait")
+    async def wait(n: int) -> int:
+        ran.append(n)
+        started.set()
+        await let_go.wait()
+        return n
+
+    async def main() -> None:
+        async with working(app, concurrency=1):
+            group = await app.agroup([wait.of(n) for n in range(3)])
+            await started.wait()
+            await group.apause()
+            let_go.set()
+            await group.jobs[0].afinished(20)
+            other = await wait.aenqueue(9)
+            assert await other.aresult(20) == 9
+            assert ran == [0, 9]
+            assert {job.status().state for job in group.jobs[1:]} == {State.BLOCKED}
+            await group.aresume()
+            assert await group.aresult(20) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None:
     task = app.task(name="t")(lambda: 1)
     app.workers.pause(why="later")

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import towpath
 from tests.cli.shell import EXECUTABLE, Shell
 from tests.cli.test_worker import SHOP, greet, talking
 
@@ -84,3 +85,16 @@ def test_a_closed_terminal_is_a_stop(shop: Shell, processes: str) -> None:
     os.close(near)
     assert process.wait(30) == 0
     assert shop("workers", "list").out == "Nobody works here now.\n"
+
+
+def test_groups_pause_and_resume(shop: Shell) -> None:
+    with towpath.App(shop.url) as app:
+        task = app.task(name="greet", queue="hall")(lambda name: name)
+        group = app.group([task.of(name="ada")], id="g")
+        assert shop("groups", "pause", "g").out == "group g is paused\n"
+        assert group.jobs[0].status().state is towpath.State.BLOCKED
+        assert shop("groups", "resume", "g", "--json").json == {"id": "g", "state": "sealed"}
+        assert group.jobs[0].status().state is towpath.State.READY
+        group.cancel()
+        assert shop("groups", "pause", "g", code=1).out == "group g stays closed\n"
+    shop("groups", "pause", "nothing", code=3)

@@ -160,7 +160,7 @@ def test_a_later_job_of_high_priority(stage: Stage) -> None:
 
 def test_suspicious_reports_come_first(stage: Stage) -> None:
     stage.db.execute("INSERT INTO affiliate VALUES ('old friend', 0.9), ('crook', 0.1), ('nobody', 0.0)")
-    order = [
+    order: list[tuple[str, str, dict[str, Any]]] = [
         ("f", "old friend", {}),
         ("n", "ada", {}),
         ("c", "crook", {}),

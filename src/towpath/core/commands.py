@@ -307,6 +307,10 @@ class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
     pass
 
 
+class Unseal(_OfGroup, frozen=True, gc=False, tag="unseal"):
+    """Pause a sealed group: what waits in it waits for another `Seal`."""
+
+
 class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
     pass
 
@@ -375,4 +379,4 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
-Command = _OfJobs | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
+Command = _OfJobs | Open | Seal | Unseal | Abort | SetQueue | SetPart | Note | Upkeep

@@ -27,6 +27,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     Want,
 )
@@ -197,6 +198,7 @@ class Moves(Draws):
             (4, self.purge),
             (6, self.open),
             (6, self.seal),
+            (3, self.unseal),
             (2, self.abort),
             (4, self.set_queue),
             (4, self.set_part),
@@ -280,6 +282,9 @@ class Moves(Draws):
 
     def seal(self) -> Seal:
         return Seal(self._group())
+
+    def unseal(self) -> Unseal:
+        return Unseal(self._group())
 
     def abort(self) -> Abort:
         return Abort(self._group())

@@ -30,6 +30,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     token_of,
 )
@@ -96,6 +97,7 @@ _HANDLERS: dict[type, Handler] = {
     Purge: _tokened(bulk.purge),
     Open: writes.open_group,
     Seal: writes.seal,
+    Unseal: writes.unseal,
     Abort: writes.abort,
     SetQueue: notes.set_queue,
     SetPart: notes.set_part,

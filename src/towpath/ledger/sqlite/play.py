@@ -30,6 +30,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     token_of,
 )
@@ -52,6 +53,7 @@ _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Purge: bulk.purge,
     Open: settings.open_group,
     Seal: settings.seal,
+    Unseal: settings.unseal,
     Abort: settings.abort,
     SetQueue: settings.set_queue,
     SetPart: settings.set_part,
