@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from towpath import breakers
 from towpath.clock import Clock
@@ -19,24 +19,23 @@ from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
 from towpath.runtime.depths import Depths
-from towpath.runtime.engine import Engine
 from towpath.runtime.worker import Worker
 from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve
+from towpath.steering import Steering
 from towpath.tasks import AsyncTask, Call, Decorator, Task, make_task
 from towpath.timetable import CronOptions, Scheduled, make_schedule
 
 if TYPE_CHECKING:
     from towpath.messages import Queue
-    from towpath.progress import KindHistory, Live, Snapshot
     from towpath.testing.app import Bench
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App(Engine):
+class App(Steering):
     """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the settings say.
 
     Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a forked child opens a
@@ -49,13 +48,12 @@ class App(Engine):
         """The tasks by their names, which are the kinds of their jobs."""
         self.declared: dict[str, Schedule] = {}
         """The schedules that the code declares. A worker writes them down when it starts."""
-        self.workers: list[Worker] = []
+        self.local_workers: list[Worker] = []
         """The workers that run in this process."""
         self.resources: dict[str, Bounds] = {}
         """The services whose load its workers watch, by name."""
         self._scheduler = Scheduler(self)
         self._depths = Depths(self)
-        self._live: Live | None = None
 
     def __repr__(self) -> str:
         return f"<App {self.url}>"
@@ -179,29 +177,6 @@ class App(Engine):
     async def arun(self, **options: Unpack[RunOptions]) -> None:
         """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
         await Service(self, options).arun()
-
-    def progress(self, group: str | None = None) -> Snapshot:
-        """What runs in this process, how far it is and what waits, without a query. The first call begins to watch."""
-        from towpath.progress import Live
-
-        if self._live is None or self._live.bus is not self.bus:
-            self._live = Live(self)
-        return self._live.snapshot(group)
-
-    def show_progress(
-        self, transfers: Mapping[str, str] | None = None, *, group: str | None = None, file: IO[str] | None = None
-    ) -> AbstractContextManager[None]:
-        """`with app.show_progress({"fetch": "downloading"}):` shows it live on a terminal (`file`, else stderr). `transfers` are
-        the kinds whose progress counts bytes, and what they are called."""
-        from towpath.display import shown
-
-        return shown(lambda: self.progress(group), transfers or {}, file)
-
-    def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
-        """What became of the jobs in the ledger, kind by kind: also of those that other processes ran. Reads all of them."""
-        from towpath.progress import history
-
-        return history(self.ledger, group)
 
     def _due(self, now: int) -> int | None:
         times = (self._scheduler.due(now), self._depths.due(now), self.parts.rounds.due(now))

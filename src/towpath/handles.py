@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Selector
+from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Seal, Selector, Unseal
 from towpath.core.explain import Explanation
 from towpath.core.job import CANCELED, DONE, Job, Spec
 from towpath.core.views import GroupView, Query
@@ -141,6 +141,19 @@ class GroupHandle(Generic[R_co]):
 
     async def acancel(self) -> None:
         await self._engine.acall(Abort(self.id))
+
+    def pause(self) -> None:
+        """Those of its jobs that wait do not start until `resume`; those that run go on, and wait as well if they come back."""
+        self._engine.call(Unseal(self.id))
+
+    async def apause(self) -> None:
+        await self._engine.acall(Unseal(self.id))
+
+    def resume(self) -> None:
+        self._engine.call(Seal(self.id))
+
+    async def aresume(self) -> None:
+        await self._engine.acall(Seal(self.id))
 
     def _values(self) -> list[R_co]:
         found = self._engine.ledger.get_many([each.id for each in self.jobs])

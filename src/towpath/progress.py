@@ -125,7 +125,7 @@ class Tally:
 class Host(Protocol):
     """What is needed of an App."""
 
-    workers: list[Worker]
+    local_workers: list[Worker]
 
     @property
     def ledger(self) -> Ledger: ...
@@ -173,7 +173,7 @@ class Live:
 
     def _running(self, now: float, group: str | None) -> Iterable[RunningJob]:
         seen = set()
-        for run in [run for worker in list(self._host.workers) for run in worker.running]:
+        for run in [run for worker in list(self._host.local_workers) for run in worker.running]:
             job, attempt = run.claim.job, run.attempt
             if not isinstance(attempt, Attempt):
                 continue

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import select
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
+
+from msgspec.structs import replace
 
 from towpath import breakers
 from towpath.attempts import Attempt, serve
@@ -22,19 +20,22 @@ from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, TowpathError
-from towpath.runtime import forks
+from towpath.runtime.lookout import Lookout
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
+from towpath.runtime.signals import signals
 from towpath.runtime.worker import Worker
 from towpath.schedules import Host as ScheduleHost
-from towpath.schedules import Scheduler
-from towpath.settings import Settings
-from towpath.timetable import write_down
+from towpath.schedules import Scheduler, remove
+from towpath.settings import Settings, merged, resolve
+from towpath.timetable import from_settings, write_down
+from towpath.workers import AGAIN, Badge, Orders
 
 log = logging.getLogger("towpath.worker")
 
-ECHO = 0.5
-"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""
+
+RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")
+"""The settings of a worker that a reload may change."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -56,14 +57,17 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     settings: Settings
     resources: dict[str, Bounds]
     declared: dict[str, Schedule]
-    workers: list[Worker]
+    local_workers: list[Worker]
+
+    @property
+    def lookout(self) -> Lookout: ...
 
     def attend(self) -> None: ...
 
 
-def worker_options(app: Staff, given: Mapping[str, Any]) -> WorkerOptions:
+def worker_options(app: Staff, given: Mapping[str, Any], settings: Settings | None = None) -> WorkerOptions:
     """The options given, else the settings; without lanes and queues, the queues that the tasks name."""
-    chosen = {name: getattr(app.settings, name) for name in ("queues", "concurrency", "lease", "grace", "lanes")}
+    chosen = {name: getattr(settings or app.settings, name) for name in RELOADED}
     told = {name: value for name, value in given.items() if value is not None and name != "burst"}
     if told.get("queues") and "lanes" not in told:
         # Whoever names the queues of a worker wants no lanes of the settings.
@@ -102,16 +106,22 @@ def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
 
 
 class Service:
-    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its burst is over."""
+    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its burst is over.
+
+    It is a looker as well: after every commit it reads whether it is paused or told to end."""
 
     def __init__(self, app: Staff, options: RunOptions) -> None:
         self._app = app
+        self._given = options
         self._burst = options.get("burst", False)
-        chosen = worker_options(app, options)
-        self._queues = ",".join(chosen.queues)
-        self._worker = Worker(app, self._attempt, chosen, serve, self._look_around if self._burst else None)
+        self._chosen = worker_options(app, options)
+        self._worker = Worker(app, self._attempt, self._chosen, serve, self._look_around if self._burst else None)
         self._began = False
         self._stopped = False
+        self._orders = Orders()
+        self._paused = False
+        self._reloading = threading.Lock()
+        self.stale = True
 
     def _attempt(self, claim: Claim) -> Attempt | Settle | None:
         task = self._app.tasks.get(claim.job.kind)
@@ -128,25 +138,75 @@ class Service:
     def _look_around(self) -> None:
         """In the committing thread, after a claim that brought nothing: is the burst over? If not, another claim will ask."""
         try:
-            over = at_rest(self._app.ledger, self._queues, self._app.clock.now())
+            over = at_rest(self._app.ledger, ",".join(self._chosen.queues), self._app.clock.now())
         except TowpathError as error:
             log.warning("whether the burst is over cannot be seen now: %s", error)
             return
         if over and not self._stopped:
-            log.info("nothing is running or could run now in %s: the burst is over", self._queues)
+            log.info("nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues))
             # The loop may have been closed without a word to us.
             with contextlib.suppress(RuntimeError):
                 self.stop()
 
+    def look(self) -> None:
+        """In the caretaker's thread."""
+        orders = self._badge.orders()
+        if orders != self._orders:
+            self._orders = orders
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._obey, orders)
+
+    def _obey(self, orders: Orders) -> None:
+        paused = orders.paused_by is not None
+        if paused:
+            log.warning(
+                "paused (%s): %s. What runs goes on; nothing new starts.", orders.paused_by, orders.why or "no reason given"
+            )
+        elif self._paused:
+            log.warning("the pause is over")
+        self._paused = paused
+        self._worker.pause(paused)
+        if orders.drain:
+            log.warning("told to end: no new jobs are taken; running ones may finish")
+            self.stop()
+        self._report(draining=orders.drain)
+
+    def _report(self, draining: bool = False) -> None:
+        with contextlib.suppress(TowpathError):
+            self._badge.report(
+                queues=self._chosen.queues,
+                concurrency=self._chosen.concurrency,
+                running=len(self._worker.running),
+                draining=draining or self._stopped,
+            )
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            self._report()
+            await asyncio.sleep(AGAIN)
+
+    def _write_down(self) -> None:
+        """What the code declares and what the settings say, before the first job is taken."""
+        write_down(self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)})
+        for limits in self._app.settings.limits.values():
+            self._app.committer.call(limits)
+        self._badge.enter()
+        self._orders = self._badge.orders()
+
     async def arun(self) -> None:
-        await asyncio.to_thread(write_down, self._app, self._app.declared)
+        self._loop = asyncio.get_running_loop()
+        self._badge = Badge(self._app, self._app.owner)
+        await asyncio.to_thread(self._write_down)
         await asyncio.to_thread(breakers.declare, self._app)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
+        self._obey(self._orders)
+        self._app.lookout.add(self)
         self._app.attend()
         working = asyncio.create_task(self._worker.run())
-        self._app.workers.append(self._worker)
+        self._app.local_workers.append(self._worker)
+        reporting = asyncio.create_task(self._keep_reporting())
         try:
             # With its first step it can be stopped.
             await asyncio.sleep(0)
@@ -155,16 +215,52 @@ class Service:
                 self._worker.stop()
             await working
         finally:
-            self._app.workers.remove(self._worker)
+            self._app.local_workers.remove(self._worker)
+            self._app.lookout.remove(self)
+            reporting.cancel()
+            with contextlib.suppress(TowpathError):
+                self._badge.leave()
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
 
+    def reload(self) -> None:
+        """From any thread: read the settings again and work by them, without dropping anything. If they are wrong, the last good
+        ones stay, and the log says why."""
+        with self._reloading:
+            try:
+                found = resolve(None)
+                chosen = worker_options(self._app, self._given, found)
+                declared = from_settings(self._app.tasks, found.schedules)
+                self._apply(found, declared)
+            except TowpathError as error:
+                log.error("the settings were not reloaded, the last good ones stay: %s", error)
+                return
+            self._chosen = chosen
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._change, chosen)
+
+    def _apply(self, found: Settings, declared: Mapping[str, Schedule]) -> None:
+        """What concerns the fleet. A limit or a schedule that the settings had and have no more is lifted."""
+        before = self._app.settings
+        for queue in sorted(before.limits.keys() | found.limits.keys()):
+            self._app.committer.call(merged(queue, before.limits.get(queue), found.limits.get(queue)))
+        write_down(self._app, declared)
+        for name in before.schedules.keys() - found.schedules.keys() - self._app.declared.keys():
+            with contextlib.suppress(InvalidInput):
+                remove(self._app, name)
+        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules")}
+        self._app.settings = replace(before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}})
+
+    def _change(self, chosen: WorkerOptions) -> None:
+        self._worker.change(chosen)
+        log.warning("settings reloaded: queues %s, concurrency %d", ",".join(chosen.queues), chosen.concurrency)
+        self._report()
+
     def run(self) -> None:
         """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop it: the first
-        lets running jobs finish for the time of grace, the second leaves at once."""
-
-        with _signals(self.stop, self._worker.patience), _event_loop() as loop:
+        lets running jobs finish for the time of grace, the second leaves at once. SIGHUP calls `reload`."""
+        with signals(self.stop, self.reload, lambda: self._worker.patience), _event_loop() as loop:
             loop.run_until_complete(self.arun())
 
 
@@ -185,60 +281,3 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None], patience: float) -> Iterator[None]:
-    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience` seconds after the first, ends the process.
-
-    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is stuck.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    reads, writes = os.pipe()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: _write(writes, number)) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    listener = threading.Thread(target=_listen, args=(reads, stop, patience), name="towpath-signals", daemon=True)
-    listener.start()
-    try:
-        # The pipe is shared with forked children: their signals must not stop us.
-        with forks.undone_in_children(restore):
-            yield
-    finally:
-        restore()
-        _write(writes, 0)
-        listener.join()
-        os.close(reads)
-        os.close(writes)
-
-
-def _write(pipe: int, number: int) -> None:
-    os.write(pipe, bytes([number]))
-
-
-def _listen(pipe: int, stop: Callable[[], None], patience: float) -> None:
-    """0 is the end."""
-    if (first := os.read(pipe, 1)[0]) == 0:
-        return
-    heard = time.monotonic()
-    name = signal.Signals(first).name
-    log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name)
-    stop()
-    while (left := heard + patience - time.monotonic()) > 0:
-        if not select.select([pipe], [], [], left)[0]:
-            continue
-        if (number := os.read(pipe, 1)[0]) == 0:
-            return
-        if time.monotonic() - heard >= ECHO:
-            # The ledger is consistent at every instant; what runs now is run again when its lease is over.
-            os._exit(128 + number)
-    log.critical(
-        "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.", patience
-    )
-    os._exit(128 + first)

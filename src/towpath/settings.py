@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from towpath.core import checks
+from towpath.core.commands import SetQueue
 from towpath.core.lanes import Lane, check
 from towpath.core.lanes import lanes_of as lanes_of
+from towpath.core.limits import Rate
 from towpath.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///towpath.db"
@@ -36,6 +38,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
+    limits: Mapping[str, SetQueue] = {}
+    """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and when it reloads."""
+    schedules: Mapping[str, Mapping[str, Any]] = {}
+    """Schedules, from `[schedules.<name>]` in the file; the same."""
     origins: Mapping[str, str] = {}
 
     @property
@@ -45,6 +51,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NAMES: tuple[str, ...] = tuple(name for name in Settings.__struct_fields__ if name != "origins")
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "limits": ("cap", "rate", "capacity", "retention", "keep"),
+    "schedules": ("task", "cron", "every", "tz", "missed", "args"),
+}
+"""Settings that are tables of tables, each with these fields; only a file has them."""
 _WHOLE = ("concurrency", "processes")
 _SPANS = ("lease", "grace")
 
@@ -73,7 +84,7 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES}
+    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in TABLES}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
 
@@ -158,6 +169,8 @@ def _right(name: str, value: Any, where: str) -> Any:
         return tuple(value)
     elif name == "lanes":
         return _lanes(value, where)
+    elif name in TABLES:
+        return _tables(name, value, where)
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value
@@ -176,3 +189,40 @@ def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
             raise InvalidInput(field=f"lanes.{name} ({where})", value=table, expected=expected) from error
     check(found)
     return found
+
+
+def _tables(name: str, value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(field=where, value=value, expected=f"tables: [{name}.a_name]")
+    for each, fields in value.items():
+        checks.name(f"{name} in {where}", each)
+        if not isinstance(fields, Mapping) or not fields.keys() <= set(TABLES[name]):
+            expected = f"a table of {', '.join(TABLES[name])}"
+            raise InvalidInput(field=f"{name}.{each} of {where}", value=fields, expected=expected)
+    if name == "schedules":
+        return dict(value)
+    return {queue: _limits_of(queue, fields, where) for queue, fields in value.items()}
+
+
+def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> SetQueue:
+    limits = dict(fields)
+    try:
+        if "rate" in limits:
+            limits["rate"] = Rate.of(limits["rate"])
+        if "retention" in limits:
+            limits["retention"] = checks.micros(limits["retention"], "retention")
+        return SetQueue(queue=queue, **limits)
+    except InvalidInput as error:
+        details = {**error.details, "field": f"{error.details['field']} of queue {queue}, {where}"}
+        raise InvalidInput(**details) from None
+
+
+def merged(queue: str, before: SetQueue | None, now: SetQueue | None) -> SetQueue:
+    """The limits that hold now; one that held before and is not named any more is lifted."""
+    limits: dict[str, Any] = {}
+    for name in TABLES["limits"]:
+        if before is not None and getattr(before, name) is not msgspec.UNSET:
+            limits[name] = None
+        if now is not None and getattr(now, name) is not msgspec.UNSET:
+            limits[name] = getattr(now, name)
+    return SetQueue(queue=queue, **limits)

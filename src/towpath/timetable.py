@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from towpath.core import checks
-from towpath.core.schedule import Missed, Schedule, missed_of
+from towpath.core.schedule import Missed, Schedule, every_of, missed_of
 from towpath.errors import InvalidInput
 from towpath.schedules import Host, by_name, register
 from towpath.tasks import AsyncTask, Task
@@ -57,6 +57,22 @@ def make_schedule(task: Task[..., Any], options: CronOptions, *, cron: str | Non
     spec = task.of(**by_name(options.get("args", {}))).spec(id=f"schedule/{name}")
     missed = missed_of(options.get("missed", Missed.SKIP))
     return Schedule(name=name, spec=spec, cron=cron, every=every, tz=options.get("tz", "UTC"), missed=missed)
+
+
+def from_settings(tasks: Mapping[str, Task[..., Any]], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Schedule]:
+    """The schedules of a settings file: the `task` by its name, `cron` or `every` (seconds), and the options of `@app.cron`."""
+    found: dict[str, Schedule] = {}
+    for name, table in tables.items():
+        task = tasks.get(table.get("task", ""))
+        if task is None:
+            expected = f"with the name of a task: {', '.join(sorted(tasks)) or 'there is none'}"
+            raise InvalidInput(field=f"the task of schedule {name}", value=table.get("task"), expected=expected)
+        if ("cron" in table) == ("every" in table):
+            raise InvalidInput(field=f"schedule {name}", value=dict(table), expected="with either cron or every")
+        every = every_of(table["every"]) if "every" in table else None
+        options: Any = {key: value for key, value in table.items() if key in CronOptions.__annotations__} | {"name": name}
+        found[name] = make_schedule(task, options, cron=table.get("cron"), every=every)
+    return found
 
 
 def write_down(host: Host, schedules: Mapping[str, Schedule]) -> None:

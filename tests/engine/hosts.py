@@ -29,7 +29,7 @@ class Desk:
         self.clock: Clock = clock or SystemClock()
         self.owner = owner
         self.committer = Committer(ledger)
-        self.leases = Leases(self.committer)
+        self.leases = Leases(self.committer, ledger)
         self.dispatcher = Dispatcher(self.committer, owner)
         self.attended = 0
 

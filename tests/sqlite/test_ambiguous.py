@@ -38,6 +38,7 @@ from towpath.core.commands import (
     SetQueue,
     Settle,
     Settled,
+    Unseal,
     Upkeep,
     Upkept,
     Want,
@@ -169,6 +170,13 @@ def seal(desk: Desk) -> list[Command]:
     return [Seal("g"), Seal("empty"), Seal("unknown")]
 
 
+def unseal(desk: Desk) -> list[Command]:
+    desk.open("g")
+    desk.append(spec("a", group="g"), spec("b", group="g", after=("a",)), spec("c", group="g", delay=SECOND))
+    desk.seal("g")
+    return [Unseal("g"), Unseal("unknown")]
+
+
 def abort(desk: Desk) -> list[Command]:
     desk.open("g", then={"canceled": (spec("undo"),)})
     desk.append(spec("a", group="g"), spec("b", group="g"))
@@ -211,6 +219,7 @@ CASES: dict[str, Case] = {
     "purge": purge,
     "open": open_groups,
     "seal": seal,
+    "unseal": unseal,
     "abort": abort,
     "set_queue": set_queue,
     "set_part": set_part,

@@ -84,15 +84,20 @@ def hold_on_to_parent() -> None:
 
 
 @contextmanager
-def caught(children: list[Child], asked: threading.Event) -> Iterator[None]:
-    """Pass every stop signal on to the children, and remember that one came. Each one counts: the second means at once."""
+def caught(children: list[Child], asked: threading.Event, reload: bool = False) -> Iterator[None]:
+    """Pass every stop signal on to the children, and remember that one came. Each one counts: the second means at once. With
+    `reload` SIGHUP is passed on too, unless it says that the terminal was closed: the children have none."""
+    terminal = os.isatty(0)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        if number == signal.SIGHUP and terminal and not os.isatty(0):
+            number = signal.SIGTERM
+        if number != signal.SIGHUP:
+            asked.set()
         for child in children:
             child.stop(number)
 
-    before = {number: signal.signal(number, pass_on) for number in STOPS}
+    before = {number: signal.signal(number, pass_on) for number in (*STOPS, *([signal.SIGHUP] if reload else []))}
     try:
         yield
     finally:

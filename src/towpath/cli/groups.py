@@ -1,18 +1,47 @@
-"""`groups`: where a group is in its life."""
+"""`groups`: where a group is in its life, and pausing it."""
 
 from __future__ import annotations
 
 import click
 
+from towpath import commands
 from towpath.cli.base import Branch, Session, pass_session
-from towpath.cli.failures import OK
+from towpath.cli.failures import OK, REFUSED
 from towpath.cli.output import moment, pairs, show
+from towpath.cli.specs import tell
+from towpath.commands import GroupState
 from towpath.errors import UnknownGroup
 
 
 @click.group("groups", cls=Branch)
 def groups() -> None:
     """Groups of jobs with one fate."""
+
+
+@groups.command("pause")
+@click.argument("id")
+@pass_session
+def pause_group(session: Session, /, id: str) -> int:
+    """Start nothing of this group until `resume`. What runs goes on."""
+    return _told(session, commands.Unseal(id), "is paused", (GroupState.OPEN,))
+
+
+@groups.command("resume")
+@click.argument("id")
+@pass_session
+def resume_group(session: Session, /, id: str) -> int:
+    """Let a paused group go on."""
+    return _told(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
+
+
+def _told(session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]) -> int:
+    with session.ledger() as ledger:
+        tell(ledger, command)
+        view = ledger.group(command.group)
+    assert view is not None
+    well = view.state in states
+    show(session.json, {"id": view.id, "state": view.state}, f"group {view.id} {became if well else f'stays {view.state}'}")
+    return OK if well else REFUSED
 
 
 @groups.command("show")

@@ -34,6 +34,7 @@ PARTS = {
     "queues": ("queues:queues", "List queues, pause them, set their limits."),
     "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
     "breakers": ("breakers:breakers", "Circuit breakers: look at them, open and close them."),
+    "workers": ("workers:workers", "Workers on this ledger: list, pause, resume and end them."),
     "groups": ("groups:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
     "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),

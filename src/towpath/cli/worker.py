@@ -91,7 +91,8 @@ def worker(
 ) -> int:
     """Run the jobs of an app's tasks.
 
-    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way.
+    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way. SIGHUP has
+    the settings read again.
     """
     hold_on_to_parent()
     wanted = WorkerOptions(**options, burst=burst)
@@ -110,7 +111,7 @@ def worker(
         if exporter is not None:
             exporter.check(count)
         each = [_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
-        return _several(session, each, wanted.burst)
+        return _several(session, each)
     if wanted.name is not None:
         app.name = wanted.name
     # What the program has set up itself stays as it is.
@@ -127,13 +128,13 @@ def _greet(target: str, url: str, started: WorkerStarted) -> None:
     say([f"Worker {os.getpid()} of {target} on {url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
 
 
-def _several(session: Session, processes: list[list[str]], burst: bool) -> int:
-    """A parent that starts the processes, starts those again that die, and passes signals on. A burst is over when each of
-    them says so."""
+def _several(session: Session, processes: list[list[str]]) -> int:
+    """A parent that starts the processes, starts those again that die, and passes signals on. It ends when each of them has ended
+    well: after a burst, or because all were drained."""
     asked = threading.Event()
-    slots = [_Slot(arguments, number, burst) for number, arguments in enumerate(processes, 1)]
+    slots = [_Slot(arguments, number) for number, arguments in enumerate(processes, 1)]
     children: list[Child] = []
-    with caught(children, asked):
+    with caught(children, asked, reload=True):
         while any(slot.alive or not (slot.over or asked.is_set()) for slot in slots):
             for slot in slots:
                 slot.look(stopping=asked.is_set())
@@ -159,8 +160,8 @@ def _arguments(
 class _Slot:
     """One of the processes, and its successors."""
 
-    def __init__(self, arguments: list[str], number: int, burst: bool) -> None:
-        self._arguments, self._number, self._burst = arguments, number, burst
+    def __init__(self, arguments: list[str], number: int) -> None:
+        self._arguments, self._number = arguments, number
         self.over = False
         """Has it done all that it was for?"""
         self.child: Child | None = None
@@ -177,7 +178,8 @@ class _Slot:
         if self.child is not None and (code := self.child.code) is not None:
             self.code = self.child.close()
             self.child = None
-            self.over = self._burst and code == OK
+            # A child that ended well did so because it was told to: its burst is over, or somebody drained it.
+            self.over = code == OK
             if stopping or self.over:
                 return
             self._deaths = 0 if now - self._since > STABLE else self._deaths + 1

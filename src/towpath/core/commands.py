@@ -339,6 +339,10 @@ class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
     pass
 
 
+class Unseal(_OfGroup, frozen=True, gc=False, tag="unseal"):
+    """Pause a sealed group: what waits in it waits for another `Seal`."""
+
+
 class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
     pass
 
@@ -407,4 +411,4 @@ class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
-Command = _OfJobs | Hasten | Open | Seal | Abort | SetQueue | SetPart | Note | Upkeep
+Command = _OfJobs | Hasten | Open | Seal | Unseal | Abort | SetQueue | SetPart | Note | Upkeep

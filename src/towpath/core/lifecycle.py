@@ -11,9 +11,11 @@ stateDiagram-v2
     blocked --> ready
     blocked --> failed
     blocked --> canceled
+    scheduled --> blocked
     scheduled --> ready
     scheduled --> failed
     scheduled --> canceled
+    ready --> blocked
     ready --> running
     ready --> failed
     ready --> canceled
@@ -76,8 +78,8 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
     {
         *((None, to) for to in (State.BLOCKED, State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
         *((State.BLOCKED, to) for to in (State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
-        *((State.SCHEDULED, to) for to in (State.READY, State.FAILED, State.CANCELED)),
-        *((State.READY, to) for to in (State.RUNNING, State.FAILED, State.CANCELED)),
+        *((State.SCHEDULED, to) for to in (State.BLOCKED, State.READY, State.FAILED, State.CANCELED)),
+        *((State.READY, to) for to in (State.BLOCKED, State.RUNNING, State.FAILED, State.CANCELED)),
         *((State.RUNNING, to) for to in (State.SCHEDULED, State.READY, State.DONE, State.FAILED, State.CANCELED)),
         *((dead, to) for dead in (State.FAILED, State.CANCELED) for to in (State.BLOCKED, State.SCHEDULED, State.READY)),
     },

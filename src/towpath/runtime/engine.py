@@ -29,6 +29,7 @@ from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
+from towpath.runtime.lookout import Lookout
 from towpath.runtime.newids import new_id
 from towpath.runtime.tickets import Reply, outcome, wake_all
 from towpath.runtime.upkeep import Caretaker, Due
@@ -42,7 +43,9 @@ class Parts:
         self.ledger = ledger
         self.committer = committer
         self.owner = owner
-        self.leases = Leases(committer)
+        self.leases = Leases(committer, ledger)
+        self.lookout = Lookout()
+        self.lookout.add(self.leases)
         self.dispatcher = Dispatcher(committer, owner)
         self.watch = watch or Watch(ledger)
         self.breakers = Breakers(ledger, committer)
@@ -54,7 +57,7 @@ class Parts:
         """Have the ledger looked after from now on."""
         with self._attending:
             if self._caretaker is None:
-                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due)
+                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due, self.lookout.go)
                 self._caretaker.start()
 
     def close(self) -> None:
@@ -100,6 +103,10 @@ class Engine:
     @property
     def leases(self) -> Leases:
         return self.parts.leases
+
+    @property
+    def lookout(self) -> Lookout:
+        return self.parts.lookout
 
     @property
     def watch(self) -> Watch:

@@ -45,6 +45,11 @@ class Threads:
         if grow:
             threading.Thread(target=self._run, name="towpath-handler", daemon=True).start()
 
+    def resize(self, size: int) -> None:
+        """Threads that are there already stay."""
+        with self._lock:
+            self._size = size
+
     def close(self) -> None:
         """Idle threads end; busy ones end when their handler does."""
         with self._lock:

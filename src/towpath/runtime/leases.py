@@ -1,4 +1,8 @@
-"""Heartbeats: one `Renew` for all that this process holds, sent from a thread that no handler can block."""
+"""Heartbeats: one `Renew` for all that this process holds, sent from a thread that no handler can block.
+
+A heartbeat also tells which of it is asked to stop. That may be many seconds late, so the lookout has these claims looked up after
+every commit.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Renew, Renewed
 from towpath.core.job import Claim, Reason
 from towpath.errors import TowpathError
+from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
@@ -31,10 +36,14 @@ class Holder:
 
 
 class Leases:
-    """The functions given to `hold` are called in the committing thread; they must be quick and must not raise."""
+    """The functions given to `hold` are called in the committing thread or in the caretaker's; they must be quick and must not
+    raise."""
 
-    def __init__(self, committer: Committer) -> None:
+    def __init__(self, committer: Committer, ledger: Ledger) -> None:
         self._committer = committer
+        self._ledger = ledger
+        self.stale = False
+        """May something that is held have been asked to stop since `look`?"""
         self._held: dict[str, tuple[int, Holder]] = {}
         """The fence of each claim, and who holds it."""
         self._asked: set[tuple[str, int]] = set()
@@ -56,6 +65,8 @@ class Leases:
         with self._changed:
             holder = Holder(lease, on_lost, on_cancel, until)
             self._held.update([(claim.job.id, (claim.job.fence, holder)) for claim in claims])
+            # It may have been asked to stop between its claim and now.
+            self.stale = True
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="towpath-leases", daemon=True)
                 self._thread.start()
@@ -107,15 +118,28 @@ class Leases:
             lost = [(id, held[1]) for id in reply.lost if (held := self._held.get(id)) and held[0] == sent[id]]
             for id, _ in lost:
                 del self._held[id]
-            asked = [
-                (id, reason, held[1])
-                for id, reason in reply.cancel
-                if (held := self._held.get(id)) and (id, held[0]) not in self._asked
-            ]
-            self._asked.update([(id, sent[id]) for id, _, _ in asked])
         for id, holder in lost:
             holder.on_lost(id)
-        for id, reason, holder in asked:
+        self._tell([(id, sent[id], reason) for id, reason in reply.cancel])
+
+    def look(self) -> None:
+        """Read which of the claims are asked to stop, and tell their holders."""
+        with self._changed:
+            held = [id for id, (fence, _) in self._held.items() if (id, fence) not in self._asked]
+        if held:
+            jobs = self._ledger.get_many(held, bodies=False).values()
+            self._tell([(job.id, job.fence, job.cancel_requested) for job in jobs if job.cancel_requested is not None])
+
+    def _tell(self, asked: Iterable[tuple[str, int, Reason]]) -> None:
+        """Each once. A request is for the claim with that fence, not for one that came later."""
+        with self._changed:
+            told = [
+                (id, reason, held[1])
+                for id, fence, reason in asked
+                if (held := self._held.get(id)) and held[0] == fence and (id, fence) not in self._asked
+            ]
+            self._asked.update([(id, self._held[id][0]) for id, _, _ in told])
+        for id, reason, holder in told:
             holder.on_cancel(id, reason)
 
     def _shortest(self) -> int | None:

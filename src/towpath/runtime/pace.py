@@ -21,7 +21,7 @@ class Pace:
     count: else a worker that waits for its claims would think itself slow, and ask for few."""
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots = slots
+        self.slots = slots
         self._clock = clock
         self._rate = 0.0
         self._each = 0.0
@@ -75,7 +75,7 @@ class Pace:
         rate = min(self._rate, (self._count + 1) / spent) if spent >= 10 * WINDOW else self._rate
         if self._each:
             # Jobs that began together end together, which looks fast: but no slot ends more than it has time for.
-            rate = min(rate, self._slots / self._each)
+            rate = min(rate, self.slots / self._each)
         return min(MAX_AHEAD, math.ceil(2 * rate * self._commit))
 
     def _spent(self, now: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
 
 from towpath.core.job import Claim, Reason
 from towpath.runtime.office import Attempt
@@ -31,3 +33,11 @@ class TimedOut(Exception):
 
 class Stopped(Exception):
     """The handler was told to stop: canceled, superseded, or its group aborted."""
+
+
+async def until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
+    """Wait for the event unless it is `so` already, at most this long."""
+    event.clear()
+    if not so():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)

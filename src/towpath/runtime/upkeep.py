@@ -45,13 +45,17 @@ SLICE: Final = 0.2
 """Seconds of sleep at a time, so that `close` is prompt."""
 
 Due = Callable[[int], int | None]
+Heard = Callable[[bool], float | None]
 
 
 class Caretaker:
-    """`due(now)` fires the schedules that are due and says when the next one is. `run_once` is everything that it does, without
-    a thread and without sleep; `start` calls it in a thread whenever there is a reason to."""
+    """`due(now)` fires the schedules that are due and says when the next one is. `heard(changed)` is called every time, with
+    whether anything was committed since; it may ask to be called again within so many seconds. `run_once` is everything that it
+    does, without a thread and without sleep; `start` calls it in a thread whenever there is a reason to."""
 
-    def __init__(self, ledger: Ledger, committer: Committer, owner: str, clock: Clock, due: Due) -> None:
+    def __init__(
+        self, ledger: Ledger, committer: Committer, owner: str, clock: Clock, due: Due, heard: Heard | None = None
+    ) -> None:
         self._ledger = ledger
         self._committer = committer
         self._clock = clock
@@ -59,6 +63,7 @@ class Caretaker:
         self._chair = _Chair(ledger, committer, owner)
         self._chores = _Chores(committer)
         self._rounds = _Rounds(due)
+        self._heard = heard
         self._complained = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="towpath-caretaker", daemon=True)
@@ -85,6 +90,7 @@ class Caretaker:
             changed = self._ears.listen(now)
             self._chores.changed |= changed
             self._rounds.changed |= changed
+            again = None if self._heard is None else self._heard(changed)
             if self._chair.take(now):
                 self._chores.do(now)
                 self._rounds.go(now)
@@ -97,7 +103,7 @@ class Caretaker:
                 raise
             self._complain(error)
             return now + AGAIN
-        times = [self._chair.next(), self._ears.next()]
+        times = [self._chair.next(), self._ears.next(), None if again is None else now + int(again * SECOND)]
         if self._chair.held_until > now:
             times += [self._chores.next(), self._rounds.next()]
         return max(now, min(time for time in times if time is not None))

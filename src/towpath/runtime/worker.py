@@ -26,7 +26,7 @@ from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
-from towpath.runtime.runs import Run, Stopped, TimedOut
+from towpath.runtime.runs import Run, Stopped, TimedOut, until
 
 log = logging.getLogger("towpath.worker")
 
@@ -51,15 +51,15 @@ class Worker:
         self._make = make
         self._options = options
         self._child = child
+        self._empty = empty
         self._lease = checks.micros(options.lease)
-        kind = Laned if options.lanes or options.resources else Plain
-        self._intake: Intake = kind(office, options, self._lease, self._arrived, self._failed, empty)
+        self._intake = self._new_intake()
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
         self._pace = Pace(options.concurrency)
         self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
-        self._flushing = self._stopping = False
+        self._flushing = self._stopping = self._paused = False
         self._ruin: TowpathError | None = None
 
     @property
@@ -78,14 +78,13 @@ class Worker:
         pulse = Pulse(self._loop, self._blocked)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
-        self._intake.open()
-        self._office.committer.kick()
+        self._stand_in_line()
         self._publish(WorkerStarted(self._office.owner, self._options.queues, self._options.concurrency))
         try:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await self._until(self._settled, lambda: self._outbox.empty, LAST_WORD)
+            await until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
             self._stopping = True
             self._intake.close()
@@ -114,6 +113,34 @@ class Worker:
         """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
         self._call(self._stop.set)
 
+    def pause(self, paused: bool) -> None:
+        """On the loop, or before `run`: start nothing new and give back what has not started; or go on."""
+        if paused != self._paused:
+            self._paused = paused
+            self._stand_in_line()
+
+    def change(self, options: WorkerOptions) -> None:
+        """On the loop: work like this from now on. What runs here goes on; what was claimed and not started goes back."""
+        self._intake.close()
+        self._give_back()
+        self._options, self._lease = options, checks.micros(options.lease)
+        self._threads.resize(options.concurrency)
+        self._pace.slots = options.concurrency
+        self._intake = self._new_intake()
+        self._stand_in_line()
+
+    def _new_intake(self) -> Intake:
+        kind = Laned if self._options.lanes or self._options.resources else Plain
+        return kind(self._office, self._options, self._lease, self._arrived, self._failed, self._empty)
+
+    def _stand_in_line(self) -> None:
+        self._intake.close()
+        if self._paused:
+            self._give_back()
+        elif not self._stopping and hasattr(self, "_loop"):
+            self._intake.open()
+            self._office.committer.kick()
+
     # Claims arrive
 
     def _arrived(self, claims: list[Claim]) -> None:
@@ -131,7 +158,7 @@ class Worker:
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._pace.fed()
         self._intake.add(claims)
-        if self._stopping:
+        if self._stopping or self._paused:
             self._give_back()
         self._fill()
         self._flush_soon()
@@ -249,7 +276,7 @@ class Worker:
         """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
         sending = len(self._outbox) > 0
-        if not self._stopping:
+        if not (self._stopping or self._paused):
             self._intake.ask(self._free(), self._pace.ahead(), kick=not sending)
         if sending:
             self._outbox.send()
@@ -340,10 +367,10 @@ class Worker:
         self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
         self._intake.close()
         self._give_back()
-        await self._until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
+        await until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
         for run in self._all():
             self._interrupt(run, Reason.RELEASED)
-        await self._until(self._drained, lambda: not self._all(), LAST_WORD)
+        await until(self._drained, lambda: not self._all(), LAST_WORD)
         for run in self._all():
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
         self._let_go()
@@ -359,15 +386,6 @@ class Worker:
 
     def _free(self) -> int:
         return self._options.concurrency - len(self._runs) - len(self._strays)
-
-    @staticmethod
-    async def _until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
-        event.clear()
-        if not so():
-            try:
-                await asyncio.wait_for(event.wait(), seconds)
-            except TimeoutError:
-                return
 
     def _give_back(self) -> None:
         """Claims that were not started cost nothing."""

@@ -28,6 +28,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     Want,
 )
@@ -194,8 +195,8 @@ class LedgerMachine(_Played):
     def open(self, group: str, on_failure: OnFailure, endings: set[str]) -> None:
         self.play(Open(group, on_failure, {ending: (Spec(id="then", queue=QUEUES[0]),) for ending in sorted(endings)}))
 
-    @rule(group=_groups, kind=st.sampled_from((Seal, Seal, Abort)))
-    def seal_or_abort(self, group: str, kind: type[Seal | Abort]) -> None:
+    @rule(group=_groups, kind=st.sampled_from((Seal, Seal, Unseal, Abort)))
+    def seal_or_abort(self, group: str, kind: type[Seal | Unseal | Abort]) -> None:
         self.play(kind(group))
 
     @rule(queue=_queues, fields=_optional(**_gates, capacity=st.none() | st.integers(0, 5), keep=st.none() | st.integers(0, 2)))

@@ -28,6 +28,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     Want,
 )
@@ -199,6 +200,7 @@ class Moves(Draws):
             (3, self.hasten),
             (6, self.open),
             (6, self.seal),
+            (3, self.unseal),
             (2, self.abort),
             (4, self.set_queue),
             (4, self.set_part),
@@ -291,6 +293,9 @@ class Moves(Draws):
 
     def seal(self) -> Seal:
         return Seal(self._group())
+
+    def unseal(self) -> Unseal:
+        return Unseal(self._group())
 
     def abort(self) -> Abort:
         return Abort(self._group())

@@ -31,6 +31,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     token_of,
 )
@@ -98,6 +99,7 @@ _HANDLERS: dict[type, Handler] = {
     Hasten: ageing.hasten,
     Open: writes.open_group,
     Seal: writes.seal,
+    Unseal: writes.unseal,
     Abort: writes.abort,
     SetQueue: notes.set_queue,
     SetPart: notes.set_part,

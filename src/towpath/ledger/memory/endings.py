@@ -88,6 +88,17 @@ def lower(book: Book, job: Job, now: int) -> None:
     book.put(job, replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE))
 
 
+def hold(book: Book, seq: int) -> None:
+    """A member of an open group that could run, or could soon, waits for the seal."""
+    job = book.jobs[seq]
+    if (
+        job.state in (State.SCHEDULED, State.READY)
+        and job.group is not None
+        and book.groups[job.group].state is GroupState.OPEN
+    ):
+        book.put(job, replace(job, state=State.BLOCKED, reason=Reason.NONE, waits=1))
+
+
 def expire(book: Book, now: int, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time; how many there were."""
     due = book.expiries.take(now, limit)

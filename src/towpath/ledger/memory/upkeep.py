@@ -12,7 +12,7 @@ from towpath.core.job import FINISHED, Reason, State
 from towpath.core.lifecycle import lose
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.claims import wake
-from towpath.ledger.memory.endings import Finishing, expire
+from towpath.ledger.memory.endings import Finishing, expire, hold
 from towpath.ledger.memory.rows import Queue
 
 
@@ -38,6 +38,7 @@ def _reap(book: Book, now: int, limit: int) -> int:
         else:
             ready = replace(job, state=change.state, reason=change.reason, losses=change.losses, owner=None, lease_until=None)
             book.put(job, ready)
+            hold(book, job.seq)
     finishing = Finishing(book, now)
     finishing.add(ended[State.FAILED], State.FAILED, Reason.LOST)
     finishing.add(ended[State.CANCELED], State.CANCELED, None)

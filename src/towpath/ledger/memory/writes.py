@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from towpath.core.admission import Admission, Origin
-from towpath.core.commands import Abort, Append, Appended, GroupSet, GroupState, Open, Seal, Settle, Settled
+from towpath.core.commands import Abort, Append, Appended, GroupSet, GroupState, Open, Seal, Settle, Settled, Unseal
 from towpath.core.job import DONE, FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, State
 from towpath.core.lifecycle import Change
 from towpath.core.lifecycle import settle as settle_change
@@ -13,7 +13,7 @@ from towpath.core.limits import spend
 from towpath.errors import LostClaim, UnknownGroup, Unsupported
 from towpath.ledger.memory.appends import decide, insert
 from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.endings import Finishing, end_done, end_settled, lower
+from towpath.ledger.memory.endings import Finishing, end_done, end_settled, hold, lower
 from towpath.ledger.memory.notes import plan_notes, write_notes
 from towpath.ledger.memory.rows import Group
 
@@ -73,6 +73,7 @@ def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
             _give_back(book, job, now)
         if state not in FINISHED:
             book.put(job, _waiting_again(job, change, error))
+            hold(book, job.seq)
             return state
         end_settled(book, job, change, now, error)
     if job.group is not None or job.seq in book.edges_out:
@@ -123,6 +124,19 @@ def seal(book: Book, command: Seal, now: int) -> GroupSet:
             if job.state is State.BLOCKED:
                 lower(book, job, now)
         Finishing(book, now).run([group.id])
+    return GroupSet(group.id)
+
+
+def unseal(book: Book, command: Unseal, now: int) -> GroupSet:
+    group = _group(book, command.group)
+    if group.state is GroupState.SEALED:
+        book.dirty = True
+        group.state = GroupState.OPEN
+        for job in [book.jobs[seq] for seq in group.members]:
+            if job.state is State.BLOCKED:
+                book.put(job, replace(job, waits=job.waits + 1))
+            else:
+                hold(book, job.seq)
     return GroupSet(group.id)
 
 

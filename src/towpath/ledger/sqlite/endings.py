@@ -183,3 +183,22 @@ def seal(batch: Batch, group: GroupRow) -> None:
     batch.change_group(group.id).state = GroupState.SEALED
     lower(batch, rows(batch.db, named("sealed_members"), (group.id,), Dependent))
     look_after(batch, [group.id])
+
+
+def unseal(batch: Batch, group: GroupRow) -> None:
+    batch.wrote = True
+    batch.change_group(group.id).state = GroupState.OPEN
+    batch.db.execute(named("one_more_wait"), (group.id,))
+    hold(batch, rows(batch.db, named("members_that_could_run"), (group.id,), tuple[int, str, str | None, State]))
+
+
+def hold(batch: Batch, members: Sequence[tuple[int, str, str | None, State]]) -> None:
+    """These (seq, queue, part, scheduled or ready) belong to an open group: they wait for its seal."""
+    if members:
+        batch.db.execute(named("hold"), (array([seq for seq, _, _, _ in members]),))
+        batch.move(Counter((queue, part, state, State.BLOCKED) for _, queue, part, state in members))
+
+
+def is_open(batch: Batch, group: str | None) -> bool:
+    row = None if group is None else batch.group(group)
+    return row is not None and row.state is GroupState.OPEN

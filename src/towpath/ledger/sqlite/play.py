@@ -32,6 +32,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     token_of,
 )
@@ -58,6 +59,7 @@ _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Hasten: ageing.hasten,
     Open: settings.open_group,
     Seal: settings.seal,
+    Unseal: settings.unseal,
     Abort: settings.abort,
     SetQueue: settings.set_queue,
     SetPart: settings.set_part,

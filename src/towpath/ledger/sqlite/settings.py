@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue
+from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
 from towpath.errors import Refused, UnknownGroup
 from towpath.ledger.sqlite import endings
 from towpath.ledger.sqlite.appends import text_of
@@ -27,6 +27,15 @@ def seal(batch: Batch, command: Seal) -> GroupSet | Refused:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.OPEN:
         endings.seal(batch, group)
+    return GroupSet(command.group)
+
+
+def unseal(batch: Batch, command: Unseal) -> GroupSet | Refused:
+    group = batch.group(command.group)
+    if group is None:
+        return UnknownGroup(group=command.group)
+    if group.state is GroupState.SEALED:
+        endings.unseal(batch, group)
     return GroupSet(command.group)
 
 

@@ -169,6 +169,8 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
     put_bodies(batch.db, gathered.bodies)
     if moves:
         batch.move(moves)
+    held = [(job.seq, job.queue, job.part, c.state) for job, c in gathered.again if endings.is_open(batch, job.group)]
+    endings.hold(batch, held)
     endings.free_keys(batch, gathered.done)
     endings.free_keys(batch, [job for job, _ in gathered.over])
     if gathered.with_edges:

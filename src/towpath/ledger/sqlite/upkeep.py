@@ -48,7 +48,9 @@ def _reap(batch: Batch, limit: int) -> int:
     batch.wrote = True
     changes = [(job, lose(job)) for job in late]
     batch.db.execute(named("count_losses"), (array([job.seq for job in late]),))
-    _give_back(batch, [job for job, change in changes if change.state is State.READY])
+    back = [job for job, change in changes if change.state is State.READY]
+    _give_back(batch, back)
+    endings.hold(batch, [(job.seq, job.queue, job.part, State.READY) for job in back if endings.is_open(batch, job.group)])
     for state in (State.FAILED, State.CANCELED):
         for reason, seqs in _by_reason(changes, state).items():
             endings.finish(batch, seqs, state, reason)

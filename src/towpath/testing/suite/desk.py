@@ -34,6 +34,7 @@ from towpath.core.commands import (
     SetQueue,
     Settle,
     Settled,
+    Unseal,
     Upkeep,
     Upkept,
     Want,
@@ -241,6 +242,9 @@ class Desk(Bench):
 
     def seal(self, group: str) -> None:
         self.do(GroupSet, Seal(group))
+
+    def unseal(self, group: str) -> None:
+        self.do(GroupSet, Unseal(group))
 
     def abort(self, group: str) -> None:
         self.do(GroupSet, Abort(group))

@@ -109,6 +109,16 @@ SELECT json_group_array(seq) FROM towpath_job WHERE "group" = ? AND state IN ('b
 SELECT json_group_array(json_array(seq, queue, part, ready_at, waits, 1)) FROM towpath_job
 WHERE "group" = ? AND state = 'blocked';
 
+-- name: one_more_wait
+UPDATE towpath_job SET waits = waits + 1 WHERE "group" = ? AND state = 'blocked';
+
+-- name: members_that_could_run
+SELECT json_group_array(json_array(seq, queue, part, state)) FROM towpath_job
+WHERE "group" = ? AND (state = 'scheduled' OR state = 'ready');
+
+-- name: hold
+UPDATE towpath_job SET state = 'blocked', reason = '', waits = 1 WHERE seq IN (SELECT value FROM json_each(?));
+
 -- name: move_edges
 UPDATE towpath_edge SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.value ->> 0;
 

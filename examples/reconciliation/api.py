@@ -1,0 +1,114 @@
+"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`, `GET /queue`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from towpath.errors import QueueFull, UnknownJob
+
+from . import store, work
+
+FIELDS: dict[str, type] = {
+    "report": str,
+    "affiliate": str,
+    "platform": str,
+    "post": str,
+    "views": int,
+    "clicks": int,
+    "conversions": int,
+}
+Answer = tuple[int, dict[str, Any]]
+
+
+def post_report(body: Any, platforms: list[str]) -> Answer:
+    """202 with the job, 400 with what is wrong, 429 when too much waits already."""
+    if not isinstance(body, dict):
+        return 400, {"error": "a JSON object is expected"}
+    for name, kind in FIELDS.items():
+        value = body.get(name)
+        if type(value) is not kind or value == "" or (isinstance(value, int) and not 0 <= value < 2**53):
+            return 400, {"error": f"{name} must be {'a number' if kind is int else 'a text'}", "field": name}
+    if body["platform"] not in platforms:
+        return 400, {"error": f"platform must be one of {', '.join(platforms)}", "field": "platform"}
+    db = store.connect(work.DATABASE)
+    try:
+        evidence = bool(body.get("evidence"))
+        return 202, work.submit(db, {name: body[name] for name in FIELDS}, evidence)
+    except QueueFull as error:
+        return 429, {"error": str(error)}
+    finally:
+        db.close()
+
+
+def get_report(id: str) -> Answer:
+    job = work.app.job(f"report/{id}")
+    try:
+        status = job.status()
+    except UnknownJob:
+        return 404, {"error": "no such report"}
+    why = None if status.finished_at is not None else str(job.explain())
+    return 200, {"report": id, "state": status.state, "attempts": status.attempts, "error": status.error, "why": why}
+
+
+def get_affiliate(name: str) -> Answer:
+    db = store.connect(work.DATABASE)
+    try:
+        return 200, {"affiliate": name, "trust": store.trust(db, name)}
+    finally:
+        db.close()
+
+
+def get_queue() -> Answer:
+    counts = work.app.queue(work.QUEUE).stats().counts
+    return 200, {"depth": counts.waiting, "ready": counts.ready, "scheduled": counts.scheduled, "running": counts.running}
+
+
+class Api:
+    def __init__(self, platforms: list[str]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                try:
+                    body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                except ValueError:
+                    self._say(400, {"error": "that is not JSON"})
+                    return
+                self._say(*(post_report(body, platforms) if self.path == "/reports" else (404, {"error": "no such place"})))
+
+            def do_GET(self) -> None:
+                match self.path.split("/")[1:]:
+                    case ["reports", id]:
+                        self._say(*get_report(id))
+                    case ["affiliates", name]:
+                        self._say(*get_affiliate(name))
+                    case ["queue"]:
+                        self._say(*get_queue())
+                    case _:
+                        self._say(404, {"error": "no such place"})
+
+            def _say(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                if status == 429:
+                    self.send_header("Retry-After", "5")
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,84 @@
+"""Platforms to try it with: an HTTP server that is slow, says 429, breaks down and does not know yet, as it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+from .rules import Numbers
+
+
+@dataclass
+class Platform:
+    """What it knows of each post, and how it behaves."""
+
+    posts: dict[str, Numbers] = field(default_factory=dict)
+    latency: float = 0.0
+    down: bool = False
+    per_second: int | None = None
+    """More requests than this are answered with 429."""
+    unknown_for: dict[str, int] = field(default_factory=dict)
+    """Posts that it does not know yet, and for how many more requests."""
+    status: int = 200
+    """Any other answers every request, such as 403."""
+    asked: list[str] = field(default_factory=list)
+    _window: tuple[int, int] = (0, 0)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, post: str) -> tuple[int, dict[str, object]]:
+        """The status and the body."""
+        time.sleep(self.latency)
+        with self._lock:
+            self.asked.append(post)
+            second, count = self._window
+            now = int(time.monotonic())
+            self._window = (now, count + 1 if now == second else 1)
+            if self.down:
+                return 503, {"error": "out of order"}
+            if self.per_second is not None and self._window[1] > self.per_second:
+                return 429, {"error": "too many requests"}
+            if self.status != 200:
+                return self.status, {"error": "no"}
+            if self.unknown_for.get(post, 0) > 0:
+                self.unknown_for[post] -= 1
+                return 404, {"error": "no numbers yet"}
+            numbers = self.posts.get(post)
+            return (404, {"error": "no such post"}) if numbers is None else (200, asdict(numbers))
+
+
+class Simulator:
+    """All platforms behind one port: `GET /<platform>/posts/<post>`. `with Simulator({...}) as simulator: simulator.url`"""
+
+    def __init__(self, platforms: dict[str, Platform]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                _, name, _, post = self.path.split("/", 3)
+                status, body = platforms[name].answer(post)
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                if status == 429:
+                    self.send_header("Retry-After", "1")
+                self.send_header("Content-Length", str(len(data)))
+                with contextlib.suppress(ConnectionError):  # whoever asked may have been killed
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

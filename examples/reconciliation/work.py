@@ -1,0 +1,112 @@
+"""The work: one job for each report. `towpath worker reconciliation.work:app` runs it; any number of workers may.
+
+What the platforms do, and what becomes of the job:
+
+| answer | then |
+|---|---|
+| numbers | classified, recorded, trust changed: one transaction with the end of the job |
+| 404, or only some numbers | asked again later, by itself; after the last time that is the verdict |
+| 429 | asked again when the platform says; costs no attempt |
+| 5xx, no connection, timeout | a failed attempt: tried again with growing pauses |
+| anything else (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+import apsw
+
+import towpath
+from towpath import Exponential, Fail, Policy, Snooze, current, micros
+
+from . import rules, store
+from .rules import Numbers, Status
+
+DATABASE = os.environ.get("RECONCILIATION_DB", "reconciliation.db")
+PLATFORMS = os.environ.get("RECONCILIATION_PLATFORMS", "http://127.0.0.1:8100")
+MINUTE = float(os.environ.get("RECONCILIATION_MINUTE", "60"))
+"""Seconds. The demonstration has shorter minutes."""
+
+QUEUE = "reports"
+CAPACITY = 5000
+"""More reports than this do not wait: whoever submits is told to come back (429)."""
+CAP = 4
+"""So many requests go to one platform at a time, from all workers together. A platform that is slow or down holds up no other."""
+LOOKS: dict[Status, tuple[float, int]] = {"missing": (30.0, 5), "incomplete": (15.0, 1)}
+"""Minutes until a platform is asked again (times the number of the look), and how often."""
+
+app = towpath.App(f"sqlite:///{DATABASE}")
+
+
+@app.task(
+    name="reconcile",
+    queue=QUEUE,
+    part="{platform}",
+    # A circuit breaker for each platform is one more line here: breaker="{platform}",
+    max_attempts=20,
+    backoff=Policy(default=Exponential(base=micros(MINUTE / 60), factor=2.0, cap=micros(10 * MINUTE))),
+)
+def reconcile(
+    report: str, affiliate: str, platform: str, post: str, views: int, clicks: int, conversions: int
+) -> dict[str, Any]:
+    verdict = rules.classify(Numbers(views, clicks, conversions), fetch(platform, post))
+    if verdict.status in LOOKS:
+        look_again(verdict.status)
+    row = {"report": report, "affiliate": affiliate, "post": post, "views": views, "clicks": clicks, "conversions": conversions}
+    now = app.clock.now() // 1_000_000
+    # The row, the trust and the end of the job are one transaction: all of it or nothing, wherever the worker is killed.
+    current().commit(lambda db: store.record(db, row, verdict, now))
+    return {"status": verdict.status, "worst": verdict.worst}
+
+
+def fetch(platform: str, post: str) -> Numbers:
+    url = f"{PLATFORMS}/{platform}/posts/{urllib.parse.quote(post, safe='')}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return Numbers(**json.load(answer))
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 404:
+                return Numbers(None, None, None)
+            if error.code == 429:
+                raise Snooze(for_=float(error.headers.get("Retry-After", "1"))) from None
+            if error.code < 500:
+                raise Fail(f"{platform} refuses us: {error}") from None
+            raise ConnectionError(f"{platform} is out of order: {error}") from None
+
+
+def look_again(status: Status) -> None:
+    """Come back later, unless this was the last look. How often we looked survives the worker, as part of the job's state."""
+    minutes, most = LOOKS[status]
+    state = current().state
+    looks = (state.value or {}).get(status, 0) + 1
+    if looks <= most:
+        state.save({**(state.value or {}), status: looks})
+        raise Snooze(for_=minutes * looks * MINUTE)
+
+
+def prepare() -> None:
+    """Once, before anything else: the tables and the limits."""
+    store.connect(DATABASE).close()
+    app.queue(QUEUE).configure(capacity=CAPACITY)
+
+
+def limit(platform: str) -> None:
+    app.queue(QUEUE).part(platform).configure(cap=CAP)
+
+
+def submit(db: apsw.Connection, report: dict[str, Any], evidence: bool = False) -> dict[str, Any]:
+    """Have a report reconciled. The job is the submission: there is no second place where it could get lost. Its id is that of the
+    report, so that the same report again is the same job. Raises `QueueFull`."""
+    claimed = Numbers(report["views"], report["clicks"], report["conversions"])
+    odd = rules.flags(claimed, store.previous(db, report["post"]), evidence)
+    urgency = rules.priority(store.trust(db, report["affiliate"]), odd)
+    call = reconcile.options(id=f"report/{report['report']}", priority=urgency, correlation_id=report["report"])
+    job = call.enqueue(**report)
+    return {"report": report["report"], "job": job.id, "priority": urgency, "flags": odd}

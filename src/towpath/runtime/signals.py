@@ -1,0 +1,92 @@
+"""The signals of a worker: two to stop it, one to have its settings read again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from towpath.runtime import forks
+
+log = logging.getLogger("towpath.worker")
+
+ECHO = 0.5
+"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""
+
+
+@contextlib.contextmanager
+def signals(stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> Iterator[None]:
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the first, ends the process.
+    SIGHUP calls `reload` in a thread of its own, unless it says that the terminal was closed: then it is a SIGTERM.
+
+    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is stuck.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reads, writes = os.pipe()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ears = _Ears(reads, stop, reload, patience)
+    before = {number: signal.signal(number, lambda number, _: _write(writes, number)) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    listener = threading.Thread(target=ears.listen, name="towpath-signals", daemon=True)
+    listener.start()
+    try:
+        # The pipe is shared with forked children: their signals must not stop us.
+        with forks.undone_in_children(restore):
+            yield
+    finally:
+        restore()
+        _write(writes, 0)
+        listener.join()
+        os.close(reads)
+        os.close(writes)
+
+
+def _write(pipe: int, number: int) -> None:
+    os.write(pipe, bytes([number]))
+
+
+class _Ears:
+    def __init__(self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> None:
+        self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
+        self._terminal = os.isatty(0)
+
+    def listen(self) -> None:
+        """0 is the end."""
+        while (first := self._next()) == signal.SIGHUP:
+            # Not here: a ledger that is stuck must not keep us from hearing a stop.
+            threading.Thread(target=self._reload, name="towpath-reload", daemon=True).start()
+        if first == 0:
+            return
+        heard = time.monotonic()
+        name = signal.Signals(first).name
+        log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name)
+        self._stop()
+        while (left := heard + self._patience() - time.monotonic()) > 0:
+            if not select.select([self._pipe], [], [], left)[0]:
+                continue
+            if (number := self._next()) == 0:
+                return
+            if number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
+                # The ledger is consistent at every instant; what runs now is run again when its lease is over.
+                os._exit(128 + number)
+        log.critical(
+            "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
+            self._patience(),
+        )
+        os._exit(128 + first)
+
+    def _next(self) -> int:
+        number = os.read(self._pipe, 1)[0]
+        closed = number == signal.SIGHUP and self._terminal and not os.isatty(0)
+        return signal.SIGTERM if closed else number

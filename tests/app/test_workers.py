@@ -1,0 +1,263 @@
+"""Workers as others see them: listed, paused, resumed and drained from code; settings that are read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towpath import App, State
+from towpath.commands import Upkeep
+from towpath.errors import InvalidInput
+from towpath.schedules import list_schedules
+from towpath.service import RunOptions, Service
+from towpath.testing import ManualClock
+from towpath.workers import TTL, Badge
+
+
+@asynccontextmanager
+async def working(app: App, **options: Any) -> AsyncIterator[tuple[Service, asyncio.Task[None]]]:
+    given: RunOptions = {"grace": 5, **options}  # type: ignore[typeddict-item]
+    service = Service(app, given)
+    task = asyncio.create_task(service.arun())
+    try:
+        yield service, task
+    finally:
+        service.stop()
+        await task
+
+
+async def until(app: App, true: Any) -> None:
+    """Until something is so that a commit or the worker's loop brings about."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.to_thread(app.ledger.wait, app.ledger.version(), 0.01)
+
+
+def state_of(app: App) -> tuple[bool, bool]:
+    [view] = app.workers.list()
+    return view.paused, view.draining
+
+
+def test_a_worker_is_paused_and_goes_on(app: App) -> None:
+    task = app.task(name="t")(lambda: 1)
+    app.name = "box-1"
+
+    async def main() -> None:
+        async with working(app, concurrency=3, queues=("default",)):
+            await until(app, lambda: len(app.workers.list()) == 1)
+            [view] = await app.workers.alist()
+            assert (view.name, view.queues, view.concurrency, view.paused) == ("box-1", ("default",), 3, False)
+            asked = time.monotonic()
+            await app.workers.apause("box-*", "a new disk")
+            await until(app, lambda: state_of(app) == (True, False))
+            assert time.monotonic() - asked < 1
+            assert app.workers.paused() == {"box-*": "a new disk"}
+            handle = await task.aenqueue()
+            assert await app.workers.aresume("other") == []
+            # Whoever looked after this commit has claimed nothing.
+            await until(app, lambda: handle.status().state is State.READY)
+            with pytest.raises(TimeoutError):
+                await handle.afinished(0.2)
+            asked = time.monotonic()
+            assert await app.workers.aresume() == ["box-*"]
+            assert await handle.aresult(20) == 1
+            assert time.monotonic() - asked < 1
+            assert app.workers.list()[0].why is None or state_of(app) == (False, False)
+
+    asyncio.run(main())
+
+
+def test_what_runs_goes_on_and_what_was_only_claimed_goes_back(app: App) -> None:
+    started, let_go = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="wait")
+    async def wait() -> str:
+        started.set()
+        await let_go.wait()
+        return "done"
+
+    async def main() -> None:
+        async with working(app, concurrency=1):
+            first = await wait.aenqueue()
+            await started.wait()
+            second = await wait.aenqueue()
+            await app.workers.apause()
+            await until(app, lambda: state_of(app)[0])
+            let_go.set()
+            assert await first.aresult(20) == "done"
+            status = second.status()
+            assert (status.state, status.attempts) == (State.READY, 0)
+            await app.workers.aresume()
+            assert await second.aresult(20) == "done"
+
+    asyncio.run(main())
+
+
+def test_a_group_is_paused_and_goes_on(app: App) -> None:
+    started, let_go = asyncio.Event(), asyncio.Event()
+    ran: list[int] = []
+
+    @app.task(name="wait")
+    async def wait(n: int) -> int:
+        ran.append(n)
+        started.set()
+        await let_go.wait()
+        return n
+
+    async def main() -> None:
+        async with working(app, concurrency=1):
+            group = await app.agroup([wait.of(n) for n in range(3)])
+            await started.wait()
+            await group.apause()
+            let_go.set()
+            await group.jobs[0].afinished(20)
+            other = await wait.aenqueue(9)
+            assert await other.aresult(20) == 9
+            assert ran == [0, 9]
+            assert {job.status().state for job in group.jobs[1:]} == {State.BLOCKED}
+            await group.aresume()
+            assert await group.aresult(20) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None:
+    task = app.task(name="t")(lambda: 1)
+    app.workers.pause(why="later")
+    handle = task.enqueue()
+
+    async def main() -> None:
+        async with working(app):
+            await until(app, lambda: bool(app.workers.list()))
+            assert state_of(app)[0]
+            with pytest.raises(TimeoutError):
+                await handle.afinished(0.2)
+            assert handle.status().attempts == 0
+            app.workers.resume()
+            await handle.afinished(20)
+
+    asyncio.run(main())
+
+
+def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> None:
+    task = app.task(name="t")(lambda: 1)
+    app.name = "box"
+
+    async def main() -> None:
+        async with working(app) as (_, running):
+            await until(app, lambda: bool(app.workers.list()))
+            assert await app.workers.adrain("nobody") == []
+            [told] = await app.workers.adrain("box")
+            assert told.name == "box"
+            await asyncio.wait_for(running, 20)
+        await until(app, lambda: not app.workers.list())
+
+        handle = await task.aenqueue()
+        async with working(app):
+            await handle.afinished(20)
+
+    asyncio.run(main())
+
+
+def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
+    clock = ManualClock()
+    with App("memory://", clock=clock) as app:
+        for owner in ("a#1", "b#1"):
+            badge = Badge(app, owner)
+            badge.enter()
+            badge.report(queues=("*",), concurrency=1, running=0)
+        app.call(Upkeep())  # what was said before it is committed
+        assert [each.name for each in app.workers.list()] == ["a", "b"]
+        clock.advance((TTL + 1) / 1_000_000)
+        badge.report(queues=("*",), concurrency=1, running=0)
+        app.call(Upkeep())
+        assert [each.name for each in app.workers.list()] == ["b"]
+        app.workers.drain("b")
+        assert (Badge(app, "a#1").orders().drain, badge.orders().drain) == (False, True)
+        clock.advance(1000)
+        Badge(app, "c#1").enter()
+        assert not badge.orders().drain, "who is gone is forgotten"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, 5])
+def test_names_that_are_none(app: App, name: Any) -> None:
+    for verb in (app.workers.pause, app.workers.resume, app.workers.drain):
+        with pytest.raises(InvalidInput):
+            verb(name)
+
+
+GOOD = """
+queues = ["default", "extra"]
+concurrency = 2
+[limits.extra]
+cap = 3
+rate = "100/s:100"
+[schedules.nightly]
+task = "t"
+cron = "0 3 * * *"
+"""
+
+
+def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """New queues, concurrency, limits and schedules, while a job runs; a wrong file changes nothing and is named in the log."""
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.WARNING, "towpath.worker")
+    file = tmp_path / "towpath.toml"
+    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\n")
+    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        started, let_go = asyncio.Event(), asyncio.Event()
+
+        @app.task(name="wait")
+        async def wait() -> str:
+            started.set()
+            await let_go.wait()
+            return "done"
+
+        quick = app.task(name="t")(lambda: 1)
+
+        async def main() -> None:
+            async with working(app) as (service, _):
+                first = await wait.aenqueue()
+                await started.wait()
+                assert app.queue("default").stats().capacity == 50
+                extra = await quick.options(queue="extra").aenqueue()
+                file.write_text(GOOD)
+                service.reload()
+                assert await extra.aresult(20) == 1
+                assert first.status().state is State.RUNNING
+                view = app.queue("extra").stats()
+                assert (view.cap, view.rate and view.rate.count) == (3, 100)
+                assert app.queue("default").stats().capacity is None
+                assert [each.name for each in list_schedules(app)] == ["nightly"]
+                assert app.settings.concurrency == 2
+                for wrong, said in [
+                    ("concurrency = 0", "concurrency in"),
+                    ("queues = [", "towpath.toml"),
+                    ("[limits.extra]\ncap = -1", "cap of queue extra"),
+                    ("[limits.extra]\nspeed = 1", "limits.extra"),
+                    ("[schedules.x]\ntask = 'nobody'\nevery = 5", "the task of schedule x"),
+                    ("[schedules.x]\ntask = 't'", "either cron or every"),
+                ]:
+                    caplog.clear()
+                    file.write_text(wrong)
+                    service.reload()
+                    [record] = caplog.records
+                    assert said in record.getMessage()
+                    assert "last good" in record.getMessage()
+                    assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
+                assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1
+                file.write_text("")
+                service.reload()
+                assert list_schedules(app) == []
+                let_go.set()
+                assert await first.aresult(20) == "done"
+
+        asyncio.run(main())

@@ -1,0 +1,100 @@
+"""`workers`, SIGHUP, and a worker whose terminal is closed: real processes, told from outside."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import pytest
+
+import towpath
+from tests.cli.shell import EXECUTABLE, Shell
+from tests.cli.test_worker import SHOP, greet, talking
+
+
+@pytest.fixture
+def shop(shell: Shell) -> Shell:
+    (shell.folder / "shop.py").write_text(SHOP)
+    shell("put", "other", "{}")  # there is a ledger
+    return shell
+
+
+def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:
+    with talking(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as parent:
+        for _ in range(2):
+            parent.until("Worker ")
+        names = [each["name"] for each in shop("workers", "list", "--json").json["workers"]]
+        assert names == ["box-1", "box-2"]
+        assert shop("workers", "pause", "box-*", "--why", "a new disk").out == "box-* is paused: box-1, box-2\n"
+        for _ in range(2):
+            parent.until("paused (box-*): a new disk")
+        id = greet(shop, "ada")
+        listed = shop("workers", "list").out
+        assert listed.count("paused") == 2
+        assert shop("jobs", "show", id, "--json").json["state"] == "ready"
+        told = time.monotonic()
+        assert shop("workers", "resume", "*").out == "box-*: resumed\n"
+        parent.until("hello ada")
+        assert time.monotonic() - told < 2
+        shop("workers", "drain", "box-1")
+        parent.until("told to end")
+        greet(shop, "bob")
+        parent.until("hello bob")
+        shop("workers", "drain", "*")
+        parent.until('{"processes":2,"codes":[0,0],"restarts":0}')
+        assert parent.process.wait(60) == 0
+    assert shop("workers", "list").out == "Nobody works here now.\n"
+    shop("workers", "resume", "*", code=3)
+    shop("workers", "drain", "box-1", code=3)
+
+
+def test_hangup_reads_the_settings_again(shop: Shell) -> None:
+    file = shop.folder / "towpath.toml"
+    file.write_text('queues = ["cellar"]\n')
+    with talking(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "3") as parent:
+        for _ in range(2):
+            parent.until("queues cellar")
+        greet(shop, "ada")
+        file.write_text('queues = ["hall"]\nconcurrency = 9\n')
+        parent.process.send_signal(signal.SIGHUP)
+        parent.until("settings reloaded: queues hall, concurrency 3")
+        parent.until("hello ada")
+        file.write_text("queues = 7\n")
+        parent.process.send_signal(signal.SIGHUP)
+        assert "queues in" in parent.until("the last good ones stay")
+        file.unlink()  # commands refuse it too
+        greet(shop, "bob")
+        parent.until("hello bob")
+        assert parent.end() == 0
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_closed_terminal_is_a_stop(shop: Shell, processes: str) -> None:
+    greet(shop, "ada")
+    near, far = pty.openpty()
+    # The new session's first terminal is the one that it opens; a hangup goes to its leader.
+    command = ["setsid", "--ctty", *EXECUTABLE, "worker", "shop:app", "--processes", processes]
+    process = subprocess.Popen(command, cwd=shop.folder, env=shop.environment, stdin=far, stdout=far, stderr=far)
+    os.close(far)
+    said = b""
+    while b"hello ada" not in said:
+        said += os.read(near, 4096)
+    os.close(near)
+    assert process.wait(30) == 0
+    assert shop("workers", "list").out == "Nobody works here now.\n"
+
+
+def test_groups_pause_and_resume(shop: Shell) -> None:
+    with towpath.App(shop.url) as app:
+        task = app.task(name="greet", queue="hall")(lambda name: name)
+        group = app.group([task.of(name="ada")], id="g")
+        assert shop("groups", "pause", "g").out == "group g is paused\n"
+        assert group.jobs[0].status().state is towpath.State.BLOCKED
+        assert shop("groups", "resume", "g", "--json").json == {"id": "g", "state": "sealed"}
+        assert group.jobs[0].status().state is towpath.State.READY
+        group.cancel()
+        assert shop("groups", "pause", "g", code=1).out == "group g stays closed\n"
+    shop("groups", "pause", "nothing", code=3)
