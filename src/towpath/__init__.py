@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from towpath.core.lanes import Lane
     from towpath.core.limits import Rate
     from towpath.core.retry import Exponential, Policy
-    from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView
+    from towpath.core.views import GroupView, NoteView, PartView, Query, QueueView
     from towpath.handles import GroupHandle, JobHandle
     from towpath.ledger import Ledger, open_ledger
     from towpath.runtime.newids import new_id
@@ -41,7 +41,6 @@ __all__ = [
     "Call",
     "Cancel",
     "Claim",
-    "Counts",
     "Explanation",
     "Exponential",
     "Fail",
@@ -54,7 +53,6 @@ __all__ = [
     "Lane",
     "Ledger",
     "NoteView",
-    "Page",
     "PartView",
     "Policy",
     "Query",
@@ -92,7 +90,7 @@ _HOMES = {
     "towpath.core.lanes": "Lane",
     "towpath.core.limits": "Rate",
     "towpath.core.retry": "Exponential Policy",
-    "towpath.core.views": "Counts GroupView NoteView Page PartView Query QueueView",
+    "towpath.core.views": "GroupView NoteView PartView Query QueueView",
     "towpath.handles": "GroupHandle JobHandle",
     "towpath.ledger": "Ledger open_ledger",
     "towpath.runtime.newids": "new_id",

@@ -115,11 +115,6 @@ def test_owners_differ(tmp_path: Path) -> None:
         App(url, name="x" * 300)
 
 
-def test_ids(app: App) -> None:
-    ids = [app.new_id() for _ in range(100)]
-    assert ids == sorted(set(ids))
-
-
 def test_a_duplicate_schedule(app: App) -> None:
     task = app.task(nothing)
     app.every(60)(task)

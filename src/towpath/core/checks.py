@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
 from towpath.errors import InvalidInput
 
@@ -141,3 +142,15 @@ def moment(value: object, field: str) -> int:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
     return micros(value.timestamp(), field)
+
+
+def all_of(field: str, values: Iterable[Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """The values as a tuple, if each is of this kind. A text is not taken for a list of letters."""
+    named = " or ".join(each.__name__ for each in kind) if isinstance(kind, tuple) else kind.__name__
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(field=field, value=values, expected=f"a tuple of {named}")
+    found = tuple(values)
+    for each in found:
+        if not isinstance(each, kind):
+            raise InvalidInput(field=field, value=each, expected=f"a {named}")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -32,12 +32,10 @@ from towpath.errors import InvalidInput
 MAX_SPECS = 100_000
 MAX_BULK = 10_000
 MAX_LEASE = checks.DAY
-PROMOTE = 1_000
-"""How many due jobs of one queue a claim makes ready at most."""
+PROMOTE = 1_000  # how many due jobs of one queue a claim makes ready at most
 TOMBSTONE = checks.HOUR
 """How long a deleted job's id, a refused id and a command's answer are remembered at least."""
-KEEP = 1_000_000
-"""Done and canceled jobs a queue keeps at most."""
+KEEP = 1_000_000  # done and canceled jobs that a queue keeps at most
 
 
 _OUTCOMES = frozenset(get_args(Outcome))
@@ -85,7 +83,7 @@ class Append(_Value, frozen=True, gc=False, tag="append"):
         specs = self.specs
         if type(specs) is tuple and len(specs) == 1 and type(specs[0]) is Spec:
             return
-        force_setattr(self, "specs", all_of("specs", specs, Spec))
+        force_setattr(self, "specs", checks.all_of("specs", specs, Spec))
         if not 1 <= len(self.specs) <= MAX_SPECS:
             raise InvalidInput(field="specs", value=f"{len(self.specs)} specs", expected=f"1 to {MAX_SPECS}")
 
@@ -120,7 +118,7 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
         checks.text("owner", self.owner, least=1)
         checks.whole("lease", self.lease, 1, MAX_LEASE)
         checks.optional_whole("once", self.once, 0, MAX_BULK)
-        force_setattr(self, "wants", all_of("wants", self.wants, Want))
+        force_setattr(self, "wants", checks.all_of("wants", self.wants, Want))
         if not 1 <= len(self.wants) <= 1000:
             raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")
 
@@ -161,7 +159,7 @@ class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
         if self.value is not None:
             checks.data("value", self.value, checks.MAX_NOTE)
         if self.gates:
-            force_setattr(self, "gates", all_of("gates", self.gates, (SetQueue, SetPart)))
+            force_setattr(self, "gates", checks.all_of("gates", self.gates, (SetQueue, SetPart)))
             checks.whole("len(gates)", len(self.gates), most=1000)
 
 
@@ -190,10 +188,10 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
 
     def _check_company(self) -> None:
         if self.spawn:
-            force_setattr(self, "spawn", all_of("spawn", self.spawn, Spec))
+            force_setattr(self, "spawn", checks.all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
         if self.notes:
-            force_setattr(self, "notes", all_of("notes", self.notes, Note))
+            force_setattr(self, "notes", checks.all_of("notes", self.notes, Note))
             checks.whole("len(notes)", len(self.notes), 0, 1000)
             if any(note.gates for note in self.notes):
                 raise InvalidInput(field="notes", value="a note with gates", expected="notes without gates in a settle")
@@ -229,7 +227,7 @@ class Selector(_Value, frozen=True, kw_only=True, gc=False):
     finished_before: int | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "ids", all_of("ids", self.ids, str))
+        force_setattr(self, "ids", checks.all_of("ids", self.ids, str))
         force_setattr(self, "states", states_of(self.states))
         if len(self.ids) > MAX_BULK:
             raise InvalidInput(field="ids", value=f"{len(self.ids)} ids", expected=f"at most {MAX_BULK}")
@@ -248,20 +246,8 @@ class Selector(_Value, frozen=True, kw_only=True, gc=False):
             raise InvalidInput(field="selector", value="empty", expected="at least one condition")
 
 
-def all_of(field: str, values: Iterable[Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """The values as a tuple, if each is of this kind. A text is not taken for a list of letters."""
-    named = " or ".join(each.__name__ for each in kind) if isinstance(kind, tuple) else kind.__name__
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidInput(field=field, value=values, expected=f"a tuple of {named}")
-    found = tuple(values)
-    for each in found:
-        if not isinstance(each, kind):
-            raise InvalidInput(field=field, value=each, expected=f"a {named}")
-    return found
-
-
 def states_of(states: tuple[State | str, ...]) -> tuple[State, ...]:
-    for each in all_of("states", states, str):
+    for each in checks.all_of("states", states, str):
         if each not in State._value2member_map_:
             raise InvalidInput(field="state", value=each, expected=f"one of {', '.join(State)}")
     return tuple(State(each) for each in states)
@@ -321,7 +307,7 @@ class Open(_Value, frozen=True, gc=False, tag="open"):
         for ending, specs in self.then.items():
             if ending not in ("done", "failed", "canceled"):
                 raise InvalidInput(field="then", value=ending, expected="done, failed or canceled")
-            for spec in all_of(f"then[{ending}]", specs, Spec):
+            for spec in checks.all_of(f"then[{ending}]", specs, Spec):
                 if spec.after or spec.group:
                     raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected="specs without after and group")
         total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)

@@ -30,7 +30,6 @@ from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
 from towpath.runtime.lookout import Lookout
-from towpath.runtime.newids import new_id
 from towpath.runtime.tickets import Reply, outcome, wake_all
 from towpath.runtime.upkeep import Caretaker, Due
 from towpath.runtime.watch import Watch
@@ -150,10 +149,6 @@ class Engine:
         self.parts.committer.post(commands, heard, patient=False)
         await answered
         return [outcome(reply) for reply in replies]
-
-    def new_id(self) -> str:
-        """A new id for a job, later than every id this process made before."""
-        return new_id()
 
     @property
     def transactional(self) -> bool:

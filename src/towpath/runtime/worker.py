@@ -139,6 +139,7 @@ class Worker:
             self._give_back()
         elif not self._stopping and hasattr(self, "_loop"):
             self._intake.open()
+            self._intake.ask(self._free(), 0, kick=False)
             self._office.committer.kick()
 
     # Claims arrive
