@@ -295,7 +295,7 @@ class CapacitySuite(Suite):
         desk.set_queue(capacity=2)
         desk.add("a")
         error = desk.refusal(QueueFull, Append((spec("b"), spec("c"), spec("d", "other"))))
-        assert error.details == {"queue": "q", "depth": 1, "capacity": 2, "asked": 2}
+        assert error.details == {"queue": "q", "depth": 1, "capacity": 2, "asked": 2, "retry_after": 1.0}
         assert error.retryable
         desk.append(spec("b"), spec("d", "other"))
 
