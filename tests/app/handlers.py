@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from towpath import App, current
+from towpath import App, Breaker, current
 
 app = App("memory://")
 
@@ -51,3 +51,10 @@ async def quick(n: int) -> int:
 @app.task(timeout=0.2, max_attempts=1)
 async def endless() -> None:
     await asyncio.sleep(600)
+
+
+@app.task(process=True, breaker=Breaker("processes", failures=2, cooldown=600), max_attempts=1)
+def dies(how: str) -> None:
+    if how == "exit":
+        os._exit(3)
+    raise ValueError(how)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import towpath
+from tests.app import handlers
 from towpath import App, Breaker, Rate, Retry, Snooze, State
 from towpath.breakers import attempt
 from towpath.commands import Claim, Claimed, Settle, Want
@@ -406,3 +407,24 @@ def test_the_exception_is_for_catching() -> None:
         assert job.result() == "called"
         record = app.breakers.open("y", for_=100)
         assert record.status.trips == 1
+
+
+def test_attempts_in_processes_count(tmp_path: Path) -> None:
+    """By what the process said, and by a process that said nothing."""
+    with handlers.app as app:
+
+        async def run() -> None:
+            working = asyncio.create_task(app.arun(concurrency=1, queues=("default",)))
+            with app.bus.collect(BreakerChanged) as changed:
+                first, second = await handlers.dies.aenqueue("raise"), await handlers.dies.aenqueue("exit")
+                await first.afinished(60)
+                await second.afinished(60)
+                await changed.aexpect(1, 60)
+            waiting = await handlers.dies.aenqueue("raise")
+            assert "breaker processes is open" in str(await asyncio.to_thread(waiting.explain))
+            app.breakers.reset("processes")
+            await waiting.acancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+        asyncio.run(run())

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.hosts import WAIT, expire
 from tests.engine.test_worker import working
 from towpath import App, metrics
+from towpath.core.breaker import Breaker
 from towpath.core.commands import Append, Claim, SetQueue, Settle, Want
 from towpath.core.commands import Claimed as ClaimedAnswer
 from towpath.core.job import Done, Spec
@@ -23,6 +24,7 @@ from towpath.errors import QueueFull
 from towpath.events import (
     BatchCommitted,
     BatchFailed,
+    BreakerChanged,
     Bus,
     Event,
     HandlerBlocked,
@@ -37,6 +39,8 @@ from towpath.events import (
 )
 from towpath.ledger.memory import MemoryLedger
 from towpath.ledger.sqlite import SqliteLedger
+from towpath.runtime.breakers import Breakers
+from towpath.runtime.committer import Committer
 from towpath.testing import ManualClock
 
 SECOND = 1_000_000
@@ -80,6 +84,29 @@ def test_depth_and_age_are_the_ledgers_at_the_time_of_the_scrape() -> None:
     assert sample(registry, "queue_oldest_ready_seconds", queue="slow") == 0
     assert sample(registry, "queue_paused", queue="slow") == 1
     assert sample(registry, "queue_paused", queue="orders") == 0
+
+
+def test_the_states_of_breakers_are_the_fleets() -> None:
+    clock = ManualClock()
+    ledger, registry, bus = MemoryLedger(clock), CollectorRegistry(), Bus()
+    metrics.install(bus, ledger, registry, clock)
+    breaker = Breaker("x", failures=1, cooldown=30)
+    committer = Committer(ledger, bus=bus)
+    committer.start()
+    try:
+        with bus.collect(BreakerChanged) as changed:
+            Breakers(ledger, committer).report(breaker, None, False, clock.now(), clock.now())
+            changed.expect(1)
+
+        def states() -> list[float | None]:
+            return [sample(registry, "breaker_state", breaker="x", state=state) for state in ("closed", "open", "half-open")]
+
+        assert states() == [0, 1, 0]
+        clock.advance(30)
+        assert states() == [0, 0, 1]
+        assert sample(registry, "breaker_changes_total", breaker="x", state="open") == 1
+    finally:
+        committer.close()
 
 
 def test_a_ledger_that_cannot_be_read_is_down_and_the_rest_is_still_told(tmp_path: Path) -> None:

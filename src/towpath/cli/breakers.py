@@ -24,7 +24,7 @@ FAR = 100 * 365 * 86400 * 1_000_000
 
 @click.group("breakers", cls=Branch)
 def breakers() -> None:
-    """Circuit breakers. Tasks have them; here they are looked at, opened and closed for the whole fleet."""
+    """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole fleet."""
 
 
 @contextmanager
