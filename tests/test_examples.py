@@ -29,7 +29,10 @@ SAYS = {
         "revived: ready",
     ],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
-    "lanes.py": ["100 films are copied; the last of 20 notes", "300 prices are known; calls at once, as they were tried: [4, 5,"],
+    "lanes.py": [
+        "100 films are copied; the last of 20 notes",
+        "300 prices are known; calls at once, as they were tried: [4, 5,",
+    ],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

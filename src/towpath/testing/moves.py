@@ -196,7 +196,7 @@ class Moves(Draws):
             (5, self.cancel),
             (6, self.revive),
             (4, self.purge),
-            (3, self.hasten),
+            (3, self._hasten),
             (6, self.open),
             (6, self.seal),
             (2, self.abort),
@@ -273,7 +273,7 @@ class Moves(Draws):
     def purge(self) -> Purge:
         return Purge(**self._bulk("purge"))
 
-    def hasten(self) -> Hasten:
+    def _hasten(self) -> Hasten:
         waited, priority = self.chance.choice((0, SECOND, 5 * SECOND)), self.chance.choice((0, 0, 5, -3))
         return Hasten(self.chance.choice(WANTED), waited, priority, self.chance.choice((1, 3, 1000)))
 
