@@ -21,6 +21,7 @@ from towpath.core.commands import (
     Canceled,
     Claim,
     Command,
+    Hasten,
     Note,
     Noted,
     Open,
@@ -268,7 +269,18 @@ def test_repeated_after_a_lost_reply(desk: Desk, calm: Desk, line: Line, case: C
 
 def test_every_command_is_among_the_cases() -> None:
     used = {type(command) for case in CASES.values() for command in case(Desk(MemoryLedger(ManualClock())))}
-    assert set(get_args(Command)) - used == {Upkeep}
+    # These two say how much they did, which is nothing the second time.
+    assert set(get_args(Command)) - used == {Upkeep, Hasten}
+
+
+def test_hasten_repeated_after_a_lost_reply(desk: Desk, calm: Desk, line: Line) -> None:
+    for each in (desk, calm):
+        each.append(spec("a", priority="low"), spec("b", part="p"))
+        each.jump(SECOND)
+    calm.ask(Hasten("q", SECOND))
+    lose_reply(desk, line, [Hasten("q", SECOND)])
+    desk.ask(Hasten("q", SECOND))
+    assert desk.ledger.dump() == calm.ledger.dump()
 
 
 def test_what_the_first_answers_say(desk: Desk, line: Line) -> None:

@@ -28,6 +28,7 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Hasten,
     Note,
     OnFailure,
     Open,
@@ -166,7 +167,7 @@ def _bulk(script: Script, r: str) -> None:
     )
     script.do(Revive(where=Selector(ids=(f"{r}-b",)), token=f"{r}-revive"), Upkeep())
     script.do(Purge(where=Selector(queue="members", states=(State.DONE,)), token=f"{r}-purge"))
-    script.do(SetQueue(queue="keys", paused=r == "r1", why=r), Upkeep())
+    script.do(SetQueue(queue="keys", paused=r == "r1", why=r), Hasten("*", STEP), Upkeep())
 
 
 # The child

@@ -210,9 +210,11 @@ class Laned:
         found: list[tuple[Claim, Outcome]] = []
         for name, limiter in self._limiters.items():
             room = limiter.room(now)
-            for number, line in enumerate(self._lines):
+            # The same resource in two lanes was claimed for both: they take turns to keep what they got.
+            lines = [*range(self._turn % len(self._lines), len(self._lines)), *range(self._turn % len(self._lines))]
+            for number in lines:
                 claims = self._at_hand[number]
-                if line.resource == name:
+                if self._lines[number].resource == name:
                     while len(claims) > room:
                         found.append((claims.pop(), Release()))
                         self._gone[number] += 1
