@@ -16,7 +16,7 @@ from towpath.context import Host as RunningHost
 from towpath.core.job import Claim
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, TowpathError
-from towpath.runtime.lookout import Lookout
+from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
 from towpath.runtime.signals import signals
@@ -52,7 +52,7 @@ class Staff(Office, RunningHost, ScheduleHost, Protocol):
     declared: dict[str, Schedule]
 
     @property
-    def lookout(self) -> Lookout: ...
+    def parts(self) -> Parts: ...
 
     def attend(self) -> None: ...
 
@@ -159,7 +159,8 @@ class Service:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
         self._obey(self._orders)
-        self._app.lookout.add(self)
+        lookout = self._app.parts.lookout
+        lookout.add(self)
         self._app.attend()
         working = asyncio.create_task(self._worker.run())
         reporting = asyncio.create_task(self._keep_reporting())
@@ -171,7 +172,7 @@ class Service:
                 self._worker.stop()
             await working
         finally:
-            self._app.lookout.remove(self)
+            lookout.remove(self)
             reporting.cancel()
             with contextlib.suppress(TowpathError):
                 self._badge.leave()

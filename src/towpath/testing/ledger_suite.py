@@ -22,6 +22,7 @@ from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite
+from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
 from towpath.testing.suite.revive import ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
@@ -45,6 +46,7 @@ SUITES: tuple[type[Suite], ...] = (
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    PauseSuite,
     ThenSuite,
     CancelSuite,
     PurgeSuite,
@@ -75,6 +77,7 @@ class LedgerSuite(
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    PauseSuite,
     ThenSuite,
     CancelSuite,
     PurgeSuite,

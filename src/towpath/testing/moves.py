@@ -197,8 +197,7 @@ class Moves(Draws):
             (6, self.revive),
             (4, self.purge),
             (6, self.open),
-            (6, self.seal),
-            (3, self.unseal),
+            (9, self.seal),
             (2, self.abort),
             (4, self.set_queue),
             (4, self.set_part),
@@ -280,11 +279,8 @@ class Moves(Draws):
         self.opened += self._maybe(0.6)
         return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
 
-    def seal(self) -> Seal:
-        return Seal(self._group())
-
-    def unseal(self) -> Unseal:
-        return Unseal(self._group())
+    def seal(self) -> Seal | Unseal:
+        return Unseal(self._group()) if self._maybe(0.3) else Seal(self._group())
 
     def abort(self) -> Abort:
         return Abort(self._group())
