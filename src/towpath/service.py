@@ -20,7 +20,7 @@ from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, TowpathError
-from towpath.runtime.lookout import Lookout
+from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
 from towpath.runtime.signals import signals
@@ -60,7 +60,7 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     local_workers: list[Worker]
 
     @property
-    def lookout(self) -> Lookout: ...
+    def parts(self) -> Parts: ...
 
     def attend(self) -> None: ...
 
@@ -202,7 +202,8 @@ class Service:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
         self._obey(self._orders)
-        self._app.lookout.add(self)
+        lookout = self._app.parts.lookout
+        lookout.add(self)
         self._app.attend()
         working = asyncio.create_task(self._worker.run())
         self._app.local_workers.append(self._worker)
@@ -216,7 +217,7 @@ class Service:
             await working
         finally:
             self._app.local_workers.remove(self._worker)
-            self._app.lookout.remove(self)
+            lookout.remove(self)
             reporting.cancel()
             with contextlib.suppress(TowpathError):
                 self._badge.leave()

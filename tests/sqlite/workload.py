@@ -41,6 +41,7 @@ from towpath.core.commands import (
     SetPart,
     SetQueue,
     Settle,
+    Unseal,
     Upkeep,
     Want,
 )
@@ -118,7 +119,9 @@ def _appends(script: Script, r: str) -> None:
         Open(f"{r}-doomed", on_failure=OnFailure.ABORT, then=thens),
         Append(tuple(spec(f"{r}-doomed{n}", "doomed", group=f"{r}-doomed") for n in range(3))),
     )
-    script.do(Seal(f"{r}-group"), Seal(f"{r}-doomed"), SetQueue(queue="members", rate=Rate(1000, burst=100)))
+    script.do(Seal(f"{r}-group"), Seal(f"{r}-doomed"))
+    script.do(Unseal(f"{r}-group"))
+    script.do(Seal(f"{r}-group"), SetQueue(queue="members", rate=Rate(1000, burst=100)))
     script.do(
         Append((spec(f"{r}-unique1", "keys", key=Key(f"{r}-u", window=SECOND)),)),
         Append((spec(f"{r}-unique2", "keys", key=Key(f"{r}-u", window=SECOND)),)),

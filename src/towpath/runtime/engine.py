@@ -104,10 +104,6 @@ class Engine:
         return self.parts.leases
 
     @property
-    def lookout(self) -> Lookout:
-        return self.parts.lookout
-
-    @property
     def watch(self) -> Watch:
         return self.parts.watch
 

@@ -18,15 +18,15 @@ from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite
 from towpath.testing.suite.desk import Desk, Suite, checked
-from towpath.testing.suite.groups import CascadeSuite, GroupSuite
+from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.hasten import HastenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite
+from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
 from towpath.testing.suite.revive import ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
-from towpath.testing.suite.then import ThenSuite
 from towpath.testing.suite.upkeep import DueSuite, ReapSuite, UpkeepSuite
 
 __all__ = ["SUITES", "Desk", "LedgerSuite", "checked"]
@@ -48,6 +48,7 @@ SUITES: tuple[type[Suite], ...] = (
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    PauseSuite,
     ThenSuite,
     CancelSuite,
     PurgeSuite,
@@ -79,6 +80,7 @@ class LedgerSuite(
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    PauseSuite,
     ThenSuite,
     CancelSuite,
     PurgeSuite,

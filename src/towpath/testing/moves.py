@@ -199,8 +199,7 @@ class Moves(Draws):
             (4, self.purge),
             (3, self._hasten),
             (6, self.open),
-            (6, self.seal),
-            (3, self._unseal),
+            (9, self.seal),
             (2, self.abort),
             (4, self.set_queue),
             (4, self.set_part),
@@ -291,11 +290,8 @@ class Moves(Draws):
         self.opened += self._maybe(0.6)
         return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
 
-    def seal(self) -> Seal:
-        return Seal(self._group())
-
-    def _unseal(self) -> Unseal:
-        return Unseal(self._group())
+    def seal(self) -> Seal | Unseal:
+        return Unseal(self._group()) if self._maybe(0.3) else Seal(self._group())
 
     def abort(self) -> Abort:
         return Abort(self._group())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from towpath.core.checks import SECOND
-from towpath.core.commands import Abort, Append, GroupSet, GroupState, OnFailure, Open, Seal, Unseal
-from towpath.core.job import Outcome, Reason, Refuse, Release, Retry, Snooze, State
+from towpath.core.commands import Abort, Append, GroupSet, GroupState, OnFailure, Open, Seal
+from towpath.core.ids import derived
+from towpath.core.job import Reason, Retry, State
 from towpath.core.views import Counts, GroupView
 from towpath.errors import GroupClosed, UnknownGroup
 from towpath.testing.clock import START
-from towpath.testing.suite.desk import Desk, Suite, anyway, spec, whole_group
+from towpath.testing.suite.desk import Desk, Suite, anyway, ids, replace, spec, whole_group
 
 
 class CascadeSuite(Suite):
@@ -81,7 +82,7 @@ class CascadeSuite(Suite):
         assert desk.counts() == Counts(canceled=3001)
 
 
-def grouped(desk: Desk, members: int = 2, **fields: object) -> None:
+def group_of(desk: Desk, members: int = 2, **fields: object) -> None:
     """An open group g with members m0, m1, ..."""
     desk.open("g", **fields)
     desk.append(*[spec(f"m{n}", group="g") for n in range(members)])
@@ -103,7 +104,7 @@ class GroupSuite(Suite):
             assert desk.ask(Open("g", OnFailure.ABORT, {"done": (spec("x"),)})) == [GroupSet("g")]
 
     def test_members_wait_for_the_seal(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         assert desk.at("m0", "m1") == "blocked blocked"
         assert desk.job("m0").waits == 1
         assert desk.claim(n=9) == []
@@ -118,73 +119,8 @@ class GroupSuite(Suite):
         desk.seal("g")
         assert desk.at("a", "b", "c") == "ready blocked scheduled/delay"
 
-    def test_an_unsealed_group_is_paused(self, desk: Desk) -> None:
-        desk.open("g")
-        specs = [spec("a", group="g"), spec("b", group="g", after=["a"]), spec("c", group="g", delay=60 * SECOND)]
-        desk.append(*specs, spec("d", group="g", part="p"))
-        desk.seal("g")
-        desk.unseal("g")
-        assert desk.group("g").state is GroupState.OPEN
-        assert [desk.job(id).waits for id in "abcd"] == [1, 2, 1, 1]
-        assert desk.at("a", "b", "c", "d") == "blocked blocked blocked blocked"
-        assert desk.claim(n=9) == []
-        desk.seal("g")
-        assert desk.at("a", "b", "c", "d") == "ready blocked scheduled/delay ready"
-        assert len(desk.claim(n=9)) == 2
-
-    @pytest.mark.parametrize("outcome", [Retry(), Snooze(SECOND), Release(), Refuse()])
-    def test_what_comes_back_to_a_paused_group_waits(self, desk: Desk, outcome: Outcome) -> None:
-        grouped(desk)
-        desk.seal("g")
-        a, b = desk.claim(n=2)
-        desk.unseal("g")
-        assert desk.at("m0", "m1") == "running running"
-        desk.settle(a, outcome)
-        assert desk.at("m0") == "blocked"
-        assert desk.job("m0").waits == 1
-        desk.done(b)
-        assert desk.group("g").state is GroupState.OPEN
-        desk.jump(5 * SECOND)
-        assert desk.claim(n=9) == []
-        desk.seal("g")
-        [again] = desk.claim(n=9)
-        desk.done(again)
-        assert desk.group("g").outcome is State.DONE
-
-    def test_a_lost_lease_in_a_paused_group(self, desk: Desk) -> None:
-        grouped(desk, 1)
-        desk.seal("g")
-        desk.claim(lease=SECOND)
-        desk.unseal("g")
-        for _ in range(5):
-            desk.jump(SECOND)
-            desk.upkeep()
-        assert desk.at("m0") == "blocked"
-        assert desk.job("m0").losses == 1
-        desk.seal("g")
-        assert desk.at("m0") == "ready"
-
-    def test_unseal_of_what_is_not_sealed(self, desk: Desk) -> None:
-        grouped(desk, 1)
-        with desk.unchanged():
-            desk.unseal("g")
-        desk.seal("g")
-        desk.done(desk.take())
-        with desk.unchanged():
-            desk.unseal("g")
-        assert isinstance(desk.ask(Unseal("nothing"))[0], UnknownGroup)
-
-    def test_a_paused_group_may_be_aborted(self, desk: Desk) -> None:
-        grouped(desk)
-        desk.seal("g")
-        desk.claim()
-        desk.unseal("g")
-        assert desk.ask(Abort("g")) == [GroupSet("g")]
-        assert desk.at("m1") == "canceled/aborted"
-        assert desk.job("m0").cancel_requested is Reason.ABORTED
-
     def test_a_group_closes_when_all_are_done(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         desk.seal("g")
         a, b = desk.claim(n=2)
         desk.done(a)
@@ -201,14 +137,14 @@ class GroupSuite(Suite):
         assert desk.group("g").outcome is State.DONE
 
     def test_an_open_group_does_not_close(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.cancel("m0")
         assert (desk.group("g").state, desk.group("g").unfinished) == (GroupState.OPEN, 0)
         desk.seal("g")
         assert desk.group("g").outcome is State.CANCELED
 
     def test_failed_outweighs_canceled_outweighs_done(self, desk: Desk) -> None:
-        grouped(desk, 3)
+        group_of(desk, 3)
         desk.seal("g")
         a, b, c = desk.claim(n=3)
         desk.done(a)
@@ -219,21 +155,21 @@ class GroupSuite(Suite):
         assert (group.done, group.canceled, group.failed, group.outcome) == (1, 1, 1, State.FAILED)
 
     def test_a_cancel_makes_a_canceled_group(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         desk.seal("g")
         desk.cancel("m0")
         desk.done(desk.take())
         assert desk.group("g").outcome is State.CANCELED
 
     def test_failure_continues_by_default(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         desk.seal("g")
         desk.fail(desk.take())
         assert desk.at("m1") == "ready"
         assert desk.group("g").state is GroupState.SEALED
 
     def test_failure_aborts_where_it_should(self, desk: Desk) -> None:
-        grouped(desk, 4, on_failure=OnFailure.ABORT)
+        group_of(desk, 4, on_failure=OnFailure.ABORT)
         desk.add("d", after=["m3"])
         desk.seal("g")
         a, b = desk.claim(n=2)
@@ -248,13 +184,13 @@ class GroupSuite(Suite):
 
     def test_failure_aborts_an_open_group_too(self, desk: Desk) -> None:
         desk.fail(desk.started("x"))
-        grouped(desk, 2, on_failure=OnFailure.ABORT)
+        group_of(desk, 2, on_failure=OnFailure.ABORT)
         desk.add("bad", group="g", after=["x"])
         assert desk.at("bad", "m0", "m1") == "failed/dependency canceled/aborted canceled/aborted"
         assert desk.group("g").outcome is State.FAILED
 
     def test_abort(self, desk: Desk) -> None:
-        grouped(desk, 3)
+        group_of(desk, 3)
         desk.seal("g")
         claim = desk.take()
         desk.abort("g")
@@ -265,7 +201,7 @@ class GroupSuite(Suite):
         assert desk.group("g").outcome is State.CANCELED
 
     def test_abort_accepts_a_late_done_but_not_as_success(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.seal("g")
         claim = desk.take()
         desk.abort("g")
@@ -273,7 +209,7 @@ class GroupSuite(Suite):
         assert (desk.group("g").outcome, desk.group("g").done) == (State.CANCELED, 1)
 
     def test_abort_of_an_open_group(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         desk.abort("g")
         assert desk.at("m0", "m1") == "canceled/aborted canceled/aborted"
         assert desk.group("g").outcome is State.CANCELED
@@ -284,7 +220,7 @@ class GroupSuite(Suite):
         assert (desk.group("g").state, desk.group("g").outcome) == (GroupState.CLOSED, State.CANCELED)
 
     def test_an_earlier_request_keeps_its_reason(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.seal("g")
         desk.take()
         desk.cancel("m0")
@@ -293,7 +229,7 @@ class GroupSuite(Suite):
 
     @pytest.mark.parametrize("command", [Seal("g"), Abort("g")])
     def test_seal_and_abort_answer_whatever_the_state(self, desk: Desk, command: Seal | Abort) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.seal("g")
         claim = desk.take()
         desk.abort("g")
@@ -304,7 +240,7 @@ class GroupSuite(Suite):
             assert desk.ask(command) == [GroupSet("g")]
 
     def test_a_second_seal_changes_nothing(self, desk: Desk) -> None:
-        grouped(desk)
+        group_of(desk)
         desk.seal("g")
         with desk.unchanged():
             desk.seal("g")
@@ -314,7 +250,7 @@ class GroupSuite(Suite):
         assert desk.refusal(UnknownGroup, command).details == {"group": "nothing"}
 
     def test_nobody_joins_after_the_seal(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.seal("g")
         error = desk.refusal(GroupClosed, Append((spec("x", group="g"),)))
         assert error.details == {"group": "g", "state": GroupState.SEALED}
@@ -323,7 +259,7 @@ class GroupSuite(Suite):
         assert error.details == {"group": "g", "state": GroupState.CLOSED}
 
     def test_children_of_an_aborting_group_are_born_canceled(self, desk: Desk) -> None:
-        grouped(desk, 2)
+        group_of(desk, 2)
         desk.seal("g")
         a, b = desk.claim(n=2)
         desk.abort("g")
@@ -334,7 +270,7 @@ class GroupSuite(Suite):
         assert (group.state, group.total, group.done, group.canceled) == (GroupState.CLOSED, 4, 2, 2)
 
     def test_a_child_keeps_its_group_from_closing(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.seal("g")
         desk.done(desk.take(), spawn=[spec("x", group="g")])
         assert desk.group("g").state is GroupState.SEALED
@@ -342,7 +278,7 @@ class GroupSuite(Suite):
         assert desk.group("g").outcome is State.DONE
 
     def test_waiters_of_a_failed_group(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.append(spec("a", "o", after=[whole_group("g")]), spec("b", "o", after=[whole_group("g", run_anyway=True)]))
         desk.append(spec("c", "o", after=["a"]))
         desk.seal("g")
@@ -350,13 +286,13 @@ class GroupSuite(Suite):
         assert desk.at("a", "b", "c") == "failed/dependency ready failed/dependency"
 
     def test_waiters_of_a_canceled_group(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.append(spec("a", "o", after=[whole_group("g")]), spec("b", "o", after=[whole_group("g", run_anyway=True)]))
         desk.abort("g")
         assert desk.at("a", "b") == "canceled/dependency ready"
 
     def test_a_waiter_may_be_a_member_of_another_group(self, desk: Desk) -> None:
-        grouped(desk, 1)
+        group_of(desk, 1)
         desk.open("h")
         desk.append(spec("x", group="h", after=[whole_group("g")]))
         desk.append(spec("y", after=[whole_group("h")]))
@@ -365,3 +301,71 @@ class GroupSuite(Suite):
         desk.fail(desk.take())
         assert desk.at("x", "y") == "failed/dependency failed/dependency"
         assert desk.group("h").outcome is State.FAILED
+
+
+class ThenSuite(Suite):
+    """What follows the end of a group."""
+
+    @pytest.mark.parametrize("ending", ["done", "failed", "canceled"])
+    def test_then_is_appended_when_the_group_ends_so(self, desk: Desk, ending: str) -> None:
+        then = {
+            each: (spec("ignored", each), spec("ignored", each, priority="high")) for each in ("done", "failed", "canceled")
+        }
+        group_of(desk, 1, then=then)
+        desk.seal("g")
+        if ending == "canceled":
+            desk.cancel("m0")
+        else:
+            claim = desk.take()
+            _ = desk.done(claim) if ending == "done" else desk.fail(claim)
+        first, second = (derived("g", f"then:{ending}", n) for n in (0, 1))
+        assert ids(desk.claim(ending, n=9)) == [second, first]
+        assert desk.found(queue=ending) == [first, second]
+        others = {"done", "failed", "canceled"} - {ending}
+        assert all(desk.found(queue=other) == [] for other in others)
+
+    def test_then_has_no_parent(self, desk: Desk) -> None:
+        desk.open("g", then={"done": (spec("x", "t", payload=b"p", correlation_id="c"),)})
+        desk.seal("g")
+        job = desk.take("t").job
+        assert (job.parent, job.group, job.payload, job.correlation_id) == (None, None, b"p", "c")
+
+    def test_then_happens_once(self, desk: Desk) -> None:
+        group_of(desk, 1, then={"failed": (spec("x", "t"),)})
+        desk.seal("g")
+        desk.fail(desk.take())
+        desk.revive("m0")
+        desk.fail(desk.take())
+        assert desk.counts("t") == Counts(ready=1)
+
+    def test_then_can_be_claimed_in_the_closing_batch(self, desk: Desk) -> None:
+        desk.open("g", then={"done": (spec("x", "t"),)})
+        desk.seal("g")
+        assert len(desk.claim("t", n=9)) == 1
+
+    def test_then_replaces_a_waiter_that_was_lost_before_it(self, desk: Desk) -> None:
+        """First in, first out: the waiters of the group were put on the list before `then` was appended."""
+        desk.open("g", then={"canceled": (spec("x", "t", key=replace("k")),)})
+        desk.add("w", key=replace("k"), after=[whole_group("g")])
+        desk.add("d", after=["w"])
+        desk.abort("g")
+        assert desk.at("w") == "canceled/dependency"
+        assert desk.counts("t") == Counts(ready=1)
+        assert desk.at("d") == "blocked"
+
+    def test_then_replaces_a_waiter_that_it_woke(self, desk: Desk) -> None:
+        desk.open("g", then={"done": (spec("x", "t", key=replace("k")),)})
+        desk.add("w", key=replace("k"), after=[whole_group("g")])
+        desk.seal("g")
+        assert desk.at("w") == "canceled/superseded"
+        assert desk.counts("t") == Counts(ready=1)
+
+    def test_a_group_may_close_a_group(self, desk: Desk) -> None:
+        desk.open("outer", then={"done": (spec("x", "t"),)})
+        group_of(desk, 1)
+        desk.add("w", group="outer", after=[whole_group("g")])
+        desk.seal("outer")
+        desk.seal("g")
+        desk.done(desk.take())
+        desk.done(desk.take())
+        assert desk.counts("t") == Counts(ready=1)
