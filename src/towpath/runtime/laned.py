@@ -89,6 +89,8 @@ class Laned:
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_open = True
+        for name in self._limiters:
+            self._look(name)
         self._office.committer.add_demand(self)
         self._ageing.start()
 
