@@ -98,8 +98,10 @@ def watch(workers: list[subprocess.Popen[bytes]], platforms: dict[str, Platform]
             happened.append("worker-1 was killed with what it held")
         elif len(happened) == 1 and finished >= REPORTS // 3:
             platforms["clicktube"].down, platforms["tiktalk"].status = False, 200
+            happened.append(f"clicktube is back; tiktalk has our new key, {counts.failed} dead letters are brought back")
+        elif len(happened) == 2 and counts.failed:
+            # Also those that tiktalk had refused just before, and that ended only now.
             work.app.call(Revive(where=Selector(queue=work.QUEUE, states=(State.FAILED,))))
-            happened.append(f"clicktube is back; tiktalk has our new key, {counts.failed} dead letters were brought back")
         elif len(happened) == 2 and not (counts.waiting or counts.running):
             break
         seen = work.app.ledger.version()
@@ -150,5 +152,6 @@ def sum_up(happened: list[str]) -> int:
     print("- alerts:", ", ".join(f"{count} {kind}" for kind, count in alerts.items()))
     well = len(happened) == 2 and len(records) == REPORTS and replayed == trust
     promise = f"{len(records)} of {REPORTS} reports reconciled, each with its effect on trust exactly once"
-    print(promise if well else f"NOT AS PROMISED: {promise}")
+    counts = work.app.queue(work.QUEUE).stats().counts
+    print(promise if well else f"NOT AS PROMISED: {promise}; {counts}")
     return 0 if well else 1
