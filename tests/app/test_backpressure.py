@@ -30,7 +30,7 @@ app = App(sys.argv[1])
 
 @app.task(name="piece")
 async def piece(number: int) -> int:
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(float(sys.argv[3]))
     return os.getpid()
 
 app.bus.subscribe(WorkerStarted, lambda event: print("ready", flush=True))
@@ -49,7 +49,7 @@ def test_a_fleet_of_four_shares_a_short_queue(slots: int, pieces: int, tmp_path:
 
     with app, ExitStack() as stack:
         app.ledger.version()
-        command = [sys.executable, "-c", WORKER, url, str(slots)]
+        command = [sys.executable, "-c", WORKER, url, str(slots), "0.05"]
         workers = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(4)]
         try:
             for worker in workers:
@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_what_waits() -> None:
 
 
 def test_a_worker_holds_little_more_than_it_runs(tmp_path: Path) -> None:
-    """Jobs of 50 ms: two commits start none of them, so at most one lies ahead of the slots."""
+    """Jobs of half a second: two commits, also slow ones, start none of them, so at most one lies ahead of the slots."""
     url = f"sqlite:///{tmp_path}/one.db"
     app = App(url)
 
@@ -91,8 +91,8 @@ def test_a_worker_holds_little_more_than_it_runs(tmp_path: Path) -> None:
 
     with app:
         handles = piece.enqueue_many(piece.of(number) for number in range(40))
-        with subprocess.Popen([sys.executable, "-c", WORKER, url, "4"], stdout=subprocess.PIPE) as worker:
-            handles[20].result(timeout=30)
+        with subprocess.Popen([sys.executable, "-c", WORKER, url, "4", "0.5"], stdout=subprocess.PIPE) as worker:
+            handles[12].result(timeout=30)
             held = app.ledger.find(Query(states=(State.RUNNING,), limit=100)).jobs
             worker.terminate()
     assert len(held) <= 4 + 2
