@@ -85,21 +85,21 @@ class Bandwidth:
         with self._lock:
             return dict(self._meter.moved)
 
-    def download(self, stream: Any) -> Throttled:
+    def download(self, stream: Any) -> Metered:
         """A file-like object to read from, or an iterable of bytes, no faster than `down` and `total` allow."""
-        return Throttled(self, stream, "down")
+        return Metered(self, stream, "down")
 
-    def upload(self, stream: Any) -> Throttled:
+    def upload(self, stream: Any) -> Metered:
         """The same for `up`: what is read here and sent elsewhere, or a file-like object to write to."""
-        return Throttled(self, stream, "up")
+        return Metered(self, stream, "up")
 
-    def adownload(self, stream: Any) -> AsyncThrottled:
+    def adownload(self, stream: Any) -> AsyncMetered:
         """A StreamReader or whatever reads like one, or an async iterable of bytes, no faster than `down` and `total` allow."""
-        return AsyncThrottled(self, stream, "down")
+        return AsyncMetered(self, stream, "down")
 
-    def aupload(self, stream: Any) -> AsyncThrottled:
+    def aupload(self, stream: Any) -> AsyncMetered:
         """The same for `up`; also a StreamWriter, or whatever has a `write` to wait for."""
-        return AsyncThrottled(self, stream, "up")
+        return AsyncMetered(self, stream, "up")
 
     # For the wrappers
 
@@ -184,7 +184,7 @@ class Bandwidth:
                 self._meter.change(limits, now)
 
 
-class Throttled:
+class Metered:
     """A stream that waits for its turns. What is not about bytes (`seek`, `name`, ...) is the stream's own."""
 
     def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
@@ -255,8 +255,8 @@ class Throttled:
             self._inner.__exit__(kind, error, trace)
 
 
-class AsyncThrottled:
-    """`Throttled` for an event loop: what moves bytes is awaited."""
+class AsyncMetered:
+    """`Metered` for an event loop: what moves bytes is awaited."""
 
     def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
         self._bandwidth = bandwidth

@@ -91,9 +91,9 @@ def test_an_async_writer_is_drained() -> None:
 
 def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
     """Over 1.5 s the credit of 0.1 s is 7 % and a busy machine may take as much: 15 %. The 5 % over 10 s are tested with a
-    clock moved by hand, and by bench/flow.py without --quick in real time. Even shares to 5 % are tested by hand too: here a
-    stream that gets no processor cannot ask for its turn (seen on a busy machine: 72 to 133 % of a share), so half to double."""
-    limits, seconds = Bandwidth(down="2MB/s"), 1.5
+    clock moved by hand, and by bench/flow.py without --quick in real time. The rate is so low that a stream's turns are 40 ms
+    apart: a thread that gets its processor some milliseconds late loses none of them."""
+    limits, seconds = Bandwidth(down="200kB/s"), 1.5
     had = [0] * 8
     start = threading.Barrier(5)
 
@@ -102,14 +102,14 @@ def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
         start.wait()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            had[number] += len(stream.read(10_000 if number % 2 else 3_000))
+            had[number] += len(stream.read(1_000 if number % 2 else 300))
 
     async def task(number: int, end: float) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(bytes(8_000_000))
         stream = limits.adownload(reader)
         while time.monotonic() < end:
-            had[number] += len(await stream.read(10_000))
+            had[number] += len(await stream.read(1_000))
 
     async def loop() -> None:
         await asyncio.to_thread(start.wait)
@@ -122,10 +122,10 @@ def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
     asyncio.run(loop())
     for each in threads:
         each.join()
-    wanted = 2_000_000 * seconds
+    wanted = 200_000 * seconds
     assert abs(sum(had) - wanted) < 0.15 * wanted
-    assert min(had) > 0.5 * wanted / 8
-    assert max(had) < 2.0 * wanted / 8
+    assert min(had) > 0.7 * wanted / 8
+    assert max(had) < 1.3 * wanted / 8
 
 
 def test_a_change_wakes_those_who_wait() -> None:

@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.app import handlers
+from tests.app.running import worked
 from tests.app.test_context import claimed
 from towpath import App, JobHandle, Query, State
 from towpath.attempts import Attempt
@@ -22,25 +20,6 @@ from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
 from towpath.schedules import list_schedules
 from towpath.service import Service, worker_options
-
-
-@asynccontextmanager
-async def working(app: App) -> AsyncIterator[None]:
-    service = Service(app, {"concurrency": 4, "grace": 5})
-    task = asyncio.create_task(service.arun())
-    try:
-        yield
-    finally:
-        service.stop()
-        await task
-
-
-def worked(app: App, main: Callable[[], Any]) -> Any:
-    async def run() -> Any:
-        async with working(app):
-            return await main()
-
-    return asyncio.run(run())
 
 
 def double(n: int) -> int:

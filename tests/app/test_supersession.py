@@ -10,39 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.app.running import worked
 from towpath import App, Query, State, current
 from towpath.commands import Claim, Claimed, Want
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled
-from towpath.service import Service
 
 LEASE = 600
-
-
-@asynccontextmanager
-async def working(app: App) -> AsyncIterator[None]:
-    service = Service(app, {"concurrency": 4, "grace": 5, "lease": LEASE})
-    task = asyncio.create_task(service.arun())
-    try:
-        yield
-    finally:
-        service.stop()
-        await task
-
-
-def worked(app: App, main: Callable[[], Any]) -> Any:
-    async def run() -> Any:
-        async with working(app):
-            return await main()
-
-    return asyncio.run(run())
 
 
 def test_the_newer_job_stops_the_running_one_and_starts_after_it(app: App) -> None:
@@ -71,7 +49,7 @@ def test_the_newer_job_stops_the_running_one_and_starts_after_it(app: App) -> No
         ended = await old.afinished(20)
         assert (ended.state, ended.reason, ended.attempts) == (State.CANCELED, Reason.SUPERSEDED, 1)
 
-    worked(app, main)
+    worked(app, main, lease=LEASE)
     assert log == ["old begins", "old ends", "new begins", "new ends"]
 
 
@@ -98,7 +76,7 @@ def test_only_the_newest_follows_a_handler_in_a_thread(app: App) -> None:
         assert await jobs[3].aresult(20) == 3
         return [f"{job.state}/{job.reason}" for job in [await each.afinished(20) for each in jobs]]
 
-    assert worked(app, main) == 3 * ["canceled/superseded"] + ["done/"]
+    assert worked(app, main, lease=LEASE) == 3 * ["canceled/superseded"] + ["done/"]
     assert ran == [0, 3]
 
 
@@ -124,7 +102,7 @@ def test_cancel_by_key(app: App) -> None:
         assert await app.acancel("k") == 0
         assert await asyncio.to_thread(app.cancel, "other") == 1
 
-    worked(app, main)
+    worked(app, main, lease=LEASE)
 
 
 def test_a_claim_that_was_asked_before_it_was_held(app: App) -> None:

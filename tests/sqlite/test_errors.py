@@ -315,6 +315,23 @@ def test_a_defect_in_one_command_spares_its_neighbours(desk: Desk, path: Path) -
     assert desk.ledger.check() == []
 
 
+@pytest.mark.parametrize("column", ["reason", "kind"])
+def test_a_settle_does_not_mind_what_it_need_not_know(desk: Desk, path: Path, column: str) -> None:
+    """The handler has done its work, and the ledger knows enough to write that down. Whoever reads the row is still told."""
+    held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
+    value = "'nonsense'" if column == "reason" else "x'ff'"
+    execute(
+        path, f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'"
+    )
+    with pytest.raises(Damaged):
+        desk.job("hurt")
+    both = desk.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
+    assert both == [Settled("hurt", State.DONE), Settled("well", State.DONE)]
+    if column == "kind":
+        with pytest.raises(Damaged):
+            desk.job("hurt")
+
+
 @pytest.mark.parametrize("column", ["cancel_requested", "key"])
 def test_a_row_that_makes_no_sense_spares_the_others(desk: Desk, path: Path, column: str) -> None:
     """Tampered with behind the constraints' back."""
