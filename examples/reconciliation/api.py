@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from towpath.errors import QueueFull, UnknownJob
 
 from . import store, work
+from .serving import QuietHandler, Served
 
 FIELDS: dict[str, type] = {
     "report": str,
@@ -66,10 +65,10 @@ def get_queue() -> Answer:
     return 200, {"depth": counts.waiting, "ready": counts.ready, "scheduled": counts.scheduled, "running": counts.running}
 
 
-class Api:
+class Api(Served):
     def __init__(self, platforms: list[str]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
+        class Handler(QuietHandler):
+            def do_POST(self) -> None:  # noqa: N802
                 try:
                     body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
                 except ValueError:
@@ -77,7 +76,7 @@ class Api:
                     return
                 self._say(*(post_report(body, platforms) if self.path == "/reports" else (404, {"error": "no such place"})))
 
-            def do_GET(self) -> None:
+            def do_GET(self) -> None:  # noqa: N802
                 match self.path.split("/")[1:]:
                     case ["reports", id]:
                         self._say(*get_report(id))
@@ -98,17 +97,4 @@ class Api:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)

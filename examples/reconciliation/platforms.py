@@ -7,10 +7,9 @@ import json
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
 
 from .rules import Numbers
+from .serving import QuietHandler, Served
 
 
 @dataclass
@@ -51,12 +50,12 @@ class Platform:
             return (404, {"error": "no such post"}) if numbers is None else (200, asdict(numbers))
 
 
-class Simulator:
+class Simulator(Served):
     """All platforms behind one port: `GET /<platform>/posts/<post>`. `with Simulator({...}) as simulator: simulator.url`"""
 
     def __init__(self, platforms: dict[str, Platform]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Handler(QuietHandler):
+            def do_GET(self) -> None:  # noqa: N802
                 _, name, _, post = self.path.split("/", 3)
                 status, body = platforms[name].answer(post)
                 data = json.dumps(body).encode()
@@ -68,17 +67,4 @@ class Simulator:
                     self.end_headers()
                     self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
