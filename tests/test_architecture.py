@@ -97,7 +97,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("", "commands", *_BASE)],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres",),
+    "psycopg": ("ledger.postgres", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
