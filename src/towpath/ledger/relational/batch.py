@@ -48,6 +48,11 @@ class QueueRow(msgspec.Struct, array_like=True):
         return rate_of(self)
 
 
+def is_limited(row: QueueRow) -> bool:
+    """May a claim take only some of its ready jobs, or not in their plain order?"""
+    return row.ready > row.loose or row.cap is not None or row.rate_count is not None
+
+
 class PartRow(msgspec.Struct, array_like=True):
     queue: str
     name: str

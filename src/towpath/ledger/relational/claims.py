@@ -15,7 +15,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.limits import Pick, Turn, permits, share, spend
 from towpath.ledger.relational import endings
-from towpath.ledger.relational.batch import Batch, PartRow, QueueRow
+from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
 
@@ -55,12 +55,8 @@ def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
     for name in names:
         if batch.queues[name].scheduled:
             promote(batch, name, PROMOTE)
-    batch.gate([name for name in names if _is_limited(batch.queues[name])])
+    batch.gate([name for name in names if is_limited(batch.queues[name])])
     return [batch.queues[name] for name in sorted(names)]
-
-
-def _is_limited(row: QueueRow) -> bool:
-    return row.ready > row.loose or row.cap is not None or row.rate_count is not None
 
 
 def promote(batch: Batch, queue: str, limit: int) -> int:
@@ -170,7 +166,7 @@ def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
 
 def _charge(batch: Batch, offer: _Offer) -> None:
     """Rates are spent and turns are used up by what was really taken."""
-    if not offer.taken:
+    if not offer.taken or not (offer.picks or offer.row.rate_count is not None):
         return
     row = batch.change_queue(offer.row.name)
     row.next_at = spend(row.next_at, row.rate, batch.now, offer.taken)

@@ -119,6 +119,9 @@ def _delete_rows(batch: Batch, statement: str, until: int, limit: int) -> int:
 def _close_windows(batch: Batch, limit: int) -> int:
     """A key whose window is over is held by an unfinished job only."""
     over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int]) if limit else []
+    if over:
+        batch.relate()
+        over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int])
     if kept := [(space, key) for space, key, held in over if held]:
         batch.db.run("close_windows", (array(kept),))
     if free := [(space, key) for space, key, held in over if not held]:
