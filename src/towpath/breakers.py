@@ -31,6 +31,7 @@ from towpath.runtime.engine import Engine, Parts
 from towpath.tasks import Task
 
 Tasks = Mapping[str, Task[..., Any]]
+All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> Guard:
@@ -193,11 +194,11 @@ class Desk:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def list(self) -> list[Record]:
+    def list(self) -> All:
         """All of them, by name. `record.status.phase(now)` is what it is at a time."""
         return self._engine.parts.breakers.all()
 
-    async def alist(self) -> list[Record]:
+    async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
     def phase(self, name: str) -> Phase:
