@@ -273,4 +273,3 @@ def test_a_note_that_cannot_be_read_is_begun_anew(bench: Bench, service: Service
     [record] = bench.app.breakers.list()
     assert isinstance(record, Record)
     assert "cannot be read and is taken as new" in caplog.text
-    assert "breaker x is open (3 failures in 60 s)" in caplog.text

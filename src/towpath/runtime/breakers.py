@@ -303,7 +303,7 @@ class Breakers:
 
     def tell(self, name: str, phase: Phase, status: Status) -> None:
         event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, status.why)
-        log.log(logging.WARNING if phase is Phase.OPEN else logging.INFO, "%s", event)
+        log.info("%s", event)
         if self._committer.bus.wants(BreakerChanged):
             self._committer.bus.publish(event)
 
