@@ -68,7 +68,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "": (*_TASKS, "app", "bandwidth", "breakers", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
-    "cli": ("", "app", "breakers", "settings", "schedules", "workers", "commands", "http", "apps", *_BASE),
+    "cli": ("", "app", "breakers", "queues", "settings", "schedules", "workers", "commands", "http", "apps", *_BASE),
     "__main__": ("cli",),
     "testing": (
         "",

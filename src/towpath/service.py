@@ -20,6 +20,7 @@ from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, TowpathError
+from towpath.queues import set_limits
 from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
@@ -189,7 +190,7 @@ class Service:
         """What the code declares and what the settings say, before the first job is taken."""
         write_down(self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)})
         for limits in self._app.settings.limits.values():
-            self._app.committer.call(limits)
+            set_limits(self._app, limits.setting, limits.warn_depth)
         self._badge.enter()
         self._orders = self._badge.orders()
 
@@ -245,7 +246,8 @@ class Service:
         """What concerns the fleet. A limit or a schedule that the settings had and have no more is lifted."""
         before = self._app.settings
         for queue in sorted(before.limits.keys() | found.limits.keys()):
-            self._app.committer.call(merged(queue, before.limits.get(queue), found.limits.get(queue)))
+            limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
+            set_limits(self._app, limits.setting, limits.warn_depth)
         write_down(self._app, declared)
         for name in before.schedules.keys() - found.schedules.keys() - self._app.declared.keys():
             with contextlib.suppress(InvalidInput):

@@ -200,6 +200,7 @@ concurrency = 2
 [limits.extra]
 cap = 3
 rate = "100/s:100"
+warn_depth = 40
 [schedules.nightly]
 task = "t"
 cron = "0 3 * * *"
@@ -211,7 +212,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.WARNING, "towpath.worker")
     file = tmp_path / "towpath.toml"
-    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\n")
+    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\nwarn_depth = 30\n")
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
         started, let_go = asyncio.Event(), asyncio.Event()
 
@@ -227,7 +228,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
             async with working(app) as (service, _):
                 first = await wait.aenqueue()
                 await started.wait()
-                assert app.queue("default").stats().capacity == 50
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (50, 30)
                 extra = await quick.options(queue="extra").aenqueue()
                 file.write_text(GOOD)
                 service.reload()
@@ -235,7 +236,8 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert first.status().state is State.RUNNING
                 view = app.queue("extra").stats()
                 assert (view.cap, view.rate and view.rate.count) == (3, 100)
-                assert app.queue("default").stats().capacity is None
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (None, None)
+                assert app.queue("extra").warn_depth() == 40
                 assert [each.name for each in list_schedules(app)] == ["nightly"]
                 assert app.settings.concurrency == 2
                 for wrong, said in [
@@ -243,6 +245,8 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     ("queues = [", "towpath.toml"),
                     ("[limits.extra]\ncap = -1", "cap of queue extra"),
                     ("[limits.extra]\nspeed = 1", "limits.extra"),
+                    ("[limits.extra]\nwarn_depth = 0", "warn_depth of queue extra"),
+                    ("[limits.extra]\nwarn_depth = 9\ncapacity = 8", "at most the capacity of 8"),
                     ("[schedules.x]\ntask = 'nobody'\nevery = 5", "the task of schedule x"),
                     ("[schedules.x]\ntask = 't'", "either cron or every"),
                 ]:
