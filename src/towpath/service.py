@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from towpath import breakers
 from towpath.attempts import Attempt, serve
+from towpath.bandwidth import Bandwidth
 from towpath.core import checks, lanes
 from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
@@ -28,7 +29,7 @@ from towpath.runtime.signals import signals
 from towpath.runtime.worker import Worker
 from towpath.schedules import Host as ScheduleHost
 from towpath.schedules import Scheduler, remove
-from towpath.settings import Settings, merged, resolve
+from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.timetable import from_settings, write_down
 from towpath.workers import AGAIN, Badge, Orders
 
@@ -56,6 +57,7 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     """What running an app needs of it."""
 
     settings: Settings
+    bandwidth: Bandwidth
     resources: dict[str, Bounds]
     declared: dict[str, Schedule]
     local_workers: list[Worker]
@@ -252,7 +254,8 @@ class Service:
         for name in before.schedules.keys() - found.schedules.keys() - self._app.declared.keys():
             with contextlib.suppress(InvalidInput):
                 remove(self._app, name)
-        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules")}
+        self._app.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
+        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules", "bandwidth")}
         self._app.settings = replace(before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}})
 
     def _change(self, chosen: WorkerOptions) -> None:

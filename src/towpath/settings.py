@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from towpath.core import checks
+from towpath.core.bandwidth import plan
 from towpath.core.commands import SetQueue
 from towpath.core.depths import check_depth
 from towpath.core.lanes import Lane, check
@@ -50,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and when it reloads."""
     schedules: Mapping[str, Mapping[str, Any]] = {}
     """Schedules, from `[schedules.<name>]` in the file; the same."""
+    bandwidth: Mapping[str, Any] = {}
+    """The limits of `app.bandwidth`, from `[bandwidth]` in the file: what `Bandwidth` takes; the same."""
     origins: Mapping[str, str] = {}
 
     @property
@@ -64,6 +67,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "schedules": ("task", "cron", "every", "tz", "missed", "args"),
 }
 """Settings that are tables of tables, each with these fields; only a file has them."""
+BANDWIDTH: Mapping[str, Any] = {"up": None, "down": None, "total": None, "schedule": (), "tz": "UTC"}
+"""Without limits."""
 _WHOLE = ("concurrency", "processes")
 _SPANS = ("lease", "grace")
 
@@ -92,7 +97,8 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in TABLES}
+    of_files = (*TABLES, "bandwidth")
+    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in of_files}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
 
@@ -179,6 +185,8 @@ def _right(name: str, value: Any, where: str) -> Any:
         return _lanes(value, where)
     elif name in TABLES:
         return _tables(name, value, where)
+    elif name == "bandwidth":
+        return _bandwidth(value, where)
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value
@@ -226,6 +234,26 @@ def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> Limits:
     except InvalidInput as error:
         details = {**error.details, "field": f"{error.details['field']} of queue {queue}, {where}"}
         raise InvalidInput(**details) from None
+
+
+def _bandwidth(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not value.keys() <= BANDWIDTH.keys():
+        raise InvalidInput(field=where, value=value, expected=f"a table of {', '.join(BANDWIDTH)}")
+    found = {**BANDWIDTH, **_without_none(value)}
+    try:
+        plan(**found)
+    except InvalidInput as error:
+        raise InvalidInput(**{**error.details, "field": f"{error.details['field']} of {where}"}) from None
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no word for nothing; here it is "none"."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_none(each) for each in value]
+    return None if value == "none" else value
 
 
 def merged(queue: str, before: Limits | None, now: Limits | None) -> Limits:
