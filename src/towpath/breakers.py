@@ -147,10 +147,9 @@ def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = ran
     job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
     report = _Report(app, task, job, now)
     if not breakers.calm(report.breaker, now):
-        until = breakers.held(report.breaker, report.place, report.began, now)
-        if until is not None:
-            # What came in by another way than the gate would come back at once.
-            return Settle(job.id, job.fence, Release(max(0, until - now) if report.place is None else 0))
+        away = breakers.held(report.breaker, report.place, report.began, now)
+        if away is not None:
+            return Settle(job.id, job.fence, Release(away))
     return Attempt(app, claim, task, chance, report)
 
 

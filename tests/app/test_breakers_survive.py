@@ -248,6 +248,18 @@ def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, servi
     assert (_gate(bench).stats().cap, _gate(bench).stats().next_at) == (20, 0)
 
 
+def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(bench: Bench, service: Service) -> None:
+    _out(bench, service, 20)
+    bench.clock.advance(1)
+    bench.app.call(SetPart(queue="default", part="breaker:x", not_before=0, cap=None))
+    calls = service.calls
+    assert bench.drain() == 20
+    assert service.calls == calls
+    assert {job.attempts for job in bench.jobs()} == {0, 1}
+    bench.advance(60)
+    assert {job.state for job in bench.jobs()} == {State.DONE}
+
+
 def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, service: Service) -> None:
     _out(bench, service, 40)
     bench.clock.advance(31)

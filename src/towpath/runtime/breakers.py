@@ -67,14 +67,18 @@ class Breakers:
         return known.read_at <= now < known.read_at + FRESH
 
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
-        """When to ask again for a job that was claimed at `began`, if the breaker has opened since then. The gate that it came
-        through is shut if it was not known."""
+        """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0 where its gate keeps it,
+        which is shut if it was not known. None if it may run."""
         known = self._fresh(breaker, now)
-        if began >= known.record.status.until:
+        status = known.record.status
+        if began >= status.until:
             return None
         if place is not None and not known.record.has(place):
             self._write(known, lambda record: record.with_gate(place))
-        return rules.again(breaker, known.record.status, now)
+        elif place is None or began > status.since:
+            # No gate keeps it, or somebody has opened the gate by hand: it would come back at once.
+            return max(0, rules.again(breaker, status, now) - now)
+        return 0
 
     def report(self, breaker: Breaker, place: Place | None, ok: bool, began: int, now: int) -> None:
         """A call that began at `began` ended, well or not. `place` is the gate that its job came through."""
