@@ -118,7 +118,7 @@ class GroupClosed(Refused):
 
 
 class QueueFull(Refused):
-    """`retry_after` is a hint in seconds. It is fixed: a ledger does not measure how fast a queue drains."""
+    """`retry_after` is a hint in seconds: how long the queue takes to make room, as far as that was measured, else 1."""
 
     sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
     retryable = True

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from towpath import App, State
+from towpath import App, Bandwidth, State
 from towpath.commands import Upkeep
+from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
 from towpath.schedules import list_schedules
 from towpath.service import RunOptions, Service
@@ -200,19 +201,26 @@ concurrency = 2
 [limits.extra]
 cap = 3
 rate = "100/s:100"
+warn_depth = 40
 [schedules.nightly]
 task = "t"
 cron = "0 3 * * *"
+[bandwidth]
+down = "5MB/s"
+schedule = [["22:00-23:00", { down = "none", up = "1MB/s" }]]
 """
 
 
 def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """New queues, concurrency, limits and schedules, while a job runs; a wrong file changes nothing and is named in the log."""
+    """New queues, concurrency, limits, schedules and speeds, while a job runs; a wrong file changes nothing and is named in the log."""
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.WARNING, "towpath.worker")
     file = tmp_path / "towpath.toml"
-    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\n")
+    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\nwarn_depth = 30\n[bandwidth]\nup = '2MB/s'\n")
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        night = Bandwidth(clock=ManualClock())  # at 22:13
+        app.bandwidth, before = night, app.bandwidth
+        assert before.limits == Limits(up=2_000_000)
         started, let_go = asyncio.Event(), asyncio.Event()
 
         @app.task(name="wait")
@@ -227,7 +235,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
             async with working(app) as (service, _):
                 first = await wait.aenqueue()
                 await started.wait()
-                assert app.queue("default").stats().capacity == 50
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (50, 30)
                 extra = await quick.options(queue="extra").aenqueue()
                 file.write_text(GOOD)
                 service.reload()
@@ -235,16 +243,24 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert first.status().state is State.RUNNING
                 view = app.queue("extra").stats()
                 assert (view.cap, view.rate and view.rate.count) == (3, 100)
-                assert app.queue("default").stats().capacity is None
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (None, None)
+                assert app.queue("extra").warn_depth() == 40
                 assert [each.name for each in list_schedules(app)] == ["nightly"]
                 assert app.settings.concurrency == 2
+                assert night.limits == Limits(up=1_000_000)
                 for wrong, said in [
                     ("concurrency = 0", "concurrency in"),
                     ("queues = [", "towpath.toml"),
                     ("[limits.extra]\ncap = -1", "cap of queue extra"),
                     ("[limits.extra]\nspeed = 1", "limits.extra"),
+                    ("[limits.extra]\nwarn_depth = 0", "warn_depth of queue extra"),
+                    ("[limits.extra]\nwarn_depth = 9\ncapacity = 8", "at most the capacity of 8"),
                     ("[schedules.x]\ntask = 'nobody'\nevery = 5", "the task of schedule x"),
                     ("[schedules.x]\ntask = 't'", "either cron or every"),
+                    ("[bandwidth]\ndown = '5Mb/s'", "down of bandwidth in"),
+                    ("[bandwidth]\nfast = 1", "bandwidth in"),
+                    ("[bandwidth]\nschedule = [['noon', 1]]", "schedule[0] of bandwidth in"),
+                    ("[bandwidth]\ntz = 'Vienna'", "tz"),
                 ]:
                     caplog.clear()
                     file.write_text(wrong)
@@ -253,10 +269,12 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     assert said in record.getMessage()
                     assert "last good" in record.getMessage()
                     assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
+                    assert night.limits == Limits(up=1_000_000)
                 assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1
                 file.write_text("")
                 service.reload()
                 assert list_schedules(app) == []
+                assert night.limits == Limits()
                 let_go.set()
                 assert await first.aresult(20) == "done"
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from towpath.core.commands import Claim, Claimed, Command, Result
-from towpath.errors import LedgerClosed, LedgerError, TowpathError
+from towpath.errors import LedgerClosed, LedgerError, QueueFull, TowpathError
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
+from towpath.runtime.drains import Drains
 from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
 
 log = logging.getLogger("towpath.committer")
@@ -70,6 +71,7 @@ class Committer:
         """The thread waits for work, and nobody has told it of any."""
         self._closing = False
         self._failures = 0
+        self._drains = Drains(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
 
     def start(self) -> None:
@@ -90,13 +92,13 @@ class Committer:
         """Block until the command is durable; its result, or its error raised."""
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
-            return outcome(ticket.reply)
+            return self.answer(ticket.reply)
         with self._lock:
             while outside and ticket.room and not self._has_room(ticket):
                 self._room.wait()
             self._add(ticket)
         ticket.wait()
-        return outcome(ticket.reply)
+        return self.answer(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
         ticket = TaskTicket(command, asyncio.get_running_loop())
@@ -105,7 +107,7 @@ class Committer:
             await ticket.future
             ticket.future = ticket.loop.create_future()
         await ticket.future
-        return outcome(ticket.reply)
+        return self.answer(ticket.reply)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
@@ -128,6 +130,13 @@ class Committer:
         with self._lock:
             self._kicked = True
             self._work.notify()
+
+    def answer(self, reply: Reply | None) -> Result:
+        """The result, or the error raised. A full queue says when to come back."""
+        try:
+            return outcome(reply)
+        except QueueFull as full:
+            raise self._drains.hinted(full) from None
 
     # The queue of tickets; under the state lock
 
