@@ -127,6 +127,7 @@ class Worker:
         self._threads.resize(options.concurrency)
         self._pace.slots = options.concurrency
         self._intake = self._new_intake()
+        self._intake.adopt([run.claim for run in self._all()])
         self._stand_in_line()
 
     def _new_intake(self) -> Intake:
