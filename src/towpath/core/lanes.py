@@ -74,7 +74,7 @@ class Shares:
         free = self.total - sum(running)
         if free <= 0:
             return None
-        kept = sum([max(0, self.reserved[lane] - running[lane]) for lane in self._keeps])
+        kept = sum([max(0, self.reserved[lane] - running[lane]) for lane in self._keeps]) if self._keeps else 0
         first: int | None = None
         for lane, waits in enumerate(waiting):
             if not waits:

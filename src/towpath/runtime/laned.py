@@ -117,12 +117,11 @@ class Laned:
         running, held = list(self._running), self._held()
         near = self._near(held)
         at_hand = [max(0, count - busy) for count, busy in zip(self._by_lanes(near), running, strict=True)]
+        ahead = self._by_lanes(self._ahead)
         # What of a resource was claimed ahead takes nobody's slot, but it has been claimed.
-        far = zip(self._by_lanes(self._ahead), self._by_lanes(held), self._by_lanes(near), strict=True)
-        calls = self._shares.calls(running, at_hand, [max(0, ahead - count + soon) for ahead, count, soon in far])
-        rooms = self._rooms(held)
-        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
-        most = self._shares.total - sum(running) + (sum(self._ahead) + 1) // 2
+        far = zip(ahead, self._by_lanes(held), self._by_lanes(near), strict=True)
+        calls = self._shares.calls(running, at_hand, [max(0, most - count + soon) for most, count, soon in far])
+        rooms, free = self._rooms(held), self._shares.total - sum(running)
         self._turn += 1
         wants: list[Want] = []
         asked = [0] * len(self._lines)
@@ -131,13 +130,15 @@ class Laned:
             for step in range(len(lines)):
                 # Lines of a lane take turns to be first: each may have more than there is room for.
                 number = lines[(self._turn + step) % len(lines)]
-                line, n, once = self._lines[number], min(call.n, MAX_BULK), None
+                # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+                n = min(call.n, free + (ahead[call.lane] + 1) // 2, MAX_BULK)
+                line, once = self._lines[number], None
                 if line.resource is not None:
                     room, once = (max(0, count - asked[number]) for count in rooms[line.resource])
                     n = min(n, room)
                 if n > 0:
                     asked[number] += n
-                    wants.append(Want(line.queues, n, once, min(call.upto, most)))
+                    wants.append(Want(line.queues, n, once, call.upto))
         if not wants:
             return None
         once = max(0, min(self._shares.total - sum(held), MAX_BULK))
@@ -205,12 +206,12 @@ class Laned:
 
     def next(self) -> Claim | None:
         now = _now() if self._limiters else 0
-        ready = [[line for line in lines if self._at_hand[line] and self._may(line, now)] for lines in self._by_lane]
+        # Without resources each lane is one line.
+        ready = self._ready(now) if self._limiters else self._at_hand
         lane = self._shares.next(self._running, ready)
         if lane is None:
             return None
-        lines = ready[lane]
-        line = lines[0] if len(lines) == 1 else min(lines, key=self._rank)
+        line = min(ready[lane], key=self._rank) if self._limiters else lane
         claim = self._at_hand[line].popleft()
         self._give_out(claim, line, now)
         return claim
@@ -229,9 +230,17 @@ class Laned:
                 self._delivered[line] += 1
                 self._give_out(claim, line, _now())
 
-    def _may(self, line: int, now: int) -> bool:
-        name = self._lines[line].resource
-        return name is None or self._limiters[name].room(now) > 0
+    def _ready(self, now: int) -> list[list[int]]:
+        """The lines of each lane that have something which may start."""
+        found: list[list[int]] = []
+        for lines in self._by_lane:
+            mine = []
+            for line in lines:
+                name = self._lines[line].resource
+                if self._at_hand[line] and (name is None or self._limiters[name].room(now) > 0):
+                    mine.append(line)
+            found.append(mine)
+        return found
 
     def _rank(self, line: int) -> tuple[int, int]:
         job = self._at_hand[line][0].job
