@@ -207,11 +207,9 @@ class Laned:
     def next(self) -> Claim | None:
         now = _now() if self._limiters else 0
         # Without resources each lane is one line.
-        ready = self._ready(now) if self._limiters else self._at_hand
-        lane = self._shares.next(self._running, ready)
-        if lane is None:
+        line = self._next_line(now) if self._limiters else self._shares.next(self._running, self._at_hand)
+        if line is None:
             return None
-        line = min(ready[lane], key=self._rank) if self._limiters else lane
         claim = self._at_hand[line].popleft()
         self._give_out(claim, line, now)
         return claim
@@ -230,17 +228,16 @@ class Laned:
                 self._delivered[line] += 1
                 self._give_out(claim, line, _now())
 
-    def _ready(self, now: int) -> list[list[int]]:
-        """The lines of each lane that have something which may start."""
-        found: list[list[int]] = []
+    def _next_line(self, now: int) -> int | None:
+        ready: list[list[int]] = []
         for lines in self._by_lane:
-            mine = []
+            ready.append([])
             for line in lines:
                 name = self._lines[line].resource
                 if self._at_hand[line] and (name is None or self._limiters[name].room(now) > 0):
-                    mine.append(line)
-            found.append(mine)
-        return found
+                    ready[-1].append(line)
+        lane = self._shares.next(self._running, ready)
+        return None if lane is None else min(ready[lane], key=self._rank)
 
     def _rank(self, line: int) -> tuple[int, int]:
         job = self._at_hand[line][0].job
