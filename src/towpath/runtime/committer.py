@@ -202,7 +202,8 @@ class Committer:
                 batch = self._take()
             self._lead(batch)
         finally:
-            if self._leads():
+            # Not `_leads`: a call of our own is where an interrupt can come between.
+            if self._commit._is_owned():  # type: ignore[attr-defined]
                 self._commit.release()
             if self._first or self._rest or self._kicked:
                 with self._lock:
