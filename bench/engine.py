@@ -73,9 +73,9 @@ def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     contest, raw = Contest(folder, list(IN_TURNS)), Raw(folder / "raw.db", "q")
     with Ours(folder / "ours.db") as ours:
         runs: dict[str, Callable[[], float]] = {
-            "async": lambda: ours.complete(ours.noop, sizes.jobs),
+            "async": lambda: ours.complete(sizes.jobs, ours.noop),
             "raw": lambda: raw_loop(raw, sizes.jobs),
-            "threads": lambda: ours.complete(ours.noop_sync, sizes.jobs // 2),
+            "threads": lambda: ours.complete(sizes.jobs // 2, ours.noop_sync),
         }
         for name, length in IN_TURNS.items():
             runs[name] = partial(contest.rate, name, int(sizes.peer_jobs * length))

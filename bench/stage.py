@@ -21,6 +21,7 @@ from typing import Any, Self
 from ledger import resident
 
 from towpath import App
+from towpath.service import RunOptions
 
 ARGUMENT = "x" * 100
 QUEUE = "bench"
@@ -33,6 +34,7 @@ class Ours:
 
     def __init__(self, path: Path) -> None:
         self.app = App(f"sqlite:///{path}")
+        self.run_options: RunOptions = {}
         self._left: Iterator[int] = iter(())
         self._called = threading.Event()
         self.delays: list[float] = []
@@ -71,7 +73,7 @@ class Ours:
         stop: list[Callable[[], object]] = []
 
         async def main() -> None:
-            running = asyncio.ensure_future(self.app.arun())
+            running = asyncio.ensure_future(self.app.arun(**self.run_options))
             loop = asyncio.get_running_loop()
             stop.append(lambda: loop.call_soon_threadsafe(running.cancel))
             started.set()
@@ -87,9 +89,11 @@ class Ours:
             stop[0]()
             thread.join()
 
-    def complete(self, task: Any, count: int) -> float:
-        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done."""
-        self.put_many(task, count)
+    def complete(self, count: int, *tasks: Any) -> float:
+        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done; each of the tasks has as
+        many of them."""
+        for task in tasks:
+            self.put_many(task, count // len(tasks))
         target = self._done() + count
         self._expect(count)
         started = time.perf_counter()
@@ -129,8 +133,7 @@ class Ours:
             raise TimeoutError(f"the jobs did not all run within {_PATIENCE:g} s")
 
     def _done(self) -> int:
-        view = self.app.ledger.queues().get(QUEUE)
-        return view.counts.done if view else 0
+        return sum(view.counts.done for view in self.app.ledger.queues().values())
 
 
 def enqueue(path: Path, count: int) -> None:
@@ -151,7 +154,7 @@ def idle(path: Path, seconds: int) -> None:
 def memory(path: Path, jobs: int) -> None:
     with Ours(path) as ours:
         for number in range(10):
-            ours.complete(ours.noop, jobs // 10)
+            ours.complete(jobs // 10, ours.noop)
             if number in (0, 9):
                 print(resident())
 

@@ -83,8 +83,13 @@ class Committer:
             self._closing = True
             self._work.notify_all()
             self._room.notify_all()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and not self._leads():
             self._thread.join()
+
+    def _leads(self) -> bool:
+        """Does this thread lead a batch? What it says on the way still counts while the engine is being closed: a claim that
+        nobody takes any more goes back."""
+        return self._commit._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     # Callers
 
@@ -144,7 +149,7 @@ class Committer:
         return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
     def _add(self, ticket: Ticket) -> None:
-        if self._closing:
+        if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
@@ -206,6 +211,7 @@ class Committer:
                 batch = self._take()
             self._lead(batch)
         finally:
+            # Not `_leads`: a call of our own is where an interrupt can come between.
             if self._commit._is_owned():  # type: ignore[attr-defined]
                 self._commit.release()
             if self._first or self._rest or self._kicked:
@@ -222,7 +228,7 @@ class Committer:
             for ticket in batch:
                 commands += ticket.commands
             own = len(commands)
-            if self._demands:
+            if self._demands and not self._closing:
                 asked = self._ask(commands)
             if not commands:
                 return
@@ -287,11 +293,11 @@ class Committer:
                 self._idle = False
                 if self._failures and not self._closing:
                     self._work.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
-                if self._closing and not (self._first or self._rest):
-                    return
             with self._commit:
                 with self._lock:
                     batch = self._take()
+                    if self._closing and not batch:
+                        return
                 try:
                     self._lead(batch)
                 except Exception:

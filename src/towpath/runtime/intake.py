@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from towpath.core.job import Claim, Outcome
@@ -21,6 +21,10 @@ class Intake(Protocol):
 
     def close(self) -> None:
         """Ask for nothing more. May be called again."""
+        ...
+
+    def adopt(self, claims: Iterable[Claim]) -> None:
+        """These were given out by another and have not ended: from now on it is told here."""
         ...
 
     def __len__(self) -> int:
@@ -79,6 +83,9 @@ class Plain:
 
     def close(self) -> None:
         self._office.dispatcher.remove(self._waiter)
+
+    def adopt(self, claims: Iterable[Claim]) -> None:
+        return
 
     def __len__(self) -> int:
         return len(self._claims)

@@ -1,7 +1,7 @@
 """What a worker with lanes or resources has claimed and not started, and how it asks for more.
 
 A line is what is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes` says whose turn
-it is, `core.adaptive` how many may use a resource. Whatever may not start is not claimed, so nothing lies in anybody's way.
+it is, `core.adaptive` how many may use a resource. What may not start soon is not claimed, so nothing lies in anybody's way.
 
 Two threads look at the counts: the committing one writes `_delivered`, the worker's loop everything else.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -69,19 +69,25 @@ class Laned:
         self._by_lane = [[n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))]
         self._line_of: dict[str, int] = {}
         self._at_hand: list[deque[Claim]] = [deque() for _ in self._lines]
-        self._running, self._gone, self._delivered = ([0] * len(self._lines) for _ in range(3))
+        self._running = [0] * len(lanes)
+        self._gone, self._delivered = ([0] * len(self._lines) for _ in range(2))
         self._needs = options.needs
         self._limiters = {name: Limiter(bounds) for name, bounds in options.resources.items()}
         self._limits = {name: limiter.limit for name, limiter in self._limiters.items()}
         """How many of a resource may be held; 0 while it has told us to wait."""
         self._told = dict.fromkeys(self._limits, 0)
-        self._tickets: dict[tuple[str, int], tuple[Limiter, Ticket]] = {}
+        self._kept = dict.fromkeys(self._limits, (0.0, 0))
+        """How many claims of a resource may lie here beyond what it has room for, and when that was found."""
+        self._out: dict[tuple[str, int], tuple[int, Ticket | None]] = {}
+        """What was given out and has not ended: its line, and its ticket if it uses a resource."""
+        self._strangers: dict[str, Claim] = {}
+        """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
-        self._ahead = [0] * len(lanes)
-        self._ends = [0] * len(lanes)
-        self._shares_of_ends = [0.0] * len(lanes)
-        """Which part of what ended lately was of which lane: those may be claimed ahead."""
+        self._ahead = [0] * len(self._lines)
+        self._ends = [0] * len(self._lines)
+        self._shares_of_ends = [0.0] * len(self._lines)
+        """Which part of what ended lately was of which line: those may be claimed ahead."""
         self._asked: tuple[int, ...] = ()
         self._again = False
         self._is_open = False
@@ -101,29 +107,38 @@ class Laned:
             self._ageing.stop()
             for timer in self._timers.values():
                 timer.cancel()
+            self._timers.clear()
 
     # In the committing thread
 
     def wanted(self) -> ClaimCommand | None:
         if not self._is_open:
             return None
-        running = list(self._running)
-        held = self._held()
-        at_hand = [max(0, count - busy) for count, busy in zip(held, running, strict=True)]
-        calls = self._shares.calls(self._by_lanes(running), self._by_lanes(at_hand), self._ahead)
-        used = self._used(held)
+        running, held = list(self._running), self._held()
+        near = self._near(held)
+        at_hand = [max(0, count - busy) for count, busy in zip(self._by_lanes(near), running, strict=True)]
+        ahead = self._by_lanes(self._ahead)
+        # What of a resource was claimed ahead takes nobody's slot, but it has been claimed.
+        far = zip(ahead, self._by_lanes(held), self._by_lanes(near), strict=True)
+        calls = self._shares.calls(running, at_hand, [max(0, most - count + soon) for most, count, soon in far])
+        rooms, free = self._rooms(held), self._shares.total - sum(running)
         self._turn += 1
         wants: list[Want] = []
+        asked = [0] * len(self._lines)
         for call in calls:
             lines = self._by_lane[call.lane]
             for step in range(len(lines)):
                 # Lines of a lane take turns to be first: each may have more than there is room for.
-                line = self._lines[lines[(self._turn + step) % len(lines)]]
-                room = call.n
+                number = lines[(self._turn + step) % len(lines)]
+                # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+                n = min(call.n, free + (ahead[call.lane] + 1) // 2, MAX_BULK)
+                line, once = self._lines[number], None
                 if line.resource is not None:
-                    room = min(room, self._limits[line.resource] - used[line.resource])
-                if room > 0:
-                    wants.append(Want(line.queues, min(room, MAX_BULK), None, call.upto))
+                    room, once = (max(0, count - asked[number]) for count in rooms[line.resource])
+                    n = min(n, room)
+                if n > 0:
+                    asked[number] += n
+                    wants.append(Want(line.queues, n, once, call.upto))
         if not wants:
             return None
         once = max(0, min(self._shares.total - sum(held), MAX_BULK))
@@ -145,20 +160,35 @@ class Laned:
     def _by_lanes(self, counts: Sequence[int]) -> list[int]:
         return [sum([counts[line] for line in lines]) for lines in self._by_lane]
 
-    def _used(self, held: Sequence[int]) -> dict[str, int]:
-        used = dict.fromkeys(self._limits, 0)
-        for line, count in zip(self._lines, held, strict=True):
+    def _near(self, held: Sequence[int]) -> list[int]:
+        """How many of those held on each line run or could start now, were there slots."""
+        left = {name: max(limit, self._limiters[name].running) for name, limit in self._limits.items()}
+        found = list(held)
+        for number, line in enumerate(self._lines):
             if line.resource is not None:
-                used[line.resource] += count
-        return used
+                found[number] = min(held[number], left[line.resource])
+                left[line.resource] -= found[number]
+        return found
+
+    def _rooms(self, held: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """How many more to claim of each resource, and how many of them may be jobs with a single attempt."""
+        rooms: dict[str, tuple[int, int]] = {}
+        for name, limit in self._limits.items():
+            mine = [number for number, line in enumerate(self._lines) if line.resource == name]
+            room = limit - sum([held[number] for number in mine])
+            rooms[name] = room + sum([self._ahead[number] for number in mine]) if limit else 0, max(0, min(room, MAX_BULK))
+        return rooms
 
     def _line(self, claim: Claim) -> int:
-        queue = claim.job.queue
-        line = self._line_of.get(queue)
+        line = self._line_of.get(claim.job.queue)
         if line is None:
-            line = next(n for n, line in enumerate(self._lines) if matches(line.queues, queue))
-            self._line_of[queue] = line
+            line = self._find_line(claim.job.queue)
+            assert line is not None, f"nobody asked for a job of {claim.job.queue}"
+            self._line_of[claim.job.queue] = line
         return line
+
+    def _find_line(self, queue: str) -> int | None:
+        return next((number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None)
 
     # On the worker's loop
 
@@ -167,75 +197,96 @@ class Laned:
 
     def add(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            self._at_hand[self._line(claim)].append(claim)
+            line = self._line(claim)
+            self._at_hand[line].append(claim)
+            if claim.job.kind in self._needs and self._lines[line].resource is None:
+                self._strangers[claim.id] = claim
         # A lane that keeps its slots may have got others: those that it kept are free for another look.
         self._again = not self._shares.lending
 
     def next(self) -> Claim | None:
         now = _now() if self._limiters else 0
-        ready = [bool(claims) and self._may(line, now) for line, claims in zip(self._lines, self._at_hand, strict=True)]
-        lane = self._shares.next(self._by_lanes(self._running), self._by_lanes(ready))
-        if lane is None:
+        # Without resources each lane is one line.
+        line = self._next_line(now) if self._limiters else self._shares.next(self._running, self._at_hand)
+        if line is None:
             return None
-        lines = [line for line in self._by_lane[lane] if ready[line]]
-        line = lines[0] if len(lines) == 1 else min(lines, key=self._rank)
         claim = self._at_hand[line].popleft()
-        self._running[line] += 1
-        if (name := self._needs.get(claim.job.kind)) is not None:
-            limiter = self._limiters[name]
-            self._tickets[claim.id, claim.fence] = limiter, limiter.start(now)
+        self._give_out(claim, line, now)
         return claim
 
-    def _may(self, line: Line, now: int) -> bool:
-        return line.resource is None or self._limiters[line.resource].room(now) > 0
+    def _give_out(self, claim: Claim, line: int, now: int) -> None:
+        job, ticket = claim.job, None
+        self._running[self._lines[line].lane] += 1
+        if (name := self._needs.get(job.kind)) is not None:
+            ticket = self._limiters[name].start(now)
+            self._strangers.pop(job.id, None)
+        self._out[job.id, job.fence] = line, ticket
+
+    def adopt(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            if (line := self._find_line(claim.job.queue)) is not None:
+                self._delivered[line] += 1
+                self._give_out(claim, line, _now())
+
+    def _next_line(self, now: int) -> int | None:
+        ready: list[list[int]] = []
+        for lines in self._by_lane:
+            ready.append([])
+            for line in lines:
+                name = self._lines[line].resource
+                if self._at_hand[line] and (name is None or self._limiters[name].room(now) > 0):
+                    ready[-1].append(line)
+        lane = self._shares.next(self._running, ready)
+        return None if lane is None else min(ready[lane], key=self._rank)
 
     def _rank(self, line: int) -> tuple[int, int]:
         job = self._at_hand[line][0].job
         return job.priority, job.seq
 
     def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
-        line = self._line(claim)
-        self._running[line] -= 1
+        job = claim.job
+        if (out := self._out.pop((job.id, job.fence), None)) is None:
+            return
+        line, ticket = out
+        self._running[self._lines[line].lane] -= 1
         self._gone[line] += 1
-        self._ends[self._lines[line].lane] += 1
-        if (out := self._tickets.pop((claim.id, claim.fence), None)) is not None:
-            limiter, ticket = out
-            if attempt is not None and attempt.throttled is not None:
-                limiter.throttled(ticket, _now(), attempt.throttled)
-            else:
-                limiter.ended(ticket, _now(), ok)
+        if ticket is None:
+            self._ends[line] += 1
+            return
+        name = self._needs[job.kind]
+        if attempt is not None and attempt.throttled is not None:
+            self._limiters[name].throttled(ticket, _now(), attempt.throttled)
+            self._kept[name], self._shares_of_ends[line] = (0.0, 0), 0.0
+        else:
+            self._limiters[name].ended(ticket, _now(), ok)
+            self._ends[line] += 1
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
         if not self._limiters:
             return []
         now = _now()
         found: list[tuple[Claim, Outcome]] = []
+        # The same resource in two lanes was claimed for both: they take turns to keep what they got.
+        turn = self._turn % len(self._lines)
         for name, limiter in self._limiters.items():
-            room = limiter.room(now)
-            # The same resource in two lanes was claimed for both: they take turns to keep what they got.
-            lines = [*range(self._turn % len(self._lines), len(self._lines)), *range(self._turn % len(self._lines))]
-            for number in lines:
+            room = limiter.room(now) + int(self._kept[name][0])
+            for number in [*range(turn, len(self._lines)), *range(turn)]:
                 claims = self._at_hand[number]
                 if self._lines[number].resource == name:
                     while len(claims) > room:
                         found.append((claims.pop(), Release()))
                         self._gone[number] += 1
                     room -= len(claims)
-        return found + self._strangers(now)
+        return found + self._put_off(now)
 
-    def _strangers(self, now: int) -> list[tuple[Claim, Outcome]]:
-        """Jobs that need a resource in a queue that is not its own: they are put off, or they would come back at once."""
+    def _put_off(self, now: int) -> list[tuple[Claim, Outcome]]:
+        """Strangers whose resource has no room would come back at once."""
         found: list[tuple[Claim, Outcome]] = []
-        for number, line in enumerate(self._lines):
-            if line.resource is not None:
-                continue
-            for claim in list(self._at_hand[number]):
-                name = self._needs.get(claim.job.kind)
-                if name is not None and self._limiters[name].room(now) <= 0:
-                    self._at_hand[number].remove(claim)
-                    self._gone[number] += 1
-                    delay = max(SECOND, self._limiters[name].until - now)
-                    found.append((claim, Refuse(delay, error=f"resource {name} has no room now")))
+        for claim in list(self._strangers.values()):
+            limiter = self._limiters[name := self._needs[claim.job.kind]]
+            if limiter.room(now) <= 0:
+                self.find(claim.id)
+                found.append((claim, Refuse(max(SECOND, limiter.until - now), error=f"resource {name} has no room now")))
         return found
 
     def ask(self, free: int, ahead: int, kick: bool) -> None:
@@ -243,8 +294,8 @@ class Laned:
         for name in self._limiters:
             self._look(name)
         held = self._held()
-        used = self._used(held)
-        asked = (self._shares.total + sum(self._ahead) - sum(held), *[self._limits[name] - used[name] for name in self._limits])
+        rooms = [room for room, _ in self._rooms(held).values()]
+        asked = (self._shares.total + sum(self._ahead) - sum(held), *rooms)
         grown = self._again or not self._asked or any(new > old for new, old in zip(asked, self._asked, strict=True))
         self._asked, self._again = asked, False
         if grown and kick:
@@ -261,6 +312,11 @@ class Laned:
         """Let the committing thread know the limit of a resource, and whoever listens."""
         limiter, now = self._limiters[name], _now()
         self._limits[name] = limiter.limit if now >= limiter.until else 0
+        ahead = sum([self._ahead[number] for number, line in enumerate(self._lines) if line.resource == name])
+        before, at = self._kept[name]
+        # What was asked for may still be on its way: it is given back only where jobs have become slow.
+        kept = max(ahead, before * max(0.0, 1 - (now - at) / SECOND)) if self._limits[name] else 0.0
+        self._kept[name] = kept, now
         if limiter.until > now and name not in self._timers:
             self._timers[name] = self._loop.call_later((limiter.until - now) / SECOND, self._reopen, name)
         if (before := self._told[name]) != limiter.limit:
@@ -275,6 +331,7 @@ class Laned:
             self.ask(1, sum(self._ahead), kick=True)
 
     def find(self, id: str) -> Claim | None:
+        self._strangers.pop(id, None)
         for number, claims in enumerate(self._at_hand):
             for claim in claims:
                 if claim.id == id:
@@ -284,6 +341,7 @@ class Laned:
         return None
 
     def clear(self) -> list[Claim]:
+        self._strangers.clear()
         left = [claim for claims in self._at_hand for claim in claims]
         for number, claims in enumerate(self._at_hand):
             self._gone[number] += len(claims)

@@ -170,13 +170,15 @@ def _charge(batch: Batch, offer: _Offer) -> None:
         return
     row = batch.change_queue(offer.row.name)
     row.next_at = spend(row.next_at, row.rate, batch.now, offer.taken)
+    if not offer.picks:
+        return
     picks = offer.picks[: offer.taken]
-    for pick in picks:
-        if pick.part is None:
-            row.served = pick.served
+    row.clock = picks[-1].clock
+    counts = Counter([pick.part for pick in picks])
+    for last in {pick.part: pick for pick in picks}.values():
+        if last.part is None:
+            row.served = last.served
         else:
-            batch.change_part(row.name, pick.part).served = pick.served
-        row.clock = pick.clock
-    for part, count in Counter(pick.part for pick in picks if pick.part is not None).items():
-        slot = batch.change_part(row.name, part)
-        slot.next_at = spend(slot.next_at, slot.rate, batch.now, count)
+            slot = batch.change_part(row.name, last.part)
+            slot.served = last.served
+            slot.next_at = spend(slot.next_at, slot.rate, batch.now, counts[last.part])
