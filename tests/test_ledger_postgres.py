@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-import psycopg
 import pytest
 
 from towpath.ledger import Ledger
 from towpath.ledger.postgres import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
+from towpath.testing.histories import factory, play
 from towpath.testing.ledger_suite import LedgerSuite, checked
-from towpath.testing.postgres import Server
+from towpath.testing.postgres import Server, empty
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +24,14 @@ def url(postgres: Server) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-EMPTY = """
-TRUNCATE towpath.job, towpath.body, towpath.edge, towpath.gate, towpath."group", towpath."then", towpath.key, towpath.queue,
-    towpath.part, towpath.tally, towpath.note, towpath.tombstone, towpath.reply;
-ALTER SEQUENCE towpath.job_seq RESTART; ALTER SEQUENCE towpath.version_seq RESTART; ALTER SEQUENCE towpath.last_time RESTART;
-"""
-
-
 class TestPostgres(LedgerSuite):
     @pytest.fixture
     def ledger(self, clock: ManualClock, url: str) -> Iterator[Ledger]:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(EMPTY)
+        empty(url)
         with checked(PostgresLedger(url, PostgresOptions(), clock)) as ledger:
             yield ledger
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_the_same_answers_as_the_memory_ledger(seed: int, url: str, tmp_path: Path) -> None:
+    play(seed, 80, factory("memory", tmp_path), factory(url, tmp_path))

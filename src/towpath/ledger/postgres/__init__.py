@@ -29,7 +29,7 @@ from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.postgres import guests, migrations, state
 from towpath.ledger.postgres.batch import PostgresBatch
-from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, shown, translate
+from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
 from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen
 from towpath.ledger.postgres.ringing import Ringing
@@ -38,7 +38,7 @@ from towpath.ledger.relational.batch import Ground
 from towpath.ledger.relational.db import array
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
-__all__ = ["PostgresLedger", "PostgresOptions"]
+__all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import psycopg
@@ -21,12 +22,14 @@ from towpath.errors import (
 )
 from towpath.ledger.postgres.db import Connection, prepare
 
+SCHEMA = "towpath"
+
 
 class PostgresOptions(msgspec.Struct, frozen=True):
     """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a transaction: no
     prepared statements, and no LISTEN. `connect_timeout` in seconds."""
 
-    schema: str = "towpath"
+    schema: str = SCHEMA
     pooled: bool = False
     connect_timeout: int = 10
 
@@ -35,6 +38,22 @@ class PostgresOptions(msgspec.Struct, frozen=True):
         if self.schema.startswith("pg_"):
             raise InvalidInput(field="schema", value=self.schema, expected="a name that does not start with pg_")
         checks.whole("connect_timeout", self.connect_timeout, 1, 3600)
+
+
+def options_of(url: str) -> tuple[str, PostgresOptions]:
+    """What of the URL is PostgreSQL's, and what is ours."""
+    parts = urlsplit(url)
+    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    pooled, schema = asked.pop("pooled", "false"), asked.pop("schema", SCHEMA)
+    if pooled not in ("true", "false"):
+        raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
+    theirs = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(asked)))
+    try:
+        conninfo.conninfo_to_dict(theirs)
+    except psycopg.Error as error:
+        said = str(error).strip()
+        raise InvalidInput(field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({said})") from None
+    return theirs, PostgresOptions(schema=schema, pooled=pooled == "true")
 
 
 def connect(url: str, options: PostgresOptions) -> Connection:

@@ -145,7 +145,8 @@ class Ringing:
             self._bump()
             while not self._closed:
                 select.select([connection.fileno(), self._stopped.fileno()], [], [], NET)
-                if any([notice.pid != self._ringer for notice in connection.notifies(timeout=0)]):
+                senders = {notice.pid for notice in connection.notifies(timeout=0)}
+                if senders - {self._ringer}:
                     self._bump()
         finally:
             connection.close()
