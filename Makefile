@@ -9,7 +9,7 @@ ARGS   ?=
 JOBS   ?= 2000000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-flow soak-memory fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-flow soak-memory fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ bench: $(VENV)/.package ## how fast the ledger is here, beside the raw limit of 
 
 bench-engine: $(VENV)/.bench ## how fast the engine is here, beside huey, litequeue, persist-queue and the raw limit
 	$(BIN)/python bench/engine.py --quick
+
+bench-postgres: $(VENV)/.bench ## how fast the engine is on PostgreSQL, beside pgqueuer, procrastinate and raw psycopg
+	$(BIN)/python bench/postgres.py --quick
 
 bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py without --quick: also bandwidth and memory)
 	$(BIN)/python bench/flow.py --quick

@@ -27,7 +27,7 @@ from typing import Any
 
 from ledger import sync_rate
 from rounds import Alternating, Report
-from stage import ARGUMENT, QUEUE, Ours
+from stage import ARGUMENT, QUEUE, Ours, sqlite
 
 import towpath
 
@@ -54,7 +54,7 @@ class Gated(Ours):
     """An app whose jobs pass every gate. Each gate is a function of its own in GATES."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(sqlite(path))
         inner = self.noop.function
 
         async def noop(argument: str) -> None:
@@ -99,7 +99,7 @@ GATES: tuple[Callable[[Ours], dict[str, Any]], ...] = (rate_limit, cap, capacity
 
 
 def bench_gates(folder: Path, report: Report, sizes: Sizes) -> None:
-    with Ours(folder / "plain.db") as plain, Gated(folder / "gated.db") as gated:
+    with Ours(sqlite(folder / "plain.db")) as plain, Gated(folder / "gated.db") as gated:
         found = Alternating(
             sizes.rounds,
             {
@@ -115,7 +115,7 @@ class Tenants(Ours):
     """Nine tenants with a few jobs each; `flood` more of a tenth wait beside them."""
 
     def __init__(self, path: Path, sizes: Sizes, flood: int) -> None:
-        super().__init__(path)
+        super().__init__(sqlite(path))
         self._sizes, self._flood = sizes, flood
         self._served = threading.Event()
         self._small: Iterator[int] = iter(())

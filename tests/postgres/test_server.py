@@ -135,7 +135,7 @@ def test_root_with_the_wheel_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_p
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
     for name in (package.name, f"{package.name}.libs"):
-        subprocess.run(["cp", "-a", str(package.with_name(name)), str(hidden)], check=True)
+        (hidden / name).symlink_to(package.with_name(name))
     monkeypatch.setattr(testing, "bin_directory", lambda: hidden / package.name / "pginstall" / "bin")
     with place() as folder, Server.start(folder / "one") as server:
         assert server.query("SELECT 1") == [(1,)]
