@@ -7,9 +7,10 @@ SEEDS  ?= 200
 STEPS  ?= 300
 ARGS   ?=
 JOBS   ?= 2000000
+SECONDS ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-flow soak-memory fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-flow soak-memory soak-postgres fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +48,9 @@ bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py
 
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)
+
+soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, and outages of 30 s (SECONDS=)
+	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/postgres/test_fleet.py tests/postgres/test_outages.py
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

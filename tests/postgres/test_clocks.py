@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -34,8 +33,8 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
         tasks = Tasks(app)
         fleet.wait_for_all(app)
         held = [tasks.hold.enqueue("held") for _ in range(HELD)]
-        late = [tasks.step.options(delay=1.5).enqueue("late") for _ in range(10)]
         asked = time.monotonic_ns()
+        late = [tasks.step.options(delay=1.5).enqueue("late") for _ in range(10)]
         fleet.wait_for_runs("began", "held", HELD)
         ran = fleet.wait_for_runs("returned", "late", len(late))
         # For two leases they are held by heartbeats alone, while the others look for leases that have run out.
@@ -43,7 +42,7 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
         fleet.release()
         fleet.until(lambda: at_rest(app), "everything is done")
         assert [job.status().fence for job in (*held, *late)] == [1] * (HELD + len(late)), "nobody was given another's job"
-        assert min(line.at for line in ran) - asked > 1.4e9, "a delay is a delay"
+        assert min(line.at for line in ran) - asked >= 1.5e9, "a delay is a delay"
         ended = SystemClock().now()
         for job in judge(app, fleet).values():
             for moment in (job.created_at, job.started_at, job.finished_at):
@@ -71,5 +70,5 @@ def test_the_claims_of_the_dead_are_free_after_a_lease(victim: int, postgres_url
         assert job.result(30) == "held"
         assert (first.id, first.fence, second.id, second.fence) == (job.id, 1, job.id, 2)
         # The last heartbeat was at most a third of a lease before; the rest of the bound is for a busy machine.
-        assert LEASE / 2 < (second.at - killed) / 1e9 < LEASE + 20, f"pid {os.getpid()}"
+        assert LEASE / 2 < (second.at - killed) / 1e9 < LEASE + 20
         assert job.status().losses == 1

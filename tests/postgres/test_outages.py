@@ -174,9 +174,8 @@ class Customer:
 def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> None:
     url = server.create_database()
     with App(url) as app, App(url) as other:
-        held = [Tasks(other).hold.enqueue("held") for _ in range(1)]
-        hold = other.tasks["hold"]
-        held += [hold.enqueue("held") for _ in range(HELD - 1)]
+        hold = Tasks(other).hold
+        held = [hold.enqueue("held") for _ in range(HELD)]
         with Fleet(url, tmp_path, [0, 0], lease=LEASE) as fleet, Customer(app, tmp_path) as customer:
             fleet.wait_for_all(other)
             fleet.wait_for_runs("began", "held", HELD)
