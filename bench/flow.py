@@ -28,7 +28,7 @@ from typing import Any
 
 from ledger import sync_rate
 from rounds import Alternating, Report
-from stage import ARGUMENT, QUEUE, Ours
+from stage import ARGUMENT, QUEUE, Ours, sqlite
 
 import towpath
 
@@ -57,7 +57,7 @@ class Gated(Ours):
     capacity that are never reached."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(sqlite(path))
         self.run_options = {"lanes": {queue: towpath.Lane(queues=(queue,)) for queue in QUEUES}}
         for queue in QUEUES:
             self.app.queue(queue).configure(rate="1000000/s:1000000", cap=100_000, capacity=10_000_000)
@@ -81,14 +81,14 @@ class Metered(Ours):
     """Half of the jobs use a service whose limit is learned."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(sqlite(path))
         self.app.resource("service")
         metered = self.app.task(name="bench.metered", queue=QUEUES[0], resource="service")(self.noop.function)
         self.tasks = [metered, self.noop]
 
 
 def bench_gates(folder: Path, report: Report, sizes: Sizes) -> None:
-    with Ours(folder / "plain.db") as plain, Gated(folder / "gated.db") as gated, Metered(folder / "metered.db") as metered:
+    with Ours(sqlite(folder / "plain.db")) as plain, Gated(folder / "gated.db") as gated, Metered(folder / "metered.db") as metered:
         found = Alternating(
             sizes.rounds,
             {
@@ -106,7 +106,7 @@ class Tenants(Ours):
     """Nine tenants with a few jobs each; `flood` more of a tenth wait beside them."""
 
     def __init__(self, path: Path, flood: int) -> None:
-        super().__init__(path)
+        super().__init__(sqlite(path))
         self._flood = flood
         self._served = threading.Event()
         self._small: Iterator[int] = iter(())

@@ -188,6 +188,22 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
         assert not badge.orders().drain, "who is gone is forgotten"
 
 
+def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
+    """Somebody comes whose clock is an hour ahead, or whose outage was shorter, before the first has said a word."""
+    clock = ManualClock()
+    with App("memory://", clock=clock) as app:
+        first, second = Badge(app, "first#1"), Badge(app, "second#1")
+        first.enter()
+        first.orders()
+        clock.advance(3600)
+        second.enter()
+        first.orders()
+        for badge in (first, second):
+            badge.report(queues=(), concurrency=1, running=0, draining=False)
+        app.call(Upkeep())
+        assert [view.name for view in app.workers.list()] == ["first", "second"]
+
+
 @pytest.mark.parametrize("name", ["", "x" * 201, 5])
 def test_names_that_are_none(app: App, name: Any) -> None:
     for verb in (app.workers.pause, app.workers.resume, app.workers.drain):

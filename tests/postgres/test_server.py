@@ -131,11 +131,12 @@ def test_without_the_wheel_the_sentence_says_what_to_install(monkeypatch: pytest
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has directories that the server's user cannot reach")
 def test_root_with_the_wheel_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a virtual environment under /root. Nothing above it is opened for others; the server gets a copy."""
+    monkeypatch.delenv("PG_BINDIR", raising=False)
     package = bin_directory().parent.parent
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
     for name in (package.name, f"{package.name}.libs"):
-        subprocess.run(["cp", "-a", str(package.with_name(name)), str(hidden)], check=True)
+        (hidden / name).symlink_to(package.with_name(name))
     monkeypatch.setattr(testing, "bin_directory", lambda: hidden / package.name / "pginstall" / "bin")
     with place() as folder, Server.start(folder / "one") as server:
         assert server.query("SELECT 1") == [(1,)]

@@ -76,11 +76,11 @@ def bin_directory() -> Path:
 
 
 class Server:
-    """A running server with its data, log and socket in one directory. Ports and URLs stay through every restart."""
+    """A running server with its data, its log and its socket in one directory. Ports and URLs stay through every restart."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str], port: int) -> None:
         self.directory, self.settings, self.port = directory, dict(settings), port
-        self._data, self._log = directory / "data", directory / "log"
+        self._data, self.log = directory / "data", directory / "log"
         self._tools = _Tools(directory)
 
     @classmethod
@@ -158,7 +158,7 @@ class Server:
             port = self.port or _free_port()
             said = len(self._said())
             try:
-                self._tools.control("start", self._data, "-l", str(self._log), "-o", self._options(port))
+                self._tools.control("start", self._data, "-l", str(self.log), "-o", self._options(port))
             except ServerFailed as failed:
                 news = self._said()[said:].decode(errors="replace")
                 if not left or not any(reason in news for reason in _PASSING):
@@ -192,7 +192,7 @@ class Server:
         return shlex.join(word for name, value in (here | self.settings).items() for word in ("-c", f"{name}={value}"))
 
     def _said(self) -> bytes:
-        return self._log.read_bytes() if self._log.exists() else b""
+        return self.log.read_bytes() if self.log.exists() else b""
 
     def _pid(self) -> int:
         return int((self._data / "postmaster.pid").read_text("utf-8").splitlines()[0])
