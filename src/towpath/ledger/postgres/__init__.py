@@ -20,9 +20,9 @@ from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Command, Upkeep
+from towpath.core.commands import Appended, Command, Placed, Upkeep
 from towpath.core.explain import Explanation
-from towpath.core.job import Job
+from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
@@ -31,10 +31,11 @@ from towpath.ledger.postgres import guests, migrations, state
 from towpath.ledger.postgres.batch import PostgresBatch
 from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen
+from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen, mentioned
+from towpath.ledger.postgres.quick import plain_row, plain_spec
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
-from towpath.ledger.relational.batch import Ground
+from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
@@ -46,6 +47,7 @@ REPLAYS = 5
 """How often a batch that met others at the wrong time is played again before it goes command by command."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -82,17 +84,33 @@ class PostgresLedger:
         if now is not None:
             checks.whole("now", now)
         check_commands(commands)
+        spec = plain_spec(commands)
         with self._write_lock:
             self._guard()
             self._inside = threading.get_ident()
             try:
                 with self._translated():
-                    answers, wrote = self._again_if_gone(commands, now)
+                    answers, wrote = (spec and self._append_alone(spec, now)) or self._again_if_gone(commands, now)
             finally:
                 self._inside = None
         if wrote:
             self._ringing.ring()
         return answers
+
+    def _append_alone(self, spec: Spec, now: int | None) -> tuple[list[Answer], bool] | None:
+        """The commonest batch, in one statement. None if it is not so plain, or went wrong: the general way does it again."""
+        try:
+            db = self._db
+            self._undo(db)
+            if self._clock is not None and now is None:
+                now = self._clock.now()
+            row = db.one("append_plain", (*plain_row(spec), len(migrations.steps()), now))
+        except psycopg.Error:
+            return None
+        if row is None:
+            return None
+        self._tallies += 1
+        return [Appended((Placed(spec.id, row[0]),))], True
 
     def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
@@ -158,11 +176,11 @@ class PostgresLedger:
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
         first = first_specs(commands)
-        schema, least, seq, version, last, present, known, *_ = db.one("begin_batch", (array([spec.id for spec in first]),))
+        args = array([spec.id for spec in first]), array(mentioned(commands))
+        schema, least, seq, version, last, present, known, queues, *_ = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
-        ground = Ground(schema, least, seq, version, last, [], known)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
-        batch.queues.clear()
         self._jumps.note(batch.now)
         batch.lock(locks, commands)
         if any(type(command) is Upkeep for command in commands):

@@ -36,7 +36,6 @@ class PostgresBatch(Batch):
             self.db.run("lock_relations")
             self._is_related()
         names = mentioned(commands)
-        self.load_queues(names)
         limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
         if wanted := sorted(limited | locks.queues):
             self.db.run("make_queues", (array(wanted),))
@@ -117,22 +116,25 @@ class PostgresBatch(Batch):
         super().flush()
 
     def _flush_tallies(self) -> None:
+        if rows := self._take_tallies():
+            self.db.run("tally", (array(rows),))
+            if self._tidied:
+                self._fold(self._tidied & {str(row[0]) for row in rows})
+
+    def _take_tallies(self) -> list[tuple[object, ...]]:
         by_place: dict[tuple[str, str | None], dict[State, int]] = {}
         for (queue, part, state), count in self._tallies.items():
             if count:
                 by_place.setdefault((queue, part), {})[state] = count
-        if by_place:
-            rows = [(*place, *(counts.get(state, 0) for state in _STATES)) for place, counts in by_place.items()]
-            self.db.run("tally", (array(rows),))
-            self.tallies += len(rows)
-            if self._tidied:
-                self._fold(self._tidied & {queue for queue, _ in by_place})
         self._tallies.clear()
+        self.tallies += len(by_place)
+        return [(*place, *(counts.get(state, 0) for state in _STATES)) for place, counts in by_place.items()]
 
     def finish(self) -> None:
+        last = [] if self._tidied else self._take_tallies()
         self.flush()
         if self.wrote:
-            self.db.run("write_last", (self.now,))
+            self.db.run("close_batch", (array(last), self.now))
         if self.next_version != self._version:
             self.db.run("write_version", (self.next_version - 1,))
 

@@ -8,6 +8,7 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
+    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
     set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
     set_config('plan_cache_mode', 'force_generic_plan', true)
@@ -25,8 +26,77 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 -- name: write_version
 SELECT setval('towpath.version_seq', $1::bigint);
 
--- name: write_last
-SELECT setval('towpath.last_time', greatest($1::bigint, (SELECT last_value FROM towpath.last_time)));
+-- name: append_plain
+-- One plain spec, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
+-- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 ttl, $8 max_attempts, $9 max_losses, $10 timeout, $11 retention,
+-- $12 parent, $13 generation, $14 correlation_id, $15 content_type, $16 payload, $17 the schema we know, $18 the time or NULL
+WITH t AS MATERIALIZED (
+    SELECT greatest(l.last_value, coalesce($18::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) AS now
+    FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= $17::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
+), j AS (
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, expires_at, attempts, failures, losses,
+        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
+        size, content_type)
+    SELECT $1::text, towpath.take_seqs(1), $2::text, $3::text, $4::int,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
+        coalesce($6::bigint, now + $5::bigint), now + $7::bigint, 0, 0, 0, $8::int, $9::int, 0, 0, $10::bigint, $11::bigint, 0,
+        $12::text, $13::bigint, $14::text, now, length($16::bytea), $15::text
+    FROM t
+    RETURNING seq, state
+), b AS (
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $16::bytea FROM j WHERE length($16::bytea) > 0
+), c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
+)
+SELECT j.seq, setval('towpath.last_time', t.now) FROM j, t;
+
+-- name: close_batch
+-- The counts, and the time.
+WITH c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT v->>0, v->>1, (v->>2)::bigint, (v->>3)::bigint, (v->>4)::bigint, (v->>5)::bigint, (v->>6)::bigint, (v->>7)::bigint,
+        (v->>8)::bigint
+    FROM json_array_elements($1::json) v
+)
+SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
+
+-- name: quiet_until
+-- When upkeep has something to do next; NULL: never, as it looks now. -1: there are counts to fold.
+SELECT CASE WHEN EXISTS (SELECT 1 FROM towpath.tally) THEN -1 ELSE (SELECT min(at) FROM (
+    SELECT min(lease_until) + 1 AS at FROM towpath.job WHERE state = 'running'
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    UNION ALL
+    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+        FROM towpath.queue q WHERE q.scheduled > 0
+    UNION ALL
+    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+        FROM towpath.queue q WHERE q.done + q.canceled > 0
+    UNION ALL
+    SELECT -1 FROM towpath.queue WHERE done + canceled > coalesce(keep, $1::bigint)
+    UNION ALL
+    SELECT min(until) FROM towpath.tombstone
+    UNION ALL
+    SELECT min(until) FROM towpath.reply
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
+    UNION ALL
+    SELECT min(until) FROM towpath.key WHERE until > 0
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready > 0 AND next_at > $2::bigint
+    UNION ALL
+    SELECT min(next_at) FROM towpath.queue WHERE ready > 0 AND next_at > $2::bigint
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready = 0 AND running = 0 AND configured = 0
+    UNION ALL
+    SELECT min(closed_at) + $3::bigint FROM towpath."group" WHERE state = 'closed'
+) due) END, greatest(l.last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), m.min_schema
+FROM towpath.last_time l, towpath.meta m;
 
 -- name: snapshot
 -- It is another one after every commit of anybody.
@@ -39,22 +109,7 @@ SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FRO
 SELECT towpath.take_seqs($1::bigint);
 
 -- name: queues_by_name
-SELECT q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running, q.done + t.done,
-    q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap, q.rate_count,
-    q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock
-FROM json_array_elements_text($1::json) v
-CROSS JOIN LATERAL (
-    SELECT * FROM towpath.queue WHERE name = v
-    UNION ALL
-    SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
-    WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
-CROSS JOIN LATERAL (
-    SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
-        coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
-        coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
-        coalesce(sum(a.canceled), 0)::bigint AS canceled,
-        coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
-    FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t;
+SELECT {queue_counts} FROM json_array_elements_text($1::json) v {counted};
 
 -- name: all_queues
 SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
@@ -562,14 +617,13 @@ SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elemen
 SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
 
 -- name: held
--- first: lock_held
 SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
-    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
-    (EXISTS (SELECT 1 FROM towpath.edge e WHERE e.src = j.seq))::int
-FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, 0
+FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
 
--- name: lock_held
-SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY seq FOR UPDATE;
+-- name: sources
+-- Which of these has somebody that depends on it. After they are locked: who appends a dependency locks it too.
+SELECT DISTINCT src FROM towpath.edge WHERE src = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
 
 -- name: offer_loose
 SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
