@@ -88,6 +88,21 @@ class PostgresBatch(Batch):
             self._tidied = set(self.db.rows("try_queues", (array(found),), str))
             self._fold(self._tidied)
 
+    def load_queues(self, names: Iterable[str]) -> None:
+        wanted = set(names)
+        self._flush_before(wanted.difference(self.queues))
+        super().load_queues(wanted)
+
+    def _load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
+        wanted = set(keys)
+        self._flush_before({queue for queue, _ in wanted.difference(self.parts)})
+        super()._load_parts(wanted)
+
+    def _flush_before(self, queues: set[str]) -> None:
+        """What is read of these now must have in it what this batch did before."""
+        if queues and any(queue in queues for queue, _, _ in self._tallies):
+            self._flush_tallies()
+
     def take_seqs(self, n: int) -> int:
         first: int = self.db.one("take_seqs", (n,))[0]
         self.next_seq = first + n
