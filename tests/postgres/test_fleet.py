@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from towpath.testing.postgres import Server
 PROCESSES = 8
 SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "3"))
 """`make soak-postgres` takes longer."""
-STORES = ["sqlite", *(["postgres"] if importlib.util.find_spec("towpath.ledger.postgres") else [])]
+STORES = ["sqlite", "postgres"]
 
 
 @pytest.fixture(params=STORES)
