@@ -19,7 +19,7 @@ from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
-from towpath.errors import InvalidInput, TowpathError
+from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
@@ -137,8 +137,13 @@ class Service:
 
     def _look_around(self) -> None:
         """In the committing thread, after a claim that brought nothing: is the burst over? If not, another claim will ask."""
+        if self._stopped:
+            return
         try:
             over = at_rest(self._app.ledger, ",".join(self._chosen.queues), self._app.clock.now())
+        except LedgerClosed:
+            # The worker was stopped and its app closed while this batch was under way.
+            return
         except TowpathError as error:
             log.warning("whether the burst is over cannot be seen now: %s", error)
             return
