@@ -58,7 +58,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "display": ("progress",),
     "breakers": (*_TASKS, "attempts", "context", *_FRONT),
     "workers": ("core", "ledger", "runtime", *_BASE),
-    "steering": ("display", "progress", "workers", *_FRONT),
+    "steering": ("display", "progress", "settings", "workers", *_FRONT),
     "service": (*_TASKS, "queues", "workers", "attempts", "breakers", "context", "schedules", "settings", "timetable", *_FRONT),
     "app": (
         *_TASKS,
