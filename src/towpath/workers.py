@@ -20,13 +20,16 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note
-from towpath.core.fleet import Fleet, LaneView, lanes_together
+from towpath.core.fleet import Fleet, lanes_together
+from towpath.core.fleet import LaneView as LaneView
 from towpath.core.fleet import WorkerView as WorkerView
+from towpath.core.fleet import spell_lanes as spell_lanes
 from towpath.errors import InvalidInput, NoteConflict
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
-from towpath.runtime.fleet import KEY, decoded, key_of, present, report
+from towpath.runtime.fleet import KEY, decoded, key_of, lanes_of, present, report
 from towpath.runtime.fleet import explained as explained
+from towpath.runtime.fleet import workers_of as workers_of
 from towpath.runtime.tickets import Reply
 
 TTL: Final = 30 * SECOND
@@ -69,7 +72,7 @@ class Workers:
 
     def list(self) -> Sequence[WorkerView]:
         """Those that are there, by name."""
-        return present(self._host.ledger, _read(self._host)[1])
+        return workers_of(self._host.ledger)
 
     async def alist(self) -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.list)
@@ -138,8 +141,7 @@ class Lanes:
 
     def list(self) -> Sequence[LaneView]:
         """Those that are there, and those that are paused, as the workers said at most ten seconds ago."""
-        fleet = _read(self._host)[1]
-        return lanes_together(present(self._host.ledger, fleet), fleet.lanes)
+        return lanes_of(self._host.ledger)
 
     async def alist(self) -> Sequence[LaneView]:
         return await asyncio.to_thread(self.list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -12,7 +12,7 @@ from towpath.core.explain import Explanation, Gate, place, when
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of one worker, or of all of them together."""
+    """A lane of one worker (`paused`: it has heard of it), or of all of them together (`paused`: they are told so)."""
 
     name: str
     queues: tuple[str, ...]
@@ -88,6 +88,15 @@ def lanes_together(workers: Sequence[WorkerView], paused: dict[str, str | None])
             )
         )
     return found
+
+
+def spell_lanes(lanes: Mapping[str, Mapping[str, int]], names: Mapping[str, str]) -> str:
+    """What runs in each lane, for people. `names` says how kinds are called."""
+    words = {
+        lane: ", ".join(f"{count} {names.get(kind, kind)}" for kind, count in sorted(kinds.items()))
+        for lane, kinds in lanes.items()
+    }
+    return "; ".join(f"{lane}: {said or 'nothing'}" for lane, said in words.items())
 
 
 def among_workers(

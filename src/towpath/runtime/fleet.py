@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from towpath.core.explain import Explanation, Gate
-from towpath.core.fleet import Fleet, WorkerView, among_workers
+from towpath.core.fleet import Fleet, LaneView, WorkerView, among_workers, lanes_together
 from towpath.core.views import NoteView
 from towpath.ledger import Ledger
 
@@ -32,6 +32,16 @@ def present(ledger: Ledger, fleet: Fleet) -> Sequence[WorkerView]:
     """Those that are there, by name."""
     found = [view for owner in fleet.known if (view := report(ledger, owner)) is not None]
     return sorted(found, key=lambda each: (each.name, each.started_at))
+
+
+def workers_of(ledger: Ledger) -> Sequence[WorkerView]:
+    return present(ledger, decoded(ledger.note(KEY)))
+
+
+def lanes_of(ledger: Ledger) -> list[LaneView]:
+    """The lanes of all who are there together, and those that are paused."""
+    fleet = decoded(ledger.note(KEY))
+    return lanes_together(present(ledger, fleet), fleet.lanes)
 
 
 def explained(ledger: Ledger, id: str, now: int) -> Explanation:

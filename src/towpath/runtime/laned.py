@@ -148,9 +148,9 @@ class Laned:
 
     @property
     def lanes(self) -> tuple[LaneView, ...]:
-        running = self._by_lanes(self._running)
+        running, reserved, paused = self._by_lanes(self._running), self._shares.reserved, self._shares.paused
         return tuple(
-            LaneView(name=name, queues=lane.queues, reserved=self._shares.reserved[n], running=running[n])
+            LaneView(name=name, queues=lane.queues, reserved=reserved[n], running=running[n], paused=n in paused)
             for n, (name, lane) in enumerate(self._declared.items())
         )
 

@@ -1,0 +1,182 @@
+"""The intake of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it starts."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from towpath.core import admission
+from towpath.core.adaptive import Bounds
+from towpath.core.commands import Claimed
+from towpath.core.job import Claim, Release, Spec
+from towpath.core.lanes import Lane
+from towpath.runtime.intake import Plain
+from towpath.runtime.laned import Laned
+from towpath.runtime.office import Attempt, WorkerOptions
+from towpath.testing import ManualClock
+
+LANES = {"front": Lane(queues=("f",), reserved=2), "back": Lane(queues=("b",), reserved=2)}
+
+
+class Throttled:
+    """An attempt whose service was asked too much."""
+
+    throttled = 60_000_000
+
+
+class Nobody:
+    """Listens to nothing, commits nothing."""
+
+    def wants(self, kind: object) -> bool:
+        return False
+
+
+class Office:
+    owner, clock, dispatcher = "me", ManualClock(), None
+    bus = committer = Nobody()
+
+
+class Intake(Laned):
+    """Hands out what it is asked for."""
+
+    def __init__(self, lanes: dict[str, Lane], concurrency: int = 4, **options: Any) -> None:
+        queues = tuple(queue for lane in lanes.values() for queue in lane.queues)
+        wanted = WorkerOptions(queues=queues, lanes=lanes, concurrency=concurrency, **options)
+        super().__init__(cast("Any", Office()), wanted, 1, self.add, _fail, None)
+        self._is_open = True
+
+    def deliver(self, *claims: Claim) -> None:
+        self.taken(Claimed(claims))
+
+    def asks(self) -> dict[str, int]:
+        """How many it would take of each queue alone."""
+        command = self.wanted()
+        found: dict[str, int] = {}
+        for want in () if command is None else command.wants:
+            found[want.queue] = max(found.get(want.queue, 0), want.n)
+        return found
+
+    def start_all(self) -> list[str]:
+        started = []
+        while (claim := self.next()) is not None:
+            started.append(claim.job.queue)
+        return started
+
+
+def _fail(error: object) -> None:
+    raise AssertionError(error)
+
+
+def claim(queue: str, n: int = 0, kind: str = "k") -> Claim:
+    (job,) = admission.admit([Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.Facts(), 0, n + 1).jobs
+    return Claim(replace(job, fence=1))
+
+
+def claims(queue: str, count: int) -> list[Claim]:
+    return [claim(queue, n) for n in range(count)]
+
+
+def test_a_paused_lane_gives_back_what_was_claimed_ahead() -> None:
+    intake = Intake(LANES)
+    back = claims("b", 3)
+    intake.deliver(*back, claim("f"))
+    intake.pause(["back", "of somebody else"])
+    assert sorted(each.id for each, outcome in intake.surplus() if outcome == Release()) == ["b0", "b1", "b2"]
+    assert intake.start_all() == ["f"]
+    assert intake.asks() == {"f": 3}, "all the slots that are left"
+    intake.deliver(claim("b", 7))
+    assert [each.id for each, _ in intake.surplus()] == ["b7"], "it was on its way when the pause came"
+    intake.pause([])
+    assert intake.asks()["b"] == 3
+    assert intake.surplus() == []
+
+
+def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
+    options = WorkerOptions(queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"})
+    intake = Laned(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
+    intake.pause(["all"])
+    intake._is_open = True
+    assert intake.wanted() is not None
+    assert (intake.lanes, intake.lane_of("q")) == ((), None)
+
+
+# Limits of a lane
+
+
+def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
+    lanes = {"front": LANES["front"], "back": Lane(queues=("b", "c"), reserved=2, adaptive=(1, 8))}
+    intake = Intake(lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"})
+    assert intake.asks() == {"f": 32, "b": 4, "c": 4}
+    intake.deliver(*claims("b", 2), claim("c", kind="x"))
+    assert sorted(intake.start_all()) == ["b", "b", "c"]
+    assert intake.asks() == {"f": 29, "b": 1, "c": 1}
+    assert [(each.name, each.running, each.limit) for each in intake.limits] == [("resource api", 1, 4), ("lane back", 3, 4)]
+    assert [each.queues for each in intake.limits] == [("c",), ("b", "c")]
+    intake.ended(claim("b"), True, None)
+    assert [each.running for each in intake.limits] == [1, 2]
+
+
+def test_too_much_in_an_adaptive_lane_holds_the_lane_back() -> None:
+    intake = Intake({"front": LANES["front"], "back": Lane(queues=("b",), adaptive=(1, 8))}, concurrency=32)
+    intake.deliver(*claims("b", 4))
+    intake.start_all()
+    intake.deliver(claim("b", 9))
+    intake.ended(claim("b"), False, cast("Attempt", Throttled()))
+    (limit,) = intake.limits
+    assert (limit.limit, limit.running) == (2, 3)
+    assert limit.until is not None
+    assert [each.id for each, _ in intake.surplus()] == ["b9"]
+    assert intake.next() is None
+
+
+# New settings
+
+
+def test_what_runs_counts_in_the_new_lanes() -> None:
+    before = Intake({"all": Lane(queues=("f", "b"))})
+    running = [*claims("b", 3), claim("f"), claim("gone")]
+    before.deliver(*running[:4])
+    assert len(before.start_all()) == 4
+    intake = Intake(LANES, concurrency=6)
+    intake.adopt(running, before)
+    assert [lane.running for lane in intake.lanes] == [1, 3]
+    assert max(intake.asks().values()) == 1, "five of six slots are taken"
+    intake.deliver(claim("b", 5))
+    intake.deliver(claim("f", 5))
+    assert intake.start_all() == ["f"], "the lane that is short of its own"
+    intake.ended(claim("gone"), True, None)
+    assert intake.start_all() == ["b"]
+    for each in [*claims("b", 3), claim("f"), claim("f", 5), claim("b", 5)]:
+        intake.ended(each, True, None)
+    assert [lane.running for lane in intake.lanes] == [0, 0]
+    assert intake.asks() == {"f": 6, "b": 6}
+
+
+def test_fewer_slots_than_run_already() -> None:
+    intake = Intake({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
+    intake.adopt(claims("b", 4), Plain(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None))
+    assert intake.asks() == {}
+    intake.deliver(claim("f"))
+    assert intake.next() is None
+    for each in claims("b", 3):
+        intake.ended(each, True, None)
+    assert intake.start_all() == ["f"]
+
+
+@pytest.mark.parametrize(("most", "limit", "ran"), [(8, 2, 3), (9, 4, 3)])
+def test_a_limit_with_the_same_bounds_keeps_what_it_has_learned(most: int, limit: int, ran: int) -> None:
+    options: dict[str, Any] = {"needs": {"k": "api"}, "sources": {"b": "api"}}
+    before = Intake(LANES, concurrency=9, resources={"api": Bounds(1, 8)}, **options)
+    before.deliver(*claims("b", 4))
+    before.start_all()
+    throttled = Throttled()
+    throttled.throttled = 0
+    before.ended(claim("b"), False, cast("Attempt", throttled))
+    intake = Intake(LANES, concurrency=9, resources={"api": Bounds(1, most)}, **options)
+    intake.adopt(claims("b", 4)[1:], before)
+    assert [(each.limit, each.running) for each in intake.limits] == [(limit, ran)]
+    for each in claims("b", 4)[1:]:
+        intake.ended(each, False, None)
+    assert [each.running for each in intake.limits] == [0]
