@@ -229,6 +229,16 @@ def test_explain_names_a_paused_group(app: App) -> None:
     assert job.status().state is State.READY
 
 
+def test_the_end_of_a_burst_is_not_asked_of_a_closed_app(caplog: pytest.LogCaptureFixture) -> None:
+    """A batch may be under way while the worker stops and its app is closed."""
+    app = App("memory://")
+    app.task(name="t")(lambda: 1)
+    service = Service(app, {"burst": True})
+    app.close()
+    service._look_around()
+    assert caplog.records == []
+
+
 def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
     let_go, started = asyncio.Event(), asyncio.Semaphore(0)
 

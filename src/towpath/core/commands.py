@@ -11,15 +11,15 @@ from msgspec.structs import force_setattr
 
 from towpath.core import checks
 from towpath.core.job import SERIAL, Outcome, Spec, State, rank
-from towpath.core.job import GroupState as GroupState
-from towpath.core.job import OnFailure as OnFailure
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
 from towpath.core.results import Claimed as Claimed
 from towpath.core.results import GroupSet as GroupSet
+from towpath.core.results import GroupState as GroupState
 from towpath.core.results import Hastened as Hastened
 from towpath.core.results import Noted as Noted
+from towpath.core.results import OnFailure as OnFailure
 from towpath.core.results import Placed as Placed
 from towpath.core.results import Progressed as Progressed
 from towpath.core.results import Purged as Purged

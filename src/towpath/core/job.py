@@ -42,18 +42,6 @@ WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.READY})
 FINISHED = frozenset({State.DONE, State.FAILED, State.CANCELED})
 
 
-class GroupState(Word):
-    OPEN = "open"
-    SEALED = "sealed"
-    ABORTING = "aborting"
-    CLOSED = "closed"
-
-
-class OnFailure(Word):
-    CONTINUE = "continue"
-    ABORT = "abort"
-
-
 class Reason(Word):
     """Why a job is in its state. `NONE` where the state says it all."""
 
