@@ -133,6 +133,31 @@ def test_hangup_reads_the_settings_again(shop: Shell) -> None:
         assert parent.end() == 0
 
 
+def test_hangup_counts_what_runs_in_the_new_lanes(shop: Shell) -> None:
+    (shop.folder / "holds.py").write_text(HOLDS)
+    file = shop.folder / "towpath.toml"
+    file.write_text('concurrency = 4\n[lanes.all]\nqueues = ["hall", "cellar"]\n')
+    names = ("ada", "bob")
+    for name, queue in zip(names, ("hall", "cellar"), strict=True):
+        os.mkfifo(shop.folder / f"{name}.pipe")
+        shop("enqueue", "hold", "--queue", queue, "--args", f'{{"name": "{name}"}}')
+    with talking(shop, "worker", "holds:app") as worker:
+        for _ in names:
+            worker.until("holding ")
+        file.write_text('concurrency = 2\n[lanes.front]\nqueues = ["hall"]\n[lanes.other]\nqueues = ["attic"]\n')
+        worker.process.send_signal(signal.SIGHUP)
+        worker.until("settings reloaded: queues hall,attic, concurrency 2")
+        listed = shop("lanes", "list", "--json").json["lanes"]
+        assert [(each["name"], each["running"]) for each in listed] == [("front", 1), ("other", 0)]
+        os.mkfifo(shop.folder / "eve.pipe")
+        id = shop("enqueue", "hold", "--queue", "hall", "--args", '{"name": "eve"}').out.strip()
+        assert shop("jobs", "show", id, "--json").json["state"] == "ready", "both slots are taken, one by a queue in no lane"
+        for name in (*names, "eve"):
+            (shop.folder / f"{name}.pipe").write_text("go")
+        worker.until("holding eve")
+        assert worker.end() == 0
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_closed_terminal_is_a_stop(shop: Shell, processes: str) -> None:
     greet(shop, "ada")
