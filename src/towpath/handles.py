@@ -11,9 +11,9 @@ from towpath.core.explain import Explanation
 from towpath.core.job import CANCELED, DONE, Job, Spec
 from towpath.core.views import GroupView, Query
 from towpath.errors import JobCanceled, JobFailed, NotRevivable, UnknownGroup, UnknownJob
+from towpath.fleet import explained
 from towpath.ledger import Ledger
 from towpath.runtime.engine import Engine
-from towpath.runtime.fleet import explained
 
 R_co = TypeVar("R_co", covariant=True)
 Decode = Callable[[bytes | None], Any]

@@ -23,13 +23,10 @@ from towpath.core.commands import Note
 from towpath.core.fleet import Fleet, lanes_together
 from towpath.core.fleet import LaneView as LaneView
 from towpath.core.fleet import WorkerView as WorkerView
-from towpath.core.fleet import spell_lanes as spell_lanes
 from towpath.errors import InvalidInput, NoteConflict
+from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
-from towpath.runtime.fleet import KEY, decoded, key_of, lanes_of, present, report
-from towpath.runtime.fleet import explained as explained
-from towpath.runtime.fleet import workers_of as workers_of
 from towpath.runtime.tickets import Reply
 
 TTL: Final = 30 * SECOND

@@ -15,7 +15,7 @@ from towpath.cli.failures import OK, REFUSED, say
 from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, spell, table
 from towpath.cli.values import Header, Moment, now
 from towpath.errors import UnknownJob
-from towpath.workers import explained
+from towpath.fleet import explained
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")

@@ -13,7 +13,7 @@ from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import OK, nothing
 from towpath.cli.output import ago, clean, console, emit, seconds, show, table
 from towpath.cli.values import now
-from towpath.workers import WorkerView, spell_lanes, workers_of
+from towpath.fleet import WorkerView, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
 MOST_LINES = 20

@@ -19,8 +19,8 @@ from towpath.core.commands import GroupState
 from towpath.core.job import FINISHED, Job
 from towpath.core.views import GroupView
 from towpath.errors import LedgerClosed, TowpathError, UnknownGroup, UnknownJob
+from towpath.fleet import explained
 from towpath.ledger import Ledger
-from towpath.runtime.fleet import explained
 
 T = TypeVar("T", Job, GroupView)
 Wake = Callable[[], None]

@@ -8,7 +8,9 @@ from typing import Final
 import msgspec
 
 from towpath.core.explain import Explanation, Gate
-from towpath.core.fleet import Fleet, LaneView, WorkerView, among_workers, lanes_together
+from towpath.core.fleet import Fleet, LaneView, among_workers, lanes_together
+from towpath.core.fleet import WorkerView as WorkerView
+from towpath.core.fleet import spell_lanes as spell_lanes
 from towpath.core.views import NoteView
 from towpath.ledger import Ledger
 
