@@ -7,9 +7,10 @@ SEEDS  ?= 200
 STEPS  ?= 300
 ARGS   ?=
 JOBS   ?= 2000000
+SECONDS ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-flow soak-memory fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-flow soak-memory soak-postgres fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -39,11 +40,17 @@ bench: $(VENV)/.package ## how fast the ledger is here, beside the raw limit of 
 bench-engine: $(VENV)/.bench ## how fast the engine is here, beside huey, litequeue, persist-queue and the raw limit
 	$(BIN)/python bench/engine.py --quick
 
+bench-postgres: $(VENV)/.bench ## how fast the engine is on PostgreSQL, beside pgqueuer, procrastinate and raw psycopg
+	$(BIN)/python bench/postgres.py --quick
+
 bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py without --quick: also bandwidth and memory)
 	$(BIN)/python bench/flow.py --quick
 
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)
+
+soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, and outages of 30 s (SECONDS=)
+	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/postgres/test_fleet.py tests/postgres/test_outages.py
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

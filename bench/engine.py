@@ -16,17 +16,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from contest import Contest
 from ledger import specs, sync_rate
-from peers import IN_TURNS, Contest
+from peers import IN_TURNS, peers
 from raw import Raw
-from rounds import Alternating, Report
-from stage import ARGUMENT, Ours
+from rounds import Alternating, Report, rate
+from stage import ARGUMENT, Ours, sqlite
 
 TARGETS = {
     "vs_best_peer": 8.0,
@@ -60,22 +60,14 @@ class Sizes:
         self.memory = 0 if quick else 1_000_000
 
 
-def rate(count: int, run: Callable[[], object]) -> float:
-    """How many a second."""
-    gc.collect()
-    started = time.perf_counter()
-    run()
-    return count / (time.perf_counter() - started)
-
-
 def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     """Jobs completed per second: ours, the peers, and the claim-100/settle-100 loop of bench/ledger.py."""
-    contest, raw = Contest(folder, list(IN_TURNS)), Raw(folder / "raw.db", "q")
-    with Ours(folder / "ours.db") as ours:
+    contest, raw = Contest(peers(folder, IN_TURNS)), Raw(folder / "raw.db", "q")
+    with Ours(sqlite(folder / "ours.db")) as ours:
         runs: dict[str, Callable[[], float]] = {
-            "async": lambda: ours.complete(ours.noop, sizes.jobs),
+            "async": lambda: ours.complete(sizes.jobs, ours.noop),
             "raw": lambda: raw_loop(raw, sizes.jobs),
-            "threads": lambda: ours.complete(ours.noop_sync, sizes.jobs // 2),
+            "threads": lambda: ours.complete(sizes.jobs // 2, ours.noop_sync),
         }
         for name, length in IN_TURNS.items():
             runs[name] = partial(contest.rate, name, int(sizes.peer_jobs * length))
@@ -114,13 +106,13 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
         rows = [raw.rows(specs(1000)) for _ in range(sizes.bulk // 1000)]
         return rate(sizes.bulk, lambda: raw.append_each(rows))
 
-    with Ours(folder / "enqueue.db") as ours:
+    with Ours(sqlite(folder / "enqueue.db")) as ours:
         found = Alternating(
             sizes.enqueue_rounds,
             {
                 "raw": raw_single,
                 "one": lambda: rate(sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]),
-                "threads": lambda: from_threads(ours, sizes.threads, sizes.each),
+                "threads": lambda: ours.put_from_threads(sizes.threads, sizes.each),
                 "tasks": lambda: asyncio.run(from_tasks(ours, sizes.tasks, sizes.each)),
                 "raw bulk": raw_bulk,
                 "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
@@ -132,26 +124,6 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
     report.ratio("enqueue_64_tasks", found["tasks"], found["raw"])
     report.ratio("enqueue_many", found["many"], found["raw bulk"])
     raw.close()
-
-
-def from_threads(ours: Ours, count: int, each: int) -> float:
-    ready = threading.Barrier(count + 1)
-
-    def work() -> None:
-        ready.wait()
-        for _ in range(each):
-            ours.noop.enqueue(ARGUMENT)
-
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-
-    def run() -> None:
-        ready.wait()
-        for thread in threads:
-            thread.join()
-
-    return rate(count * each, run)
 
 
 async def from_tasks(ours: Ours, count: int, each: int) -> float:
@@ -170,7 +142,7 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
     path, raw = folder / "latency.db", Raw(folder / "raw-latency.db", "q")
     commits: list[float] = []
     waited: list[float] = []
-    with Ours(path) as ours, ours.working():
+    with Ours(sqlite(path)) as ours, ours.working():
         for number in range(sizes.samples + 20):
             rows = raw.rows(specs(1))
             before = time.perf_counter()
@@ -196,7 +168,7 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
 
 def child(what: str, path: Path, number: int) -> list[float]:
     """Run a part of stage.py in a process of its own; the numbers it prints."""
-    command = [sys.executable, str(STAGE), what, str(path), str(number)]
+    command = [sys.executable, str(STAGE), what, sqlite(path), str(number)]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in ended.stdout.split()]
 

@@ -24,32 +24,18 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import huey
 import litequeue
 import persistqueue
+from contest import Contest, Peer
 
 ARGUMENT = "x" * 100
-_WARM_UP = 50
 
 logging.getLogger("huey").setLevel(logging.ERROR)
-
-
-class Peer(Protocol):
-    """`fill` is the stage and is not measured; `drain` runs the jobs and tells how long that took."""
-
-    def fill(self, count: int) -> None: ...
-
-    def drain(self, count: int) -> float: ...
-
-    def enqueue(self, count: int) -> float:
-        """One at a time, each durable before the next: the seconds it took."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Huey:
@@ -191,26 +177,14 @@ it (1,589 instead of 2,460 jobs/s). One thread is its best on a quiet machine, f
 and must not be forked from a process that has a ledger open."""
 
 
-class Contest:
-    """Several peers, one file each, asked in turn."""
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.peers: dict[str, Peer] = {}
-        for number, name in enumerate(names):
-            place = folder / f"peer{number}"
-            place.mkdir()
-            self.peers[name] = WAYS[name](place)
-            self.rate(name, _WARM_UP)
-
-    def rate(self, name: str, jobs: int) -> float:
-        """Jobs completed per second."""
-        peer = self.peers[name]
-        peer.fill(jobs)
-        return jobs / peer.drain(jobs)
-
-    def close(self) -> None:
-        for peer in self.peers.values():
-            peer.close()
+def peers(folder: Path, names: Iterable[str]) -> dict[str, Peer]:
+    """These, each in a directory of its own."""
+    made: dict[str, Peer] = {}
+    for number, name in enumerate(names):
+        place = folder / f"peer{number}"
+        place.mkdir()
+        made[name] = WAYS[name](place)
+    return made
 
 
 def main() -> None:
@@ -220,7 +194,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        contest = Contest(Path(name), list(WAYS))
+        contest = Contest(peers(Path(name), WAYS))
         done: dict[str, list[float]] = {way: [] for way in WAYS}
         put: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(options.rounds):

@@ -1,8 +1,9 @@
-"""Our side of bench/engine.py: an App on one file with tasks that do nothing, and the parts that need a process of their own.
+"""Our side of the benches: an App on one ledger with tasks that do nothing, and the parts that need a process of their own.
 
-python bench/stage.py enqueue FILE COUNT    enqueue now and then, for a worker in another process
-python bench/stage.py idle FILE SECONDS     run a worker that has nothing to do; prints the CPU seconds it used
-python bench/stage.py memory FILE JOBS      run so many jobs; prints the MB resident after a tenth of them and at the end
+python bench/stage.py enqueue URL COUNT    enqueue now and then, for a worker in another process
+python bench/stage.py idle URL SECONDS     run a worker that has nothing to do; prints the CPU seconds it used
+python bench/stage.py memory URL JOBS      run so many jobs; prints the MB resident after a tenth of them and at the end
+python bench/stage.py work URL             run a worker until SIGTERM
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from types import TracebackType
 from typing import Any, Self
 
 from ledger import resident
+from rounds import rate
 
 from towpath import App
+from towpath.service import RunOptions
 
 ARGUMENT = "x" * 100
 QUEUE = "bench"
-_PATIENCE = 120.0
+PATIENCE = 120.0
 """Seconds after which something is broken, not slow."""
 
 
 class Ours:
     """An App and its worker. The worker has an event loop in a thread of its own; whoever measures blocks and costs nothing."""
 
-    def __init__(self, path: Path) -> None:
-        self.app = App(f"sqlite:///{path}")
+    def __init__(self, url: str) -> None:
+        self.app = App(url)
+        self.run_options: RunOptions = {}
         self._left: Iterator[int] = iter(())
         self._called = threading.Event()
         self.delays: list[float] = []
@@ -64,6 +68,26 @@ class Ours:
         for _ in range(0, count, chunk):
             task.enqueue_many(task.of(ARGUMENT) for _ in range(chunk))
 
+    def put_from_threads(self, count: int, each: int) -> float:
+        """Enqueued per second by `count` callers at once, each of them one at a time."""
+        ready = threading.Barrier(count + 1)
+
+        def work() -> None:
+            ready.wait()
+            for _ in range(each):
+                self.noop.enqueue(ARGUMENT)
+
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+
+        def run() -> None:
+            ready.wait()
+            for thread in threads:
+                thread.join()
+
+        return rate(count * each, run)
+
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """A worker while the block lasts."""
@@ -71,7 +95,7 @@ class Ours:
         stop: list[Callable[[], object]] = []
 
         async def main() -> None:
-            running = asyncio.ensure_future(self.app.arun())
+            running = asyncio.ensure_future(self.app.arun(**self.run_options))
             loop = asyncio.get_running_loop()
             stop.append(lambda: loop.call_soon_threadsafe(running.cancel))
             started.set()
@@ -87,28 +111,46 @@ class Ours:
             stop[0]()
             thread.join()
 
-    def complete(self, task: Any, count: int) -> float:
-        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done."""
-        self.put_many(task, count)
-        target = self._done() + count
+    def complete(self, count: int, *tasks: Any) -> float:
+        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done; each of the tasks has as
+        many of them."""
+        for task in tasks:
+            self.put_many(task, count // len(tasks))
+        target = self.done() + count
         self._expect(count)
         started = time.perf_counter()
         with self.working():
             self._await_calls()
             # All have been called; what is left is the commit of the last ones.
-            while self._done() < target:
+            while self.done() < target:
                 time.sleep(0.001)
             spent = time.perf_counter() - started
         return count / spent
 
+    def completed_by_others(self, count: int) -> float:
+        """Jobs per second of workers in other processes, which wait for them at a paused queue."""
+        queue = self.app.queue(QUEUE)
+        queue.pause()
+        self.put_many(self.noop, count)
+        target = self.done() + count
+        # Longer than any of them looks at what it could not have.
+        time.sleep(0.3)
+        started = time.perf_counter()
+        queue.resume()
+        while self.done() < target:
+            time.sleep(0.01)
+            if time.perf_counter() - started > PATIENCE:
+                raise TimeoutError(f"the jobs did not all run within {PATIENCE:g} s")
+        return count / (time.perf_counter() - started)
+
     def pick_up(self) -> float:
         """Milliseconds from the call of `enqueue` to the start of the handler; the worker is idle before."""
         time.sleep(0.005)
-        target = self._done() + 1
+        target = self.done() + 1
         self._expect(1)
         self.stamp.enqueue(f"{time.monotonic_ns():<100}")
         self._await_calls()
-        while self._done() < target:
+        while self.done() < target:
             time.sleep(0.001)
         return self.delays[-1]
 
@@ -125,37 +167,46 @@ class Ours:
         self._called.clear()
 
     def _await_calls(self) -> None:
-        if not self._called.wait(_PATIENCE):
-            raise TimeoutError(f"the jobs did not all run within {_PATIENCE:g} s")
+        if not self._called.wait(PATIENCE):
+            raise TimeoutError(f"the jobs did not all run within {PATIENCE:g} s")
 
-    def _done(self) -> int:
-        view = self.app.ledger.queues().get(QUEUE)
-        return view.counts.done if view else 0
+    def done(self) -> int:
+        return sum(view.counts.done for view in self.app.ledger.queues().values())
 
 
-def enqueue(path: Path, count: int) -> None:
-    with Ours(path) as ours:
+def enqueue(url: str, count: int) -> None:
+    with Ours(url) as ours:
         for _ in range(count):
             time.sleep(0.01)
             ours.stamp.enqueue(f"{time.monotonic_ns():<100}")
 
 
-def idle(path: Path, seconds: int) -> None:
-    with Ours(path) as ours, ours.working():
+def idle(url: str, seconds: int) -> None:
+    with Ours(url) as ours, ours.working():
         time.sleep(1.0)
         before = time.process_time()
         time.sleep(seconds)
         print(time.process_time() - before)
 
 
-def memory(path: Path, jobs: int) -> None:
-    with Ours(path) as ours:
+def memory(url: str, jobs: int) -> None:
+    with Ours(url) as ours:
         for number in range(10):
-            ours.complete(ours.noop, jobs // 10)
+            ours.complete(jobs // 10, ours.noop)
             if number in (0, 9):
                 print(resident())
 
 
+def work(url: str) -> None:
+    with Ours(url) as ours:
+        ours._expect(sys.maxsize)
+        ours.app.run()
+
+
+def sqlite(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
 if __name__ == "__main__":
-    parts: dict[str, Callable[[Path, int], None]] = {"enqueue": enqueue, "idle": idle, "memory": memory}
-    parts[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    parts: dict[str, Callable[..., None]] = {"enqueue": enqueue, "idle": idle, "memory": memory, "work": work}
+    parts[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))

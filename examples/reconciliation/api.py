@@ -1,8 +1,9 @@
-"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`, `GET /queue`."""
+"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`, `GET /queues`."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from towpath.errors import QueueFull, UnknownJob
@@ -20,9 +21,10 @@ FIELDS: dict[str, type] = {
     "conversions": int,
 }
 Answer = tuple[int, dict[str, Any]]
+"""The status and the body."""
 
 
-def post_report(body: Any, platforms: list[str]) -> Answer:
+def post_report(body: Any) -> Answer:
     """202 with the job, 400 with what is wrong, 429 when too much waits already."""
     if not isinstance(body, dict):
         return 400, {"error": "a JSON object is expected"}
@@ -30,14 +32,14 @@ def post_report(body: Any, platforms: list[str]) -> Answer:
         value = body.get(name)
         if type(value) is not kind or value == "" or (isinstance(value, int) and not 0 <= value < 2**53):
             return 400, {"error": f"{name} must be {'a number' if kind is int else 'a text'}", "field": name}
-    if body["platform"] not in platforms:
-        return 400, {"error": f"platform must be one of {', '.join(platforms)}", "field": "platform"}
+    if body["platform"] not in work.PLATFORMS:
+        return 400, {"error": f"platform must be one of {', '.join(work.PLATFORMS)}", "field": "platform"}
     db = store.connect(work.DATABASE)
     try:
         evidence = bool(body.get("evidence"))
         return 202, work.submit(db, {name: body[name] for name in FIELDS}, evidence)
     except QueueFull as error:
-        return 429, {"error": str(error)}
+        return 429, {"error": str(error), "retry_after": math.ceil(error.retry_after)}
     finally:
         db.close()
 
@@ -60,13 +62,17 @@ def get_affiliate(name: str) -> Answer:
         db.close()
 
 
-def get_queue() -> Answer:
-    counts = work.app.queue(work.QUEUE).stats().counts
-    return 200, {"depth": counts.waiting, "ready": counts.ready, "scheduled": counts.scheduled, "running": counts.running}
+def get_queues() -> Answer:
+    """What waits and runs, platform by platform."""
+    found = {platform: work.app.queue(work.queue_of(platform)).stats().counts for platform in work.PLATFORMS}
+    return 200, {
+        platform: {"depth": counts.waiting, "ready": counts.ready, "scheduled": counts.scheduled, "running": counts.running}
+        for platform, counts in found.items()
+    }
 
 
 class Api(Served):
-    def __init__(self, platforms: list[str]) -> None:
+    def __init__(self) -> None:
         class Handler(QuietHandler):
             def do_POST(self) -> None:  # noqa: N802
                 try:
@@ -74,7 +80,7 @@ class Api(Served):
                 except ValueError:
                     self._say(400, {"error": "that is not JSON"})
                     return
-                self._say(*(post_report(body, platforms) if self.path == "/reports" else (404, {"error": "no such place"})))
+                self._say(*(post_report(body) if self.path == "/reports" else (404, {"error": "no such place"})))
 
             def do_GET(self) -> None:  # noqa: N802
                 match self.path.split("/")[1:]:
@@ -82,8 +88,8 @@ class Api(Served):
                         self._say(*get_report(id))
                     case ["affiliates", name]:
                         self._say(*get_affiliate(name))
-                    case ["queue"]:
-                        self._say(*get_queue())
+                    case ["queues"]:
+                        self._say(*get_queues())
                     case _:
                         self._say(404, {"error": "no such place"})
 
@@ -91,7 +97,7 @@ class Api(Served):
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 if status == 429:
-                    self.send_header("Retry-After", "5")
+                    self.send_header("Retry-After", str(body["retry_after"]))
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()

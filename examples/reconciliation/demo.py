@@ -1,6 +1,6 @@
 """The demonstration: four platforms, each with a trouble of its own, the HTTP API, two workers of which one is killed, a live table.
 
-It ends by itself, and says whether every report has had its effect exactly once.
+It ends by itself, and says whether every report has had its effect exactly once, and whether an outage was left to its breaker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from towpath import State
+from towpath import Query, State
 from towpath.commands import Revive, Selector
 
 from . import rules, store, work
@@ -29,31 +29,33 @@ LONGEST = 60.0
 """Seconds after which it gives up."""
 CHEATS = ("mallory", "eve")
 HONEST = ("ada", "bob", "cleo")
+DOWN, BUSY, SLOW_TO_KNOW, LOCKED = work.PLATFORMS
+"""What is wrong with each."""
+SHOWN = ("waiting", "running", "done", "failed")
 
 
 def run() -> int:
     platforms = {
-        "clicktube": Platform(latency=0.02, down=True),  # out of order at first
-        "instapix": Platform(latency=0.02, per_second=10),  # 429 for whoever asks more often
-        "snapreel": Platform(latency=0.02),  # does not know some posts yet
-        "tiktalk": Platform(latency=0.02, status=403),  # our key is wrong at first
+        DOWN: Platform(latency=0.02, down=True),  # out of order at first
+        BUSY: Platform(latency=0.02, per_second=10),  # 429 for whoever asks more often
+        SLOW_TO_KNOW: Platform(latency=0.02),  # does not know some posts yet
+        LOCKED: Platform(latency=0.02, status=403),  # our key is wrong at first
     }
-    with Simulator(platforms) as simulator, work.app, Api(list(platforms)) as api:
+    with Simulator(platforms) as simulator, work.app, Api() as api:
         work.prepare()
-        for name in platforms:
-            work.limit(name)
         # This process looks after the ledger, so that what a killed worker held is back when its lease is over.
         work.app.attend()
         for n in range(REPORTS):
             submit(api.url, platforms, n, random.Random(n))
         workers = [start_worker(n, simulator.url) for n in (1, 2)]
+        story = Story(workers, platforms)
         try:
-            events = watch(workers, platforms)
+            story.watch()
         finally:
             for each in workers:
                 each.terminate()
                 each.wait()
-        return sum_up(events)
+        return sum_up(story)
 
 
 def submit(url: str, platforms: dict[str, Platform], n: int, chance: random.Random) -> None:
@@ -83,34 +85,70 @@ def start_worker(n: int, platforms: str) -> subprocess.Popen[bytes]:
     )
 
 
-def watch(workers: list[subprocess.Popen[bytes]], platforms: dict[str, Platform]) -> list[str]:
-    """Show how it goes and let things happen, until nothing is left to do; what happened."""
-    happened: list[str] = []
-    began, queue, db = time.monotonic(), work.app.queue(work.QUEUE), store.connect(work.DATABASE)
-    screen = Screen(db)
-    while (seconds := time.monotonic() - began) < LONGEST:
-        counts = queue.stats().counts
-        screen.show(seconds, {state: getattr(counts, state) for state in SHOWN}, happened)
-        finished = counts.done + counts.failed
-        if not happened and finished >= 10 and counts.running:
-            workers[0].kill()
-            workers[0].wait()
-            happened.append("worker-1 was killed with what it held")
-        elif len(happened) == 1 and finished >= REPORTS // 3:
-            platforms["clicktube"].down, platforms["tiktalk"].status = False, 200
-            happened.append(f"clicktube is back; tiktalk has our new key, {counts.failed} dead letters are brought back")
-        elif len(happened) == 2 and counts.failed:
-            # Also those that tiktalk had refused just before, and that ended only now.
-            work.app.call(Revive(where=Selector(queue=work.QUEUE, states=(State.FAILED,))))
-        elif len(happened) == 2 and not (counts.waiting or counts.running):
-            break
-        seen = work.app.ledger.version()
-        work.app.ledger.wait(seen, 0.2)
-    db.close()
-    return happened
+class Story:
+    """Shows how it goes and lets things happen, until nothing is left to do."""
+
+    def __init__(self, workers: list[subprocess.Popen[bytes]], platforms: dict[str, Platform]) -> None:
+        self._workers = workers
+        self._platforms = platforms
+        self.happened: list[str] = []
+        self.killed = self.mended = False
+        self.untouched = 0
+        """Reports of the platform that is down which nobody had taken when it came back."""
+
+    def watch(self) -> None:
+        began, db = time.monotonic(), store.connect(work.DATABASE)
+        screen = Screen(db)
+        while (seconds := time.monotonic() - began) < LONGEST:
+            seen = work.app.ledger.version()
+            counts = {name: counts_of(name) for name in self._platforms}
+            screen.show(seconds, counts, self.happened)
+            if self._go_on(seconds, counts):
+                break
+            work.app.ledger.wait(seen, 0.2)
+        db.close()
+
+    def _go_on(self, seconds: float, counts: dict[str, dict[str, int]]) -> bool:
+        """Let the next thing happen if it is time to; is it the end?"""
+        finished = sum(each["done"] + each["failed"] for each in counts.values())
+        at_work = {name for name, each in counts.items() if each["waiting"] or each["running"]}
+        if not self.killed:
+            if finished >= 10 and any(each["running"] for each in counts.values()):
+                self._workers[0].kill()
+                self._workers[0].wait()
+                self.killed = True
+                self.happened.append(
+                    f"{seconds:4.1f} s: worker-1 was killed with what it held; that comes back when its lease is over"
+                )
+        elif not self.mended:
+            if at_work <= {DOWN}:
+                self._mend(seconds, counts)
+        elif sum(each["failed"] for each in counts.values()):
+            # Also those that were refused just before, and that ended only now.
+            work.app.call(Revive(where=Selector(queue=work.queue_of(LOCKED), states=(State.FAILED,))))
+        else:
+            return not at_work
+        return False
+
+    def _mend(self, seconds: float, counts: dict[str, dict[str, int]]) -> None:
+        """Everybody else is done; the reports of the one that is down have waited for this."""
+        waiting = work.app.ledger.find(Query(queue=work.queue_of(DOWN), limit=1000)).jobs
+        self.untouched = sum(job.attempts == 0 for job in waiting)
+        [record] = [each for each in work.app.breakers.list() if each.breaker.name == DOWN]
+        asked = self._platforms[DOWN].answered[503]
+        self.happened += [
+            f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} said 429 {self._platforms[BUSY].answered[429]} times",
+            f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.status.trips} times: "
+            f"{asked} requests, {self.untouched} of {len(waiting)} reports untouched",
+            f"{seconds:4.1f} s: {LOCKED} has our new key, {counts[LOCKED]['failed']} dead letters are brought back",
+        ]
+        self._platforms[DOWN].down, self._platforms[LOCKED].status = False, 200
+        self.mended = True
 
 
-SHOWN = ("scheduled", "ready", "running", "done", "failed")
+def counts_of(platform: str) -> dict[str, int]:
+    counts = work.app.queue(work.queue_of(platform)).stats().counts
+    return {name: getattr(counts, name) for name in SHOWN}
 
 
 class Screen:
@@ -120,13 +158,19 @@ class Screen:
         self._db = db
         self._lines = 0
 
-    def show(self, seconds: float, counts: dict[str, int], happened: list[str]) -> None:
-        jobs = f"{seconds:5.1f} s  " + "  ".join(f"{name} {count:3}" for name, count in counts.items())
+    def show(self, seconds: float, counts: dict[str, dict[str, int]], happened: list[str]) -> None:
+        breakers = breaker_states()
         if sys.stdout.isatty():
-            print("\x1b[H\x1b[J" + "\n".join([jobs, "", *self._verdicts(), "", *happened]), flush=True)
+            table = [f"  {'':12}" + "".join(f"{name:>9}" for name in SHOWN) + "  breaker"]
+            for name, each in counts.items():
+                table.append(f"  {name:12}" + "".join(f"{each[column]:9}" for column in SHOWN) + f"  {breakers.get(name, '')}")
+            lines = [f"{seconds:5.1f} s", "", *table, "", *self._verdicts(), "", *happened]
+            print("\x1b[H\x1b[J" + "\n".join(lines), flush=True)
         elif seconds * 2 >= self._lines:
             self._lines += 1
-            print(jobs, flush=True)
+            sums = "  ".join(f"{name} {sum(each[name] for each in counts.values()):3}" for name in SHOWN)
+            states = ", ".join(f"{name} {state}" for name, state in breakers.items() if state != "closed")
+            print(f"{seconds:5.1f} s  {sums}  {states}".rstrip(), flush=True)
 
     def _verdicts(self) -> list[str]:
         found = dict(self._db.execute("SELECT status, count(*) FROM reconciliation GROUP BY status"))
@@ -135,7 +179,16 @@ class Screen:
         return [*lines, "", "  trust  " + "  ".join(f"{name} {value:.2f}" for name, value in trust)]
 
 
-def sum_up(happened: list[str]) -> int:
+def breaker_states() -> dict[str, str]:
+    """`open (5 failures in 60 s)`, by platform."""
+    now = work.app.clock.now()
+    return {
+        record.breaker.name: record.status.phase(now).value + (f" ({record.status.why})" if record.status.why else "")
+        for record in work.app.breakers.list()
+    }
+
+
+def sum_up(story: Story) -> int:
     """Was every report recorded once, and did each change trust once? Whoever replays the records must come to the same."""
     db = store.connect(work.DATABASE)
     records = list(db.execute("SELECT affiliate, status FROM reconciliation ORDER BY rowid"))
@@ -145,13 +198,16 @@ def sum_up(happened: list[str]) -> int:
     replayed: dict[str, float] = {}
     for affiliate, status in records:
         replayed[affiliate] = rules.trust_after(replayed.get(affiliate, rules.START), status)
-    for line in happened:
+    for line in story.happened:
         print("-", line)
     for name, value in sorted(trust.items()):
         print(f"- {name}: trust {value:.2f}")
     print("- alerts:", ", ".join(f"{count} {kind}" for kind, count in alerts.items()))
-    well = len(happened) == 2 and len(records) == REPORTS and replayed == trust
+    states = breaker_states()
+    print("- breakers:", ", ".join(f"{name} {state}" for name, state in states.items()))
+    once = story.mended and len(records) == REPORTS and replayed == trust
+    left_alone = story.untouched > 0 and set(states.values()) == {"closed"}
     promise = f"{len(records)} of {REPORTS} reports reconciled, each with its effect on trust exactly once"
-    counts = work.app.queue(work.QUEUE).stats().counts
-    print(promise if well else f"NOT AS PROMISED: {promise}; {counts}")
-    return 0 if well else 1
+    counts = {name: counts_of(name) for name in work.PLATFORMS}
+    print(promise if once and left_alone else f"NOT AS PROMISED: {promise}; {counts}")
+    return 0 if once and left_alone else 1

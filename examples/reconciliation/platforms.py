@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from .rules import Numbers
@@ -26,6 +27,8 @@ class Platform:
     status: int = 200
     """Any other answers every request, such as 403."""
     asked: list[str] = field(default_factory=list)
+    answered: Counter[int] = field(default_factory=Counter)
+    """How often with which status."""
     _window: tuple[int, int] = (0, 0)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -37,17 +40,22 @@ class Platform:
             second, count = self._window
             now = int(time.monotonic())
             self._window = (now, count + 1 if now == second else 1)
-            if self.down:
-                return 503, {"error": "out of order"}
-            if self.per_second is not None and self._window[1] > self.per_second:
-                return 429, {"error": "too many requests"}
-            if self.status != 200:
-                return self.status, {"error": "no"}
-            if self.unknown_for.get(post, 0) > 0:
-                self.unknown_for[post] -= 1
-                return 404, {"error": "no numbers yet"}
-            numbers = self.posts.get(post)
-            return (404, {"error": "no such post"}) if numbers is None else (200, asdict(numbers))
+            status, body = self._look_up(post)
+            self.answered[status] += 1
+            return status, body
+
+    def _look_up(self, post: str) -> tuple[int, dict[str, object]]:
+        if self.down:
+            return 503, {"error": "out of order"}
+        if self.per_second is not None and self._window[1] > self.per_second:
+            return 429, {"error": "too many requests"}
+        if self.status != 200:
+            return self.status, {"error": "no"}
+        if self.unknown_for.get(post, 0) > 0:
+            self.unknown_for[post] -= 1
+            return 404, {"error": "no numbers yet"}
+        numbers = self.posts.get(post)
+        return (404, {"error": "no such post"}) if numbers is None else (200, asdict(numbers))
 
 
 class Simulator(Served):

@@ -6,9 +6,12 @@ What the platforms do, and what becomes of the job:
 |---|---|
 | numbers | classified, recorded, trust changed: one transaction with the end of the job |
 | 404, or only some numbers | asked again later, by itself; after the last time that is the verdict |
-| 429 | asked again when the platform says; costs no attempt |
-| 5xx, no connection, timeout | a failed attempt: tried again with growing pauses |
+| 429 | a failed attempt; nothing of this platform starts before the time that it names, and fewer at once after that |
+| 5xx, no connection, timeout | a failed attempt, tried again with growing pauses; five in a minute open the breaker of the platform |
 | anything else (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
+
+While the breaker of a platform is open, its reports stay where they are: nobody takes them, and they spend no attempts. The other
+platforms go on. After the cool-down two reports try; if they succeed, all go on. `towpath breakers list` shows it.
 """
 
 from __future__ import annotations
@@ -23,19 +26,21 @@ from typing import Any
 import apsw
 
 import towpath
-from towpath import Exponential, Fail, Policy, Snooze, current, micros
+from towpath import Breaker, Exponential, Fail, Policy, Retry, Snooze, Task, current, micros
 
 from . import rules, store
 from .rules import Numbers, Status
 
 DATABASE = os.environ.get("RECONCILIATION_DB", "reconciliation.db")
-PLATFORMS = os.environ.get("RECONCILIATION_PLATFORMS", "http://127.0.0.1:8100")
+ADDRESS = os.environ.get("RECONCILIATION_PLATFORMS", "http://127.0.0.1:8100")
 MINUTE = float(os.environ.get("RECONCILIATION_MINUTE", "60"))
 """Seconds. The demonstration has shorter minutes."""
+COOLDOWN = float(os.environ.get("RECONCILIATION_COOLDOWN", "300"))
+"""Seconds for which a platform that is down is left alone."""
 
-QUEUE = "reports"
+PLATFORMS = ("clicktube", "instapix", "snapreel", "tiktalk")
 CAPACITY = 5000
-"""More reports than this do not wait: whoever submits is told to come back (429)."""
+"""More reports of a platform than this do not wait: whoever submits is told to come back (429)."""
 CAP = 4
 """So many requests go to one platform at a time, from all workers together. A platform that is slow or down holds up no other."""
 LOOKS: dict[Status, tuple[float, int]] = {"missing": (30.0, 5), "incomplete": (15.0, 1)}
@@ -44,14 +49,6 @@ LOOKS: dict[Status, tuple[float, int]] = {"missing": (30.0, 5), "incomplete": (1
 app = towpath.App(f"sqlite:///{DATABASE}")
 
 
-@app.task(
-    name="reconcile",
-    queue=QUEUE,
-    part="{platform}",
-    # A circuit breaker for each platform is one more line here: breaker="{platform}",
-    max_attempts=20,
-    backoff=Policy(default=Exponential(base=micros(MINUTE / 60), factor=2.0, cap=micros(10 * MINUTE))),
-)
 def reconcile(
     report: str, affiliate: str, platform: str, post: str, views: int, clicks: int, conversions: int
 ) -> dict[str, Any]:
@@ -65,8 +62,30 @@ def reconcile(
     return {"status": verdict.status, "worst": verdict.worst}
 
 
+def queue_of(platform: str) -> str:
+    return f"reports/{platform}"
+
+
+def task_for(platform: str) -> Task[..., dict[str, Any]]:
+    """Each platform has a queue, a breaker and a limit of its own."""
+    app.resource(platform, min=1, max=CAP)
+    options = app.task(
+        name=f"reconcile.{platform}",
+        queue=queue_of(platform),
+        breaker=Breaker(platform, failures=5, window=60, cooldown=COOLDOWN, probes=2),
+        resource=platform,
+        max_attempts=20,
+        # Half a minute at first: a post that always fails does not reach five failures in a minute all by itself.
+        backoff=Policy(default=Exponential(base=micros(MINUTE / 2), factor=2.0, cap=micros(10 * MINUTE))),
+    )
+    return options(reconcile)
+
+
+TASKS = {platform: task_for(platform) for platform in PLATFORMS}
+
+
 def fetch(platform: str, post: str) -> Numbers:
-    url = f"{PLATFORMS}/{platform}/posts/{urllib.parse.quote(post, safe='')}"
+    url = f"{ADDRESS}/{platform}/posts/{urllib.parse.quote(post, safe='')}"
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return Numbers(**json.load(answer))
@@ -75,10 +94,16 @@ def fetch(platform: str, post: str) -> Numbers:
             if error.code == 404:
                 return Numbers(None, None, None)
             if error.code == 429:
-                raise Snooze(for_=float(error.headers.get("Retry-After", "1"))) from None
+                raise Retry(f"{platform} is asked too often", after=retry_after(error), throttled=True) from None
             if error.code < 500:
                 raise Fail(f"{platform} refuses us: {error}") from None
             raise ConnectionError(f"{platform} is out of order: {error}") from None
+
+
+def retry_after(error: urllib.error.HTTPError) -> float | None:
+    """The seconds that it names. A date would be one of another clock: then our own pauses hold."""
+    said = error.headers.get("Retry-After", "")
+    return float(said) if said.isdecimal() else None
 
 
 def look_again(status: Status) -> None:
@@ -94,11 +119,8 @@ def look_again(status: Status) -> None:
 def prepare() -> None:
     """Once, before anything else: the tables and the limits."""
     store.connect(DATABASE).close()
-    app.queue(QUEUE).configure(capacity=CAPACITY)
-
-
-def limit(platform: str) -> None:
-    app.queue(QUEUE).part(platform).configure(cap=CAP)
+    for platform in PLATFORMS:
+        app.queue(queue_of(platform)).configure(capacity=CAPACITY, warn_depth=CAPACITY // 5, cap=CAP)
 
 
 def submit(db: apsw.Connection, report: dict[str, Any], evidence: bool = False) -> dict[str, Any]:
@@ -107,6 +129,7 @@ def submit(db: apsw.Connection, report: dict[str, Any], evidence: bool = False) 
     claimed = Numbers(report["views"], report["clicks"], report["conversions"])
     odd = rules.flags(claimed, store.previous(db, report["post"]), evidence)
     urgency = rules.priority(store.trust(db, report["affiliate"]), odd)
-    call = reconcile.options(id=f"report/{report['report']}", priority=urgency, correlation_id=report["report"])
+    task = TASKS[report["platform"]]
+    call = task.options(id=f"report/{report['report']}", priority=urgency, correlation_id=report["report"])
     job = call.enqueue(**report)
     return {"report": report["report"], "job": job.id, "priority": urgency, "flags": odd}

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from towpath import breakers
+from towpath.bandwidth import Bandwidth
 from towpath.clock import Clock
 from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
@@ -50,6 +51,8 @@ class App(Steering):
         """The schedules that the code declares. A worker writes them down when it starts."""
         self.local_workers: list[Worker] = []
         """The workers that run in this process."""
+        self.bandwidth = Bandwidth(clock=clock, **self.settings.bandwidth)
+        """The limits of the settings (`[bandwidth]`), without any if there are none: wrap streams with it. A reload changes it."""
         self.resources: dict[str, Bounds] = {}
         """The services whose load its workers watch, by name."""
         self._scheduler = Scheduler(self)

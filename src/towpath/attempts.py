@@ -151,9 +151,10 @@ class Attempt:
         return Settle(job.id, job.fence, outcome, *extras)
 
     def _tell(self, outcome: Outcome) -> None:
-        """What the handler did, once: a refusal of what it wanted along with it is another matter."""
+        """What the handler did, once: a refusal of what it wanted along with it is another matter, and a service that was asked
+        too much is not down."""
         report, self._report = self._report, None
-        if report is not None:
+        if report is not None and self.throttled is None:
             report(outcome)
 
     def _span(self) -> AbstractContextManager[None] | None:

@@ -184,8 +184,8 @@ class Bandwidth:
                 self._meter.change(limits, now)
 
 
-class Metered:
-    """A stream that waits for its turns. What is not about bytes (`seek`, `name`, ...) is the stream's own."""
+class _Wrapper:
+    """What is not about bytes (`seek`, `name`, ...) is the stream's own."""
 
     def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
         self._bandwidth = bandwidth
@@ -194,6 +194,10 @@ class Metered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class Metered(_Wrapper):
+    """A stream that waits for its turns."""
 
     def read(self, size: int | None = -1) -> bytes:
         """Like the `read` of a file: as much as was asked for, less only at the end."""
@@ -255,16 +259,8 @@ class Metered:
             self._inner.__exit__(kind, error, trace)
 
 
-class AsyncMetered:
+class AsyncMetered(_Wrapper):
     """`Metered` for an event loop: what moves bytes is awaited."""
-
-    def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
-        self._bandwidth = bandwidth
-        self._inner = inner
-        self._stream = Stream(direction)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     async def read(self, size: int = -1) -> bytes:
         """What one read gives, as with a StreamReader; everything if `size` is -1."""

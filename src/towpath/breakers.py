@@ -23,7 +23,7 @@ from towpath.core import checks
 from towpath.core.breaker import Breaker, Phase
 from towpath.core.breaker import Record as Record
 from towpath.core.commands import Settle
-from towpath.core.job import Claim, Done, Job, Outcome, Release, Retry
+from towpath.core.job import Claim, Done, Job, Outcome, Reason, Release, Retry
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
@@ -31,6 +31,7 @@ from towpath.runtime.engine import Engine, Parts
 from towpath.tasks import Task
 
 Tasks = Mapping[str, Task[..., Any]]
+All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> Guard:
@@ -44,26 +45,27 @@ class Guard:
     """One pass through a breaker."""
 
     def __init__(self, which: str | Breaker) -> None:
-        self._engine: Engine = current().task.app
-        self._breaker = which if isinstance(which, Breaker) else _named(which, current().tasks)
+        self._job = current()
+        self._engine: Engine = self._job.task.app
+        self._breaker = which if isinstance(which, Breaker) else _named(which, self._job.tasks)
         self._began = 0
 
     def __enter__(self) -> None:
-        now = self._engine.clock.now()
+        now = self._now()
         again = self._breakers.admit(self._breaker, now)
         if again is not None:
             raise control.BreakerOpen(self._breaker.name, (again - now) / checks.SECOND)
         self._began = now
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        now = self._engine.clock.now()
-        if error is None or _counts(error):
+        now = self._now()
+        if error is None or _counts(error) or self._too_late(error):
             self._breakers.report(self._breaker, None, error is None, self._began, now)
         else:
             self._breakers.give_back(self._breaker, self._began, now)
 
     async def __aenter__(self) -> None:
-        if self._breakers.phase(self._breaker, self._engine.clock.now()) is Phase.HALF_OPEN:
+        if self._breakers.phase(self._breaker, self._now()) is Phase.HALF_OPEN:
             # Whether there is a probe left is asked of the ledger.
             await asyncio.to_thread(self.__enter__)
         else:
@@ -74,14 +76,25 @@ class Guard:
     ) -> None:
         self.__exit__(kind, error, trace)
 
+    def _now(self) -> int:
+        """Not before the job was claimed, which was in the ledger's time: a clock may be set back, that never goes back."""
+        return max(self._engine.clock.now(), self._job.job.started_at or 0)
+
+    def _too_late(self, error: BaseException) -> bool:
+        """Was the handler cancelled because its time was up? Then the call did not answer."""
+        return isinstance(error, asyncio.CancelledError) and self._job.asked is Reason.EXPIRED
+
     @property
     def _breakers(self) -> Breakers:
         return self._engine.parts.breakers
 
 
 def _counts(error: BaseException) -> bool:
-    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its job."""
-    return isinstance(error, control.Retry) or (isinstance(error, Exception) and not isinstance(error, control.Control))
+    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its job, and who says
+    that it was asked too much is not down."""
+    if not isinstance(error, Exception) or control.throttling(error) is not None:
+        return False
+    return isinstance(error, control.Retry) or not isinstance(error, control.Control)
 
 
 def _named(name: object, tasks: Tasks) -> Breaker:
@@ -134,10 +147,9 @@ def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = ran
     job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
     report = _Report(app, task, job, now)
     if not breakers.calm(report.breaker, now):
-        until = breakers.held(report.breaker, report.place, report.began, now)
-        if until is not None:
-            # What came in by another way than the gate would come back at once.
-            return Settle(job.id, job.fence, Release(max(0, until - now) if report.place is None else 0))
+        away = breakers.held(report.breaker, report.place, report.began, now)
+        if away is not None:
+            return Settle(job.id, job.fence, Release(away))
     return Attempt(app, claim, task, chance, report)
 
 
@@ -181,14 +193,20 @@ class Desk:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def list(self) -> list[Record]:
+    def list(self) -> All:
         """All of them, by name. `record.status.phase(now)` is what it is at a time."""
         return self._engine.parts.breakers.all()
+
+    async def alist(self) -> All:
+        return await asyncio.to_thread(self.list)
 
     def phase(self, name: str) -> Phase:
         """What it is now."""
         record, _ = self._engine.parts.breakers.read(name)
         return self._known(name, record).status.phase(self._engine.clock.now())
+
+    async def aphase(self, name: str) -> Phase:
+        return await asyncio.to_thread(self.phase, name)
 
     def open(self, name: str, why: str = "", for_: Span | None = None) -> Record:
         """Open it by hand: for so many seconds, then it is half open; or until `close`."""
@@ -198,14 +216,23 @@ class Desk:
         words = f"by hand: {why}" if why else "by hand"
         return self._edit(name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, words, until)))
 
+    async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+        return await asyncio.to_thread(self.open, name, why, for_)
+
     def close(self, name: str) -> Record:
         """Close it now; its failures so far are forgotten."""
         now = self._engine.clock.now()
         return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now)))
 
+    async def aclose(self, name: str) -> Record:
+        return await asyncio.to_thread(self.close, name)
+
     def reset(self, name: str) -> None:
         """Close it and forget it, its settings included: a worker that has it declares it anew."""
         self._known(name, self._engine.parts.breakers.forget(name, self._engine.clock.now()))
+
+    async def areset(self, name: str) -> None:
+        await asyncio.to_thread(self.reset, name)
 
     def _edit(self, name: str, change: Any) -> Record:
         return self._known(name, self._engine.parts.breakers.edit(name, change, self._engine.clock.now()))

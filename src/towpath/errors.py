@@ -20,6 +20,7 @@
     ├── NotInJob                `towpath.current()` where no job runs
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by somebody else for too long
+        ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
         ├── LedgerGone          (fatal) its file was removed or replaced under us
@@ -117,7 +118,7 @@ class GroupClosed(Refused):
 
 
 class QueueFull(Refused):
-    """`retry_after` is a hint in seconds. It is fixed: a ledger does not measure how fast a queue drains."""
+    """`retry_after` is a hint in seconds: how long the queue takes to make room, as far as that was measured, else 1."""
 
     sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
     retryable = True
@@ -176,6 +177,11 @@ class LedgerError(TowpathError):
 
 class LedgerBusy(LedgerError):
     sentence = "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
+    retryable = True
+
+
+class LedgerAway(LedgerError):
+    sentence = "the ledger's server at {path} cannot do it now: {why}"
     retryable = True
 
 

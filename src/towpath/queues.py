@@ -9,18 +9,20 @@ print(orders.stats().counts.ready)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypedDict, Unpack
 
+from msgspec import UNSET, UnsetType
+
 from towpath.core import checks
 from towpath.core.commands import Command, SetPart, SetQueue
-from towpath.core.depths import KEY, changed, depths_of
+from towpath.core.depths import KEY, depths_of
+from towpath.core.depths import check_depth as check_depth
+from towpath.core.depths import write_depth as write_depth
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, PartView, QueueView
-from towpath.errors import InvalidInput, NoteConflict
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 
@@ -94,32 +96,18 @@ class QueueGate(Gate):
 
     def configure(self, **limits: Unpack[QueueLimits]) -> None:
         """Set limits; see `QueueLimits`."""
-        setting, *depth = self._settings(limits)
-        self._host.committer.call(setting)
-        for warn_depth in depth:
-            while True:
-                note = changed(self._host.ledger.note(KEY), self.name, warn_depth)
-                with contextlib.suppress(NoteConflict):
-                    self._host.committer.call(note)
-                    break
+        fields = _fields(limits, QueueLimits)
+        depth = fields.pop("warn_depth", UNSET)
+        if depth is not UNSET:
+            check_depth(depth, fields.get("capacity"))
+        set_limits(self._host, SetQueue(queue=self.name, **fields), depth)
 
     async def aconfigure(self, **limits: Unpack[QueueLimits]) -> None:
         await asyncio.to_thread(lambda: self.configure(**limits))
 
-    def _settings(self, limits: QueueLimits) -> tuple[Any, ...]:
-        """The command, and the depth to warn at if that is to change: it is in a note of its own."""
-        fields = _fields(limits, QueueLimits)
-        if "warn_depth" not in fields:
-            return (self._setting(**fields),)
-        depth, capacity = fields.pop("warn_depth"), fields.get("capacity")
-        checks.optional_whole("warn_depth", depth, 1)
-        if depth is not None and isinstance(capacity, int) and depth > capacity:
-            raise InvalidInput(field="warn_depth", value=depth, expected=f"at most the capacity of {capacity}")
-        return self._setting(**fields), depth
-
     def warn_depth(self) -> int | None:
         """How many must wait before the log says so."""
-        return depths_of(self._host.ledger.note(KEY)).get(self.name)
+        return warn_depths(self._host.ledger).get(self.name)
 
     def stats(self) -> QueueView:
         """Its exact counts and its settings, now. One that nobody has used yet is empty and has no limits."""
@@ -175,6 +163,18 @@ class PartGate(Gate):
 
     def _setting(self, **fields: Any) -> Command:
         return SetPart(queue=self.queue, part=self.name, **fields)
+
+
+def set_limits(host: Host, setting: SetQueue, depth: int | UnsetType | None = UNSET) -> None:
+    """The limits of a queue, and the depth to warn at if that is to change: it is in a note of its own."""
+    host.committer.call(setting)
+    if depth is not UNSET:
+        write_depth(host.ledger.note, host.committer.call, setting.queue, depth)
+
+
+def warn_depths(ledger: Ledger) -> dict[str, int]:
+    """Queue -> the depth to warn at, of those that have one."""
+    return depths_of(ledger.note(KEY))
 
 
 def _fields(limits: Mapping[str, Any], kind: type) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from towpath import breakers
 from towpath.attempts import Attempt, serve
+from towpath.bandwidth import Bandwidth
 from towpath.core import checks, lanes
 from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
@@ -20,6 +21,7 @@ from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
+from towpath.queues import set_limits
 from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
@@ -27,7 +29,7 @@ from towpath.runtime.signals import signals
 from towpath.runtime.worker import Worker
 from towpath.schedules import Host as ScheduleHost
 from towpath.schedules import Scheduler, remove
-from towpath.settings import Settings, merged, resolve
+from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.timetable import from_settings, write_down
 from towpath.workers import AGAIN, Badge, Orders
 
@@ -55,6 +57,7 @@ class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
     """What running an app needs of it."""
 
     settings: Settings
+    bandwidth: Bandwidth
     resources: dict[str, Bounds]
     declared: dict[str, Schedule]
     local_workers: list[Worker]
@@ -220,7 +223,7 @@ class Service:
         """What the code declares and what the settings say, before the first job is taken."""
         write_down(self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)})
         for limits in self._app.settings.limits.values():
-            self._app.committer.call(limits)
+            set_limits(self._app, limits.setting, limits.warn_depth)
         self._badge.enter()
         self._orders = self._badge.orders()
 
@@ -276,12 +279,14 @@ class Service:
         """What concerns the fleet. A limit or a schedule that the settings had and have no more is lifted."""
         before = self._app.settings
         for queue in sorted(before.limits.keys() | found.limits.keys()):
-            self._app.committer.call(merged(queue, before.limits.get(queue), found.limits.get(queue)))
+            limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
+            set_limits(self._app, limits.setting, limits.warn_depth)
         write_down(self._app, declared)
         for name in before.schedules.keys() - found.schedules.keys() - self._app.declared.keys():
             with contextlib.suppress(InvalidInput):
                 remove(self._app, name)
-        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules")}
+        self._app.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
+        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules", "bandwidth")}
         self._app.settings = replace(before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}})
 
     def _change(self, chosen: WorkerOptions) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from towpath.core import checks
+from towpath.core.bandwidth import plan
 from towpath.core.commands import SetQueue
+from towpath.core.depths import check_depth
 from towpath.core.lanes import Lane, check
 from towpath.core.lanes import lanes_of as lanes_of
 from towpath.core.limits import Rate
@@ -23,6 +25,13 @@ from towpath.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///towpath.db"
 PREFIX = "TOWPATH_"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a file says of a queue. What it does not name is UNSET."""
+
+    setting: SetQueue
+    warn_depth: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +47,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
-    limits: Mapping[str, SetQueue] = {}
+    limits: Mapping[str, Limits] = {}
     """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and when it reloads."""
     schedules: Mapping[str, Mapping[str, Any]] = {}
     """Schedules, from `[schedules.<name>]` in the file; the same."""
+    bandwidth: Mapping[str, Any] = {}
+    """The limits of `app.bandwidth`, from `[bandwidth]` in the file: what `Bandwidth` takes; the same."""
     origins: Mapping[str, str] = {}
 
     @property
@@ -52,10 +63,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 NAMES: tuple[str, ...] = tuple(name for name in Settings.__struct_fields__ if name != "origins")
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "limits": ("cap", "rate", "capacity", "retention", "keep"),
+    "limits": ("cap", "rate", "capacity", "retention", "keep", "warn_depth"),
     "schedules": ("task", "cron", "every", "tz", "missed", "args"),
 }
 """Settings that are tables of tables, each with these fields; only a file has them."""
+BANDWIDTH: Mapping[str, Any] = {"up": None, "down": None, "total": None, "schedule": (), "tz": "UTC"}
+"""Without limits."""
 _WHOLE = ("concurrency", "processes")
 _SPANS = ("lease", "grace")
 
@@ -84,7 +97,8 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in TABLES}
+    of_files = (*TABLES, "bandwidth")
+    found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in of_files}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
 
@@ -171,6 +185,8 @@ def _right(name: str, value: Any, where: str) -> Any:
         return _lanes(value, where)
     elif name in TABLES:
         return _tables(name, value, where)
+    elif name == "bandwidth":
+        return _bandwidth(value, where)
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value
@@ -204,25 +220,52 @@ def _tables(name: str, value: Any, where: str) -> Mapping[str, Any]:
     return {queue: _limits_of(queue, fields, where) for queue, fields in value.items()}
 
 
-def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> SetQueue:
+def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> Limits:
     limits = dict(fields)
     try:
+        depth = limits.pop("warn_depth", msgspec.UNSET)
+        if depth is not msgspec.UNSET:
+            check_depth(depth, limits.get("capacity"))
         if "rate" in limits:
             limits["rate"] = Rate.of(limits["rate"])
         if "retention" in limits:
             limits["retention"] = checks.micros(limits["retention"], "retention")
-        return SetQueue(queue=queue, **limits)
+        return Limits(SetQueue(queue=queue, **limits), depth)
     except InvalidInput as error:
         details = {**error.details, "field": f"{error.details['field']} of queue {queue}, {where}"}
         raise InvalidInput(**details) from None
 
 
-def merged(queue: str, before: SetQueue | None, now: SetQueue | None) -> SetQueue:
+def _bandwidth(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not value.keys() <= BANDWIDTH.keys():
+        raise InvalidInput(field=where, value=value, expected=f"a table of {', '.join(BANDWIDTH)}")
+    found = {**BANDWIDTH, **_without_none(value)}
+    try:
+        plan(**found)
+    except InvalidInput as error:
+        raise InvalidInput(**{**error.details, "field": f"{error.details['field']} of {where}"}) from None
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no word for nothing; here it is "none"."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_none(each) for each in value]
+    return None if value == "none" else value
+
+
+def merged(queue: str, before: Limits | None, now: Limits | None) -> Limits:
     """The limits that hold now; one that held before and is not named any more is lifted."""
-    limits: dict[str, Any] = {}
-    for name in TABLES["limits"]:
-        if before is not None and getattr(before, name) is not msgspec.UNSET:
-            limits[name] = None
-        if now is not None and getattr(now, name) is not msgspec.UNSET:
-            limits[name] = getattr(now, name)
-    return SetQueue(queue=queue, **limits)
+    limits: dict[str, Any] = {**dict.fromkeys(_named(before)), **_named(now)}
+    depth = limits.pop("warn_depth", msgspec.UNSET)
+    return Limits(SetQueue(queue=queue, **limits), depth)
+
+
+def _named(limits: Limits | None) -> dict[str, Any]:
+    """Those that are named there."""
+    if limits is None:
+        return {}
+    found = {name: getattr(limits.setting, name, limits.warn_depth) for name in TABLES["limits"]}
+    return {name: value for name, value in found.items() if value is not msgspec.UNSET}

@@ -207,10 +207,12 @@ class Badge:
 
     def orders(self) -> Orders:
         """What it is told now. Costs one read, and nothing more if nothing has changed."""
-        view = self._host.ledger.note(KEY)
-        version = 0 if view is None else view.version
+        version, fleet = _read(self._host)
+        if version != self._version and self._owner not in fleet.known:
+            # Taken for gone: its reports ran out in an outage, or somebody's clock is ahead.
+            self.enter()
+            version, fleet = _read(self._host)
         if version != self._version:
-            fleet = decoded(view)
             by = fleet.pause_of(self.name)
             why = None if by is None else fleet.paused[by]
             self._orders, self._version = Orders(by, why, self._owner in fleet.drain, fleet.lanes), version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from towpath import App, Query, State
-from towpath.errors import InvalidInput, QueueFull
+from towpath import App, Query, Selector, Spec, State
+from towpath.commands import Append, Purge
+from towpath.errors import InvalidInput, LedgerBusy, QueueFull
 from towpath.events import QueueDeep
 from towpath.runtime.depths import Depths
+from towpath.runtime.drains import Drains
 from towpath.runtime.pace import Pace
 from towpath.testing.clock import ManualClock
 
@@ -141,6 +144,71 @@ def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
             queue.put(b"does not")
         assert refused.value.retry_after == 1.0
         assert refused.value.retryable
+
+
+class Draining:
+    """A full queue of 10, and a clock of our own."""
+
+    def __init__(self, app: App) -> None:
+        self.app, self.now = app, 100.0
+        self.queue = app.queue("orders")
+        self.queue.configure(capacity=10)
+        self.queue.put_many([b"x"] * 10)
+        self.drains = Drains(app.ledger, lambda: self.now)
+
+    def after(self, seconds: float, done: int, asked: int = 1) -> float:
+        """So many end in so much time, their places are taken, and somebody is refused: the hint."""
+        for message in self.queue.get_many(done, wait=0) if done else ():
+            message.ack()
+        self.queue.put_many([b"x"] * done)
+        self.now += seconds
+        return self.drains.hinted(QueueFull(queue="orders", depth=10, capacity=10, asked=asked)).retry_after
+
+
+def test_the_hint_is_how_long_the_queue_takes_to_make_room() -> None:
+    with App("memory://") as app:
+        orders = Draining(app)
+        assert orders.after(0, done=0) == 1.0  # nothing is known yet
+        assert orders.after(0.5, done=5) == 1.0  # no second look so soon
+        assert orders.after(1.5, done=5, asked=10) == 2.0  # ten in two seconds
+        assert orders.after(8, done=0, asked=10) == 10.0
+        assert orders.after(0.1, done=10, asked=1) == 1.0
+        assert orders.after(40, done=0) == 1.0  # too long ago to say anything
+
+
+def test_the_hint_has_bounds_and_grows_while_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with App("memory://") as app:
+        orders = Draining(app)
+        orders.after(0, done=0)
+        assert [orders.after(2, done=0) for _ in range(3)] == [2.0, 4.0, 6.0]
+        for _ in range(10):
+            orders.after(0, done=10)
+        assert orders.after(1, done=10) == 0.1
+        assert orders.after(1, done=0, asked=5000) == 60.0
+        # Retention takes finished jobs away: no rate is better than a wrong one.
+        app.call(Purge(where=Selector(queue="orders", states=(State.DONE,))))
+        assert orders.after(1, done=1) == 1.0
+        monkeypatch.setattr(app.ledger, "queues", lambda: (_ for _ in ()).throw(LedgerBusy(path="x", seconds=1)))
+        assert orders.after(1, done=0) == 1.0
+
+
+async def _refused(app: App) -> float:
+    with pytest.raises(QueueFull) as refused:
+        await app.queue("orders").aput(b"x")
+    return refused.value.retry_after
+
+
+def test_every_door_gives_the_hint() -> None:
+    with App("memory://") as app:
+        orders = Draining(app)
+        app.committer._drains = orders.drains
+        orders.after(0, done=0)
+        orders.after(4, done=2)
+        assert asyncio.run(_refused(app)) == 2.0
+        with pytest.raises(QueueFull, match=r"try again in 6.0 s"):
+            orders.queue.put_many([b"x"] * 3)
+        with pytest.raises(QueueFull, match=r"try again in 2.0 s"):
+            app.call_all([Append((Spec(id="y", queue="orders"),))])
 
 
 def test_a_deep_queue_is_told_once_until_it_was_below(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import towpath
 from tests.app import handlers
 from towpath import App, Breaker, Rate, Retry, Snooze, State
-from towpath.breakers import attempt
+from towpath.breakers import Desk, attempt
 from towpath.commands import Claim, Claimed, Settle, Want
 from towpath.control import BreakerOpen
 from towpath.core.breaker import Phase
@@ -257,6 +258,30 @@ def test_by_hand(bench: Bench, platform: Platform) -> None:
     app.breakers.reset("platform-x")
     assert app.breakers.list() == []
     assert bench.ledger.parts("default")["breaker:platform-x"].cap is None
+
+
+def test_by_hand_from_an_event_loop(bench: Bench) -> None:
+    app = bench.app
+
+    async def run() -> None:
+        opened = await app.breakers.aopen("platform-x", "a migration", for_=10)
+        assert (opened.status.why, await app.breakers.aphase("platform-x")) == ("by hand: a migration", Phase.OPEN)
+        assert [record.status.trips for record in await app.breakers.alist()] == [1]
+        assert (await app.breakers.aclose("platform-x")).status.until == 0
+        await app.breakers.areset("platform-x")
+        with pytest.raises(InvalidInput, match="there is none"):
+            await app.breakers.aphase("platform-x")
+
+    asyncio.run(run())
+
+
+def test_both_forms_have_the_same_signature() -> None:
+    methods = dict(inspect.getmembers(Desk, inspect.isfunction))
+    plain = [name for name in methods if not name.startswith(("_", "a"))]
+    assert sorted(plain) == ["close", "list", "open", "phase", "reset"]
+    for name in plain:
+        assert inspect.signature(methods[name]) == inspect.signature(methods[f"a{name}"])
+        assert inspect.iscoroutinefunction(methods[f"a{name}"])
 
 
 def test_probes_that_never_report_cannot_wedge_it(bench: Bench, platform: Platform) -> None:

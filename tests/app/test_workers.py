@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from towpath import App, Lane, State, Throttled
+from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
+from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
 from towpath.schedules import list_schedules
 from towpath.service import RunOptions, Service, worker_options
@@ -325,6 +326,22 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
         assert not badge.orders().drain, "who is gone is forgotten"
 
 
+def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
+    """Somebody comes whose clock is an hour ahead, or whose outage was shorter, before the first has said a word."""
+    clock = ManualClock()
+    with App("memory://", clock=clock) as app:
+        first, second = Badge(app, "first#1"), Badge(app, "second#1")
+        first.enter()
+        first.orders()
+        clock.advance(3600)
+        second.enter()
+        first.orders()
+        for badge in (first, second):
+            badge.report(queues=(), concurrency=1, running=0, draining=False)
+        app.call(Upkeep())
+        assert [view.name for view in app.workers.list()] == ["first", "second"]
+
+
 @pytest.mark.parametrize("name", ["", "x" * 201, 5])
 def test_names_that_are_none(app: App, name: Any) -> None:
     for verb in (app.workers.pause, app.workers.resume, app.workers.drain):
@@ -338,19 +355,26 @@ concurrency = 2
 [limits.extra]
 cap = 3
 rate = "100/s:100"
+warn_depth = 40
 [schedules.nightly]
 task = "t"
 cron = "0 3 * * *"
+[bandwidth]
+down = "5MB/s"
+schedule = [["22:00-23:00", { down = "none", up = "1MB/s" }]]
 """
 
 
 def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """New queues, concurrency, limits and schedules, while a job runs; a wrong file changes nothing and is named in the log."""
+    """New queues, concurrency, limits, schedules and speeds, while a job runs; a wrong file changes nothing and is named in the log."""
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.WARNING, "towpath.worker")
     file = tmp_path / "towpath.toml"
-    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\n")
+    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\nwarn_depth = 30\n[bandwidth]\nup = '2MB/s'\n")
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        night = Bandwidth(clock=ManualClock())  # at 22:13
+        app.bandwidth, before = night, app.bandwidth
+        assert before.limits == Limits(up=2_000_000)
         started, let_go = asyncio.Event(), asyncio.Event()
 
         @app.task(name="wait")
@@ -365,7 +389,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
             async with working(app) as (service, _):
                 first = await wait.aenqueue()
                 await started.wait()
-                assert app.queue("default").stats().capacity == 50
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (50, 30)
                 extra = await quick.options(queue="extra").aenqueue()
                 file.write_text(GOOD)
                 service.reload()
@@ -373,16 +397,24 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert first.status().state is State.RUNNING
                 view = app.queue("extra").stats()
                 assert (view.cap, view.rate and view.rate.count) == (3, 100)
-                assert app.queue("default").stats().capacity is None
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (None, None)
+                assert app.queue("extra").warn_depth() == 40
                 assert [each.name for each in list_schedules(app)] == ["nightly"]
                 assert app.settings.concurrency == 2
+                assert night.limits == Limits(up=1_000_000)
                 for wrong, said in [
                     ("concurrency = 0", "concurrency in"),
                     ("queues = [", "towpath.toml"),
                     ("[limits.extra]\ncap = -1", "cap of queue extra"),
                     ("[limits.extra]\nspeed = 1", "limits.extra"),
+                    ("[limits.extra]\nwarn_depth = 0", "warn_depth of queue extra"),
+                    ("[limits.extra]\nwarn_depth = 9\ncapacity = 8", "at most the capacity of 8"),
                     ("[schedules.x]\ntask = 'nobody'\nevery = 5", "the task of schedule x"),
                     ("[schedules.x]\ntask = 't'", "either cron or every"),
+                    ("[bandwidth]\ndown = '5Mb/s'", "down of bandwidth in"),
+                    ("[bandwidth]\nfast = 1", "bandwidth in"),
+                    ("[bandwidth]\nschedule = [['noon', 1]]", "schedule[0] of bandwidth in"),
+                    ("[bandwidth]\ntz = 'Vienna'", "tz"),
                 ]:
                     caplog.clear()
                     file.write_text(wrong)
@@ -391,10 +423,12 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     assert said in record.getMessage()
                     assert "last good" in record.getMessage()
                     assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
+                    assert night.limits == Limits(up=1_000_000)
                 assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1
                 file.write_text("")
                 service.reload()
                 assert list_schedules(app) == []
+                assert night.limits == Limits()
                 let_go.set()
                 assert await first.aresult(20) == "done"
 

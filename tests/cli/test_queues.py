@@ -23,6 +23,23 @@ def test_set_and_lift(shell: Shell) -> None:
     assert shell("queues", "list").out.splitlines()[1].split()[0] == "orders"
 
 
+def test_warn_depth(shell: Shell) -> None:
+    set_ = shell.run("queues", "set", "orders", "--capacity", "9", "--warn-depth", "7", "--json").json
+    assert (set_["capacity"], set_["warn_depth"]) == (9, 7)
+    with App(shell.url) as app:
+        assert app.queue("orders").warn_depth() == 7
+        app.queue("other").configure(warn_depth=3)
+    assert "orders: capacity 9, warn_depth 7, cap 2" in shell("queues", "set", "orders", "--cap", "2").out
+    assert [each["warn_depth"] for each in shell("queues", "list", "--json").json["queues"]] == [7, 3]
+    heading, row, _ = shell("queues", "list").out.splitlines()
+    assert "warn at" in heading
+    assert "7" in row.split()
+    assert shell("queues", "set", "orders", "--warn-depth", "none", "--json").json["warn_depth"] is None
+    for wrong in (["--warn-depth", "0"], ["--warn-depth", "8", "--capacity", "7"]):
+        assert "warn_depth is" in shell("queues", "set", "orders", *wrong, code=2).err
+    assert shell("queues", "list", "--json").json["queues"][0]["capacity"] == 9
+
+
 def test_a_full_queue_refuses(shell: Shell) -> None:
     shell("queues", "set", "orders", "--capacity", "1")
     shell.put()

@@ -13,6 +13,7 @@ from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Ren
 from towpath.core.job import Done, Spec
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
 from towpath.runtime.committer import Committer
+from towpath.runtime.dispatcher import Dispatcher, Waiter
 from towpath.runtime.tickets import Reply
 
 LEASE = 60_000_000
@@ -80,12 +81,16 @@ def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
     return heard
 
 
-def until_waiting(committer: Committer, count: int) -> None:
-    """Bounded: the callers are threads that only need to be scheduled."""
-    until = time.monotonic() + 20
-    while len(committer._first) + len(committer._rest) < count:
-        assert time.monotonic() < until
+def until(so: Callable[[], bool]) -> None:
+    """Bounded: the others are threads that only need to be scheduled."""
+    end = time.monotonic() + 20
+    while not so():
+        assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def until_waiting(committer: Committer, count: int) -> None:
+    until(lambda: len(committer._first) + len(committer._rest) >= count)
 
 
 def test_a_lone_caller_leads(ledger: Gated) -> None:
@@ -228,6 +233,27 @@ def test_patient_commands_outlast_a_busy_ledger(ledger: Gated, committer: Commit
     ledger.fail.append(busy)
     with pytest.raises(LedgerBusy):
         committer.call(append("b"))
+
+
+def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(ledger: Gated, committer: Committer) -> None:
+    """Claims come for a waiter that has left; the answer to everybody else in the batch is what it was."""
+    dispatcher = Dispatcher(committer, "me")
+    waiter = Waiter(["q"], lambda claims: None, LEASE)
+    dispatcher.add(waiter)
+    waiter.want = 2
+    replies: list[Reply] = []
+    ledger.hold()
+    committer.post([append("a", "b")], replies.extend)
+    assert ledger.inside.wait(20)
+    dispatcher.remove(waiter)
+    closing = threading.Thread(target=committer.close)
+    closing.start()
+    until(lambda: committer._closing)
+    ledger.let_go()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert [type(reply) for reply in replies] == [Appended]
+    assert ledger.queues()["q"].counts.ready == 2
 
 
 def test_close_commits_what_waits_and_refuses_what_comes_later(ledger: Gated, committer: Committer) -> None:

@@ -55,7 +55,9 @@ class Intake(Laned):
         command = self.wanted()
         found: dict[str, int] = {}
         for want in () if command is None else command.wants:
-            found[want.queue] = max(found.get(want.queue, 0), want.n)
+            before = found.get(want.queue, 0)
+            most = want.n if want.upto is None else min(want.n, want.upto - before)
+            found[want.queue] = before + max(0, most)
         return found
 
     def start_all(self) -> list[str]:

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 import towpath
 from tests.engine.test_worker import WAIT, working
-from towpath import App, Lane, Query, State, Throttled
+from towpath import App, JobHandle, Lane, Query, State, Throttled
+from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.commands import Claimed, Want
 from towpath.errors import InvalidInput
 from towpath.events import JobSettled, JobStarted, LimitChanged
 from towpath.service import RunOptions, worker_options
@@ -221,6 +223,30 @@ def test_an_adaptive_lane_learns(app: App) -> None:
     assert {event.resource for event in changes.events} == {"lane bulk"}
     assert any(event.limit < event.before for event in changes.events)
     assert most[0] <= 8
+
+
+def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> None:
+    @app.task(queue="interactive")
+    async def one() -> None: ...
+
+    with app.bus.collect(JobSettled) as settled, working(app, lanes=LANES, concurrency=4) as service:
+        worker = service._worker
+        one.options(queue="bulk").enqueue()
+        settled.expect(1)
+
+        def change() -> None:
+            before = worker.intake
+            worker.change(worker_options(app, {"lanes": {"bulk": BULK}, "concurrency": 4}))
+            late.append(one.enqueue())
+            reply = app.call(ClaimCommand(owner=app.owner, wants=(Want("interactive", 1),), lease=30_000_000))
+            assert isinstance(reply, Claimed)
+            worker._accept(before, list(reply.claims))
+
+        late: list[JobHandle[None]] = []
+        service._loop.call_soon_threadsafe(change)
+        settled.expect(1, where=lambda event: event.outcome == "release")
+        job = late[0].status()
+        assert (job.state, job.attempts) == (State.READY, 0)
 
 
 @pytest.mark.parametrize(

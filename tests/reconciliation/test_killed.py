@@ -54,14 +54,14 @@ work.prepare()
 db = store.connect(work.DATABASE)
 for n in range(int(sys.argv[1])):
     numbers = {"views": 1600, "clicks": 100, "conversions": 10}
-    work.submit(db, {"report": f"r{n}", "affiliate": "eve", "platform": "one", "post": f"p{n}", **numbers})
+    work.submit(db, {"report": f"r{n}", "affiliate": "eve", "platform": "clicktube", "post": f"p{n}", **numbers})
 """
 
 
 @contextmanager
 def stage(folder: Path) -> Iterator[tuple[Platform, dict[str, str]]]:
     platform = Platform()
-    with Simulator({"one": platform}) as simulator:
+    with Simulator({"clicktube": platform}) as simulator:
         # Half an hour until the second look is 0.03 s here.
         settings = {"RECONCILIATION_DB": str(folder / "work.db"), "RECONCILIATION_MINUTE": "0.001"}
         # We look after the ledger: a killed worker that did would be missed for five seconds.
@@ -118,5 +118,8 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended
     assert ended.stderr == ""
     assert "worker-1 was killed with what it held" in ended.stdout
+    assert "clicktube open (5 failures in 60 s)" in ended.stdout
+    assert "clicktube is back. Its breaker had opened" in ended.stdout
+    assert "breakers: clicktube closed, instapix closed, snapreel closed, tiktalk closed" in ended.stdout
     assert "120 of 120 reports reconciled, each with its effect on trust exactly once" in ended.stdout
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,18 @@ from towpath import JobHandle, Reason, State
 from towpath.testing.app import Bench
 
 MINUTES = 60
+ONE, TWO = work.PLATFORMS[:2]
 
 
 class Stage:
-    """Two platforms, the application on a bench, and its tables."""
+    """Two of the platforms, the application on a bench, and its tables."""
 
     def __init__(self, bench: Bench, platforms: dict[str, Platform]) -> None:
         self.bench = bench
-        self.one, self.two = platforms["one"], platforms["two"]
+        self.one, self.two = platforms[ONE], platforms[TWO]
         self.db = bench.database
 
-    def submit(self, id: str = "r1", platform: str = "one", affiliate: str = "ada", **numbers: int) -> JobHandle[Any]:
+    def submit(self, id: str = "r1", platform: str = ONE, affiliate: str = "ada", **numbers: int) -> JobHandle[Any]:
         post = f"post-{id}"
         claimed = {"views": 1000, "clicks": 100, "conversions": 10, **numbers}
         report = {"report": id, "affiliate": affiliate, "platform": platform, "post": post, **claimed}
@@ -48,9 +50,9 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    platforms = {"one": Platform(), "two": Platform()}
+    platforms = {ONE: Platform(), TWO: Platform()}
     with Simulator(platforms) as simulator, work.app.testing(database=True) as bench:
-        monkeypatch.setattr(work, "PLATFORMS", simulator.url)
+        monkeypatch.setattr(work, "ADDRESS", simulator.url)
         bench.database.execute(store.TABLES)
         yield Stage(bench, platforms)
 
@@ -68,8 +70,8 @@ def test_the_same_report_again(stage: Stage) -> None:
     assert first.id == again.id
     stage.bench.drain()
     # Somebody asks for it once more, under another id: the row's key is the second guard.
-    row = {"report": "r1", "affiliate": "ada", "platform": "one", "post": "post-r1", "views": 1, "clicks": 1, "conversions": 1}
-    work.reconcile.enqueue(**row)  # type: ignore[arg-type]
+    row = {"report": "r1", "affiliate": "ada", "platform": ONE, "post": "post-r1", "views": 1, "clicks": 1, "conversions": 1}
+    work.TASKS[ONE].enqueue(**row)
     stage.bench.drain()
     assert (len(stage.rows()), stage.trust()) == (1, 0.51)
 
@@ -107,26 +109,66 @@ def test_some_numbers(stage: Stage) -> None:
 
 
 def test_one_platform_down(stage: Stage) -> None:
+    """Its breaker opens: the reports that wait are not touched, those that failed wait with them, the other platform goes on."""
     stage.one.down = True
-    held = [stage.submit(f"a{n}", "one") for n in range(5)]
-    others = [stage.submit(f"b{n}", "two") for n in range(5)]
+    held = [stage.submit(f"a{n}", ONE) for n in range(30)]
+    others = [stage.submit(f"b{n}", TWO) for n in range(30)]
     stage.bench.drain()
     assert {job.status().state for job in others} == {State.DONE}
-    assert {job.status().reason for job in held} == {Reason.RETRY}
+    assert len(stage.one.asked) == 5
+    assert {(job.status().state, job.status().reason) for job in held[:5]} == {(State.SCHEDULED, Reason.RETRY)}
     assert "out of order" in (held[0].status().error or "")
+    assert {(job.status().state, job.status().attempts) for job in held[5:]} == {(State.READY, 0)}
+    assert str(held[9].explain()).endswith("(5 failures in 60 s)")
+    # Two probes after five minutes, of which one fails; that is all that an hour costs.
+    stage.bench.advance(60 * MINUTES)
+    assert len(stage.one.asked) <= 5 + 2 * 12
     stage.one.down = False
     stage.bench.advance(10 * MINUTES)
     assert {job.status().state for job in held} == {State.DONE}
+    assert work.app.breakers.phase(ONE) == "closed"
+    assert stage.trust() == 1.0
+
+
+def test_a_post_that_always_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not close the platform for the others."""
+    real = work.fetch
+
+    def fetch(platform: str, post: str) -> Numbers:
+        if post == "post-bad":
+            raise ConnectionError("this one, always")
+        return real(platform, post)
+
+    monkeypatch.setattr(work, "fetch", fetch)
+    bad = stage.submit("bad")
+    for n in range(60):
+        stage.bench.advance(MINUTES)
+        assert stage.submit(f"r{n}").status().state is State.READY
+    stage.bench.drain()
+    assert bad.status().failures > 5
+    assert len(stage.rows()) == 60
+    assert {record.status.trips for record in work.app.breakers.list()} == {0}
 
 
 def test_too_many_requests(stage: Stage) -> None:
+    """Asked again when it says. It is not down: its breaker stays closed, however often it says so."""
     stage.one.per_second = 0
-    job = stage.submit("r1")
+    jobs = [stage.submit(f"r{n}") for n in range(10)]
     stage.bench.drain()
-    assert (job.status().reason, job.status().failures) == (Reason.SNOOZED, 0)
+    assert {(job.status().reason, job.status().failures) for job in jobs} == {(Reason.RETRY, 1)}
+    assert "clicktube is asked too often" in (jobs[0].status().error or "")
+    assert stage.one.answered[429] == 10
     stage.one.per_second = None
     stage.bench.advance(1.1)
-    assert job.result()["status"] == "matched"
+    assert {job.result()["status"] for job in jobs} == {"matched"}
+    assert {record.status.trips for record in work.app.breakers.list()} == {0}
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None)])
+def test_retry_after(said: str, seconds: float | None) -> None:
+    headers = Message()
+    headers["Retry-After"] = said
+    assert work.retry_after(urllib.error.HTTPError("http://x", 429, "too many", headers, None)) == seconds
 
 
 def test_a_refusal_is_a_dead_letter(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +178,7 @@ def test_a_refusal_is_a_dead_letter(stage: Stage, caplog: pytest.LogCaptureFixtu
     stage.bench.drain()
     status = job.status()
     assert (status.state, status.reason) == (State.FAILED, Reason.FATAL)
-    assert "one refuses us" in (status.error or "")
+    assert "clicktube refuses us" in (status.error or "")
     assert stage.rows() == []
     stage.one.status = 200
     job.retry()
@@ -187,11 +229,11 @@ def call(url: str, body: object = None) -> tuple[int, Any, str | None]:
 def api(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     path = Path(stage.db.filename)
     monkeypatch.setattr(work, "DATABASE", str(path))
-    with Api(["one", "two"]) as api:
+    with Api() as api:
         yield api.url
 
 
-REPORT = {"report": "r1", "affiliate": "ada", "platform": "one", "post": "p", "views": 10, "clicks": 1, "conversions": 0}
+REPORT = {"report": "r1", "affiliate": "ada", "platform": ONE, "post": "p", "views": 10, "clicks": 1, "conversions": 0}
 
 
 def test_the_api(stage: Stage, api: str) -> None:
@@ -199,7 +241,8 @@ def test_the_api(stage: Stage, api: str) -> None:
     status, answer, _ = call(f"{api}/reports", REPORT)
     assert (status, answer["priority"], answer["flags"]) == (202, "normal", [])
     assert "ready" in call(f"{api}/reports/r1")[1]["why"]
-    assert call(f"{api}/queue")[1] == {"depth": 1, "ready": 1, "scheduled": 0, "running": 0}
+    queues = call(f"{api}/queues")[1]
+    assert (list(queues), queues[ONE]) == (list(work.PLATFORMS), {"depth": 1, "ready": 1, "scheduled": 0, "running": 0})
     stage.bench.drain()
     assert call(f"{api}/reports/r1")[1]["state"] == "done"
     assert call(f"{api}/affiliates/ada")[1]["trust"] == 0.51
@@ -213,16 +256,16 @@ def test_wrong_reports(stage: Stage, api: str, wrong: dict[str, Any]) -> None:
     status, answer, _ = call(f"{api}/reports", {**REPORT, **wrong})
     assert (status, answer["field"]) == (400, next(iter(wrong)))
     assert call(f"{api}/reports", [1])[0] == 400
-    assert call(f"{api}/queue")[1]["depth"] == 0
+    assert {each["depth"] for each in call(f"{api}/queues")[1].values()} == {0}
 
 
 def test_too_much_is_refused(stage: Stage, api: str) -> None:
     """The queue does not grow without end: whoever submits is told to come back, and comes back with success."""
     stage.one.posts["p"] = Numbers(10, 1, 0)
-    work.app.queue(work.QUEUE).configure(capacity=2)
+    work.app.queue(work.queue_of(ONE)).configure(capacity=2)
     answers = [call(f"{api}/reports", {**REPORT, "report": f"r{n}"}) for n in range(3)]
     assert [status for status, _, _ in answers] == [202, 202, 429]
-    assert answers[2][2] == "5"
+    assert answers[2][2] == "1"
     assert call(f"{api}/reports/r2")[0] == 404
     stage.bench.drain()
     assert call(f"{api}/reports", {**REPORT, "report": "r2"})[0] == 202

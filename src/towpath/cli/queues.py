@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from towpath.cli.output import moment, rate, seconds, show, spell, table
 from towpath.cli.specs import tell
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
+from towpath.queues import check_depth, warn_depths, write_depth
 
 
 @click.group("queues", cls=Branch)
@@ -48,10 +50,14 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def queue_data(view: QueueView) -> dict[str, Any]:
+def queue_data(view: QueueView, depth: int | None) -> dict[str, Any]:
     at = now()
-    limits = {"capacity": view.capacity, "cap": view.cap, "rate": rate(view.rate), "keep": view.keep}
+    limits = {"capacity": view.capacity, "warn_depth": depth, "cap": view.cap, "rate": rate(view.rate), "keep": view.keep}
     return {**queue_counts(view, at), **limits, "retention": seconds(view.retention), "not_before": _held(view)}
+
+
+def _data_of(ledger: Ledger, queue: str) -> dict[str, Any]:
+    return queue_data(ledger.queues()[queue], warn_depths(ledger).get(queue))
 
 
 def part_data(view: PartView) -> dict[str, Any]:
@@ -74,21 +80,21 @@ def _shown(as_json: bool, data: dict[str, Any], sentence: str) -> int:
 def list_queues(session: Session, /) -> int:
     """Every queue with what waits in it and its limits."""
     with session.ledger() as ledger:
-        views = sorted(ledger.queues().items())
-    data = [queue_data(view) for _, view in views]
-    show(session.json, {"queues": data}, lambda: _queue_table([view for _, view in views]))
+        views, depths = sorted(ledger.queues().items()), warn_depths(ledger)
+    data = [queue_data(view, depths.get(name)) for name, view in views]
+    show(session.json, {"queues": data}, lambda: _queue_table([view for _, view in views], depths))
     return OK
 
 
-def _queue_table(views: list[QueueView]) -> object:
+def _queue_table(views: list[QueueView], depths: dict[str, int]) -> object:
     if not views:
         return "There are no queues yet."
-    columns = ("queue", "waiting", "running", "paused", "capacity", "cap", "rate", "retention", "keep", "why")
+    columns = ("queue", "waiting", "running", "paused", "capacity", "warn at", "cap", "rate", "retention", "keep", "why")
     rows = []
     for view in views:
-        limits = (view.capacity, view.cap, rate(view.rate), spell(view.retention), view.keep)
+        limits = (view.capacity, depths.get(view.name), view.cap, rate(view.rate), spell(view.retention), view.keep)
         rows.append((view.name, view.counts.waiting, view.counts.running, view.paused, *limits, view.why))
-    return table(columns, rows, numbers=("waiting", "running", "capacity", "cap", "keep"))
+    return table(columns, rows, numbers=("waiting", "running", "capacity", "warn at", "cap", "keep"))
 
 
 @queues.command("pause")
@@ -102,7 +108,7 @@ def pause_queue(session: Session, /, queue: str, why: str | None, new: bool) -> 
         if not new:
             _known_queue(ledger, queue)
         tell(ledger, commands.SetQueue(queue=queue, paused=True, why=why))
-        return _shown(session.json, queue_data(ledger.queues()[queue]), f"{queue} is paused")
+        return _shown(session.json, _data_of(ledger, queue), f"{queue} is paused")
 
 
 @queues.command("resume")
@@ -113,12 +119,13 @@ def resume_queue(session: Session, /, queue: str) -> int:
     with session.ledger() as ledger:
         _known_queue(ledger, queue)
         tell(ledger, commands.SetQueue(queue=queue, paused=False, why=None))
-        return _shown(session.json, queue_data(ledger.queues()[queue]), f"{queue} goes on")
+        return _shown(session.json, _data_of(ledger, queue), f"{queue} goes on")
 
 
 @queues.command("set")
 @click.argument("queue")
 @click.option("--capacity", type=Whole(optional=True), help="At most so many wait; more are refused. none lifts it.")
+@click.option("--warn-depth", type=Whole(optional=True), help="When so many wait, the log says so, once. none lifts it.")
 @_gate
 @click.option("--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days.")
 @click.option("--keep", type=Whole(optional=True), help="At most so many done and canceled jobs are kept; none: a million.")
@@ -126,14 +133,19 @@ def resume_queue(session: Session, /, queue: str) -> int:
 @pass_session
 def set_queue(session: Session, /, queue: str, **options: Any) -> int:
     """Set limits of a queue. What is left out stays as it is. A queue that is not there is made."""
-    command = commands.SetQueue(queue=queue, **_given(options))
+    given = _given(options)
+    depth = given.pop("warn_depth")
+    command = commands.SetQueue(queue=queue, **given)
+    check_depth(None if depth is UNSET else depth, given["capacity"])
     with session.ledger(make=True) as ledger:
         new = queue not in ledger.queues()
         tell(ledger, command)
-        data = queue_data(ledger.queues()[queue])
+        if depth is not UNSET:
+            write_depth(ledger.note, partial(tell, ledger), queue, depth)
+        data = _data_of(ledger, queue)
     limits = ", ".join(
         f"{name} {data[name]}"
-        for name in ("capacity", "cap", "rate", "retention", "keep", "not_before")
+        for name in ("capacity", "warn_depth", "cap", "rate", "retention", "keep", "not_before")
         if data[name] is not None
     )
     return _shown(session.json, data, f"{queue}{' (new)' * new}: {limits or 'no limits'}")

@@ -27,6 +27,8 @@ INDEX: Final = "towpath/breakers"
 PART: Final = "breaker:"
 """The part of a queue in which the jobs of a breaker wait is this and its name."""
 LONGEST: Final = 7 * checks.DAY
+ASK_AGAIN: Final = 60 * SECOND
+"""Whoever was turned away asks again after this, or after a longer cool-down: somebody may close it by hand long before its time."""
 _SAID: Final = "breaker "
 
 
@@ -97,6 +99,7 @@ class Status(msgspec.Struct, frozen=True):
 
 def failed(breaker: Breaker, status: Status, now: int, began: int) -> Status:
     """A call that began at `began` failed. What began before the last change says nothing about the present."""
+    now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.HALF_OPEN and began >= status.until:
         return opened(breaker, status, now, "a probe failed")
@@ -109,10 +112,16 @@ def failed(breaker: Breaker, status: Status, now: int, began: int) -> Status:
 
 
 def succeeded(breaker: Breaker, status: Status, now: int, began: int) -> Status:
+    now = _not_before(began, now)
     if status.phase(now) is not Phase.HALF_OPEN or began < status.until:
         return status
     good = status.good + 1
     return closed(status, now) if good >= breaker.probes else replace(returned(status, began), good=good)
+
+
+def _not_before(began: int, now: int) -> int:
+    """Nothing ends before it began: a clock that was set back meanwhile is wrong, the ledger's time never goes back."""
+    return max(began, now)
 
 
 def returned(status: Status, began: int) -> Status:
@@ -139,6 +148,11 @@ def opened(breaker: Breaker, status: Status, now: int, why: str, until: int | No
 
 def closed(status: Status, now: int) -> Status:
     return Status(since=now, trips=status.trips)
+
+
+def again(breaker: Breaker, status: Status, now: int) -> int:
+    """When whoever finds it open asks again."""
+    return min(status.until, now + max(breaker.rest, ASK_AGAIN))
 
 
 def _count(count: int, what: str) -> str:

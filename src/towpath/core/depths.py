@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from towpath.core import checks
 from towpath.core.commands import Note
 from towpath.core.views import NoteView
+from towpath.errors import InvalidInput, NoteConflict
 
 KEY = "towpath/warn-depths"
 """The note that has the depths of all queues."""
@@ -19,9 +21,24 @@ def depths_of(note: NoteView | None) -> dict[str, int]:
     return {} if note is None else msgspec.json.decode(note.value, type=dict[str, int])
 
 
+def check_depth(depth: object, capacity: object = None) -> None:
+    """May it be the depth to warn at of a queue with this capacity?"""
+    checks.optional_whole("warn_depth", depth, 1)
+    if isinstance(depth, int) and isinstance(capacity, int) and depth > capacity:
+        raise InvalidInput(field="warn_depth", value=depth, expected=f"at most the capacity of {capacity}")
+
+
+def write_depth(read: Callable[[str], NoteView | None], tell: Callable[[Note], object], queue: str, depth: int | None) -> None:
+    """Set the depth of a queue, or lift it, with these two words of a ledger."""
+    while True:
+        with contextlib.suppress(NoteConflict):
+            tell(changed(read(KEY), queue, depth))
+            return
+
+
 def changed(note: NoteView | None, queue: str, depth: int | None) -> Note:
     """The note after `depth` was set for a queue, or lifted; nobody may have written it since."""
-    checks.optional_whole("warn_depth", depth, 1)
+    check_depth(depth)
     depths = depths_of(note)
     depths.pop(queue, None)
     if depth is not None:

@@ -80,25 +80,29 @@ class Shares:
                 calls.append(Call(lane, n, shared))
         return calls + [Call(lane, short[lane], own + kept) for lane in self._keeps if short[lane]]
 
-    def next(self, running: Sequence[int], waiting: Sequence[int]) -> int | None:
-        """The lane whose job starts next, where so many run and so many wait at hand; None if none may."""
+    def next(self, running: Sequence[int], waiting: Sequence[object]) -> int | None:
+        """The lane whose job starts next, where so many run in each and something (not 0, not empty) waits at hand; None if none may."""
         free = self.total - sum(running)
         if free <= 0:
             return None
-        short = self._short(running)
-        kept = sum([short[lane] for lane in self._keeps])
-        may = [
-            lane
-            for lane, count in enumerate(waiting)
-            if count and lane not in self.paused and free > kept - (short[lane] if lane in self._keeps else 0)
-        ]
-        return next((lane for lane in may if short[lane]), may[0] if may else None)
+        kept = sum([self._short_of(lane, running) for lane in self._keeps]) if self._keeps else 0
+        first: int | None = None
+        for lane, waits in enumerate(waiting):
+            if not waits or lane in self.paused:
+                continue
+            short = self._short_of(lane, running)
+            if free > kept - (short if lane in self._keeps else 0):
+                if short:
+                    return lane
+                if first is None:
+                    first = lane
+        return first
 
     def _short(self, held: Sequence[int]) -> list[int]:
-        short = [max(0, reserved - count) for reserved, count in zip(self.reserved, held, strict=True)]
-        for lane in self.paused:
-            short[lane] = 0
-        return short
+        return [self._short_of(lane, held) for lane in range(len(held))]
+
+    def _short_of(self, lane: int, held: Sequence[int]) -> int:
+        return 0 if lane in self.paused else max(0, self.reserved[lane] - held[lane])
 
 
 def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:

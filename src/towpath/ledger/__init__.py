@@ -83,7 +83,9 @@ class Ledger(Protocol):
 
 
 def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
-    """`memory://`, or `sqlite:///relative.db`, `sqlite:////absolute.db` with `?synchronous=normal` if you like."""
+    """`memory://`; `sqlite:///relative.db`, `sqlite:////absolute.db` with `?synchronous=normal` if you like;
+    `postgresql://user@host/database` with `?schema=name` and `?pooled=true` (a transaction pooler is in between) besides what
+    PostgreSQL itself takes there. `clock` is the time of a ledger that has none of its own; PostgreSQL has the server's."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if parts.scheme == "memory" and not options:
@@ -94,4 +96,9 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
         from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
 
         return SqliteLedger(unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full")), clock)
-    raise InvalidInput(field="url", value=url, expected="memory://, sqlite:///file.db or sqlite:////absolute/file.db")
+    if parts.scheme in ("postgresql", "postgres"):
+        from towpath.ledger.postgres import PostgresLedger, options_of
+
+        return PostgresLedger(*options_of(url))
+    expected = "memory://, sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host/database"
+    raise InvalidInput(field="url", value=url, expected=expected)

@@ -21,20 +21,21 @@ class Ageing:
         self._office = office
         self._spans = {",".join(lane.queues): micros(lane.ageing) for lane in lanes if lane.ageing is not None}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._started = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._started = True
         for queues in self._spans:
             self._hasten(queues)
 
     def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        self._spans = {}
+        self._started = False
 
     def _hasten(self, queues: str) -> None:
-        if (span := self._spans.get(queues)) is None:
-            return
+        span = self._spans[queues]
 
         def heard(replies: Sequence[Reply]) -> None:
             more = any(isinstance(reply, Hastened) and reply.more for reply in replies)
@@ -46,5 +47,5 @@ class Ageing:
             self._office.committer.post([Hasten(queues, span)], heard)
 
     def _later(self, queues: str, seconds: float) -> None:
-        if queues in self._spans:
+        if self._started:
             self._timers[queues] = self._loop.call_later(seconds, self._hasten, queues)

@@ -1,17 +1,21 @@
-"""The caretaker's part in circuit breakers: probes that never report must not wedge one."""
+"""The caretaker's part in circuit breakers: probes that never report must not wedge one, and its gates stay as it set them."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from towpath.core.breaker import Phase, Record
 from towpath.core.checks import SECOND
+from towpath.core.views import PartView, QueueView
 from towpath.runtime.breakers import Breakers, running
 
 log = logging.getLogger("towpath.breakers")
+
+View = QueueView | PartView | None
 
 ROUND: Final = SECOND
 """Between two looks at all breakers."""
@@ -29,8 +33,8 @@ class BreakerRounds:
         self._made_way: dict[str, int] = {}
 
     def due(self, now: int) -> int | None:
-        """Make way where jobs are stuck in a gate, and tell which breakers are half open. When to come again,
-        None if only a commit can bring something."""
+        """Set gates again that somebody changed, make way where jobs are stuck in one, and tell which breakers are half open. When
+        to come again, None if only a commit can bring something."""
         at = self._looked_at
         if at is not None and at <= now < at + ROUND and (self._next is None or now < self._next):
             # What changes meanwhile is seen with one of the next commits; the caretaker makes some itself.
@@ -45,18 +49,25 @@ class BreakerRounds:
         if record is None:
             return None
         status = record.status
-        if status.phase(now) is not Phase.HALF_OPEN:
-            return status.until or None
+        if status.until == 0:
+            return None
+        views = [self._breakers.view(gate) for gate in record.gates]
+        if _changed(record, views, now):
+            self._breakers.edit(name, lambda found: found, now, anew=True)
+        if status.phase(now) is Phase.OPEN:
+            return status.until
         if self._told.get(name) != status.until:
             self._told[name] = status.until
             self._breakers.tell(name, Phase.HALF_OPEN, status)
-        return self._make_way(record, now)
+        return self._make_way(record, views, now)
 
-    def _make_way(self, record: Record, now: int) -> int | None:
-        """Jobs that fill a gate for a whole cool-down without a word do not count any more."""
+    def _make_way(self, record: Record, views: Sequence[View], now: int) -> int | None:
+        """Jobs that fill a gate for a whole cool-down without a word do not count any more; those that have ended count again."""
         name, limit = record.breaker.name, record.limit
-        views = [view for gate in record.gates if (view := self._breakers.view(gate)) is not None]
-        full = max((running(view) for view in views if view.cap is not None and running(view) >= view.cap == limit), default=0)
+        most = max((running(view) for view in views if view is not None), default=0)
+        if most < record.status.stuck:
+            self._count_stuck(record, most, now)
+        full = max((running(view) for view in views if view is not None and running(view) >= limit == view.cap), default=0)
         if not full:
             return None
         patience = max(record.status.until, self._made_way.get(name, 0)) + record.breaker.rest
@@ -64,10 +75,21 @@ class BreakerRounds:
             return patience
         self._made_way[name] = now
         log.warning("breaker %s: %d jobs fill its gate without a word; more probes may try", name, full)
+        self._count_stuck(record, full, now)
+        return now + record.breaker.rest
 
+    def _count_stuck(self, record: Record, count: int, now: int) -> None:
         def change(found: Record) -> Record:
             same = found.status.until == record.status.until
-            return replace(found, status=replace(found.status, stuck=full)) if same else found
+            return replace(found, status=replace(found.status, stuck=count)) if same else found
 
-        self._breakers.edit(name, change, now)
-        return now + record.breaker.rest
+        self._breakers.edit(record.breaker.name, change, now)
+
+
+def _changed(record: Record, views: Sequence[View], now: int) -> bool:
+    """Has somebody set a limit of a gate that the breaker holds? Then more might pass than its probes."""
+    for setting, view in zip(record.settings(), views, strict=True):
+        opened = now < record.status.until and view is not None and view.next_at < record.status.until
+        if view is None or view.cap != setting.cap or opened:
+            return True
+    return False

@@ -6,6 +6,7 @@ reads the note again and decides again. Successes of a closed breaker write noth
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -66,15 +67,18 @@ class Breakers:
         return known.read_at <= now < known.read_at + FRESH
 
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
-        """Until when a job that was claimed at `began` must not run, if the breaker has opened since then. The gate that it came
-        through is shut if it was not known."""
+        """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0 where its gate keeps it,
+        which is shut if it was not known. None if it may run."""
         known = self._fresh(breaker, now)
-        until = known.record.status.until
-        if began >= until:
+        status = known.record.status
+        if began >= status.until:
             return None
         if place is not None and not known.record.has(place):
             self._write(known, lambda record: record.with_gate(place))
-        return until
+        elif place is None or began > status.since:
+            # No gate keeps it, or somebody has opened the gate by hand: it would come back at once.
+            return max(0, rules.again(breaker, status, now) - now)
+        return 0
 
     def report(self, breaker: Breaker, place: Place | None, ok: bool, began: int, now: int) -> None:
         """A call that began at `began` ended, well or not. `place` is the gate that its job came through."""
@@ -84,8 +88,8 @@ class Breakers:
         turn = rules.succeeded if ok else rules.failed
 
         def change(record: Record) -> Record:
-            status = turn(record.breaker, rules.returned(record.status, began), now, began)
-            return replace(record if place is None else record.with_gate(place), status=status)
+            status = turn(breaker, rules.returned(record.status, began), now, began)
+            return replace(record if place is None else record.with_gate(place), breaker=breaker, status=status)
 
         self._write(known, change)
 
@@ -105,13 +109,17 @@ class Breakers:
         if status.phase(now) is Phase.CLOSED:
             return None
         if status.phase(now) is Phase.OPEN:
-            return status.until
+            return rules.again(breaker, status, now)
         refused: list[int] = []
 
         def change(record: Record) -> Record:
-            admitted = rules.admit(record.breaker, record.status, now)
-            refused[:] = [] if admitted is not None else [max(record.status.until, now + max(SECOND, breaker.rest // 10))]
-            return record if admitted is None else replace(record, status=admitted)
+            admitted = rules.admit(breaker, record.status, now)
+            if admitted is None:
+                soon = now + max(SECOND, breaker.rest // 10)
+                refused[:] = [max(soon, rules.again(breaker, record.status, now))]
+                return record
+            refused.clear()
+            return replace(record, breaker=breaker, status=admitted)
 
         self.edit(breaker.name, change, now, Record(breaker))
         return refused[0] if refused else None
@@ -122,19 +130,20 @@ class Breakers:
         """All of them, by name."""
         return rules.read_all(self._ledger.note)
 
-    def edit(self, name: str, change: Change, now: int, fallback: Record | None = None) -> Record | None:
-        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin with. Blocks."""
+    def edit(self, name: str, change: Change, now: int, fallback: Record | None = None, anew: bool = False) -> Record | None:
+        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin with. `anew` sets its
+        gates also if nothing has changed. Blocks."""
         while True:
             old, version = self.read(name)
             if (start := old or fallback) is None:
                 return None
-            new = self._captured(start, change(start))
-            if new == old:
+            new = self._captured(start, change(start), anew)
+            if new == old and not anew:
                 return new
-            if version == 0:
+            if version == 0 or _moved(start, new):
                 self._list(name)
             try:
-                answer = self._committer.call(_note(start, new, version))
+                answer = self._committer.call(_note(start, new, version, anew))
             except NoteConflict:
                 continue
             assert isinstance(answer, Noted)
@@ -144,12 +153,18 @@ class Breakers:
 
     def forget(self, name: str, now: int) -> Record | None:
         """Lift its gates and forget it. Code that declares it brings it back, as new."""
-        record = self.edit(name, lambda record: replace(record, status=rules.closed(record.status, now)), now)
-        if record is not None:
-            self._committer.call(Note(key=rules.key(name), value=None))
-            self._list(name, gone=True)
-            with self._lock:
-                self._known.pop(name, None)
+        while (
+            record := self.edit(name, lambda found: replace(found, status=rules.closed(found.status, now)), now)
+        ) is not None:
+            found, version = self.read(name)
+            if found is not None and found.status.until:
+                continue  # it has opened again since, and only whoever closes it lifts its gates
+            with contextlib.suppress(NoteConflict):
+                self._committer.call(Note(key=rules.key(name), value=None, expect=version))
+                self._list(name, gone=True)
+                with self._lock:
+                    self._known.pop(name, None)
+                break
         return record
 
     def declare(self, breaker: Breaker, places: Sequence[Place], now: int) -> None:
@@ -162,6 +177,8 @@ class Breakers:
             return record
 
         self.edit(breaker.name, change, now, Record(breaker))
+        # The name may be missing there: whoever wrote the note may have been killed before it wrote the name.
+        self._list(breaker.name)
 
     # The note and its gates
 
@@ -199,10 +216,10 @@ class Breakers:
             if new == old:
                 known.writing = False
                 return
-        if known.version == 0:
-            self._list(new.breaker.name)
-        new = self._captured(old, new)
         try:
+            if known.version == 0 or _moved(old, new):
+                self._list(new.breaker.name)
+            new = self._captured(old, new)
             self._committer.post([_note(old, new, known.version)], partial(self._heard, known, changes, old, new))
         except TowpathError as error:
             self._dropped(known, error)
@@ -233,9 +250,9 @@ class Breakers:
             known.changes, known.writing, known.read_at = [], False, None
         log.warning("breaker %s: what happened could not be written: %s", known.fallback.breaker.name, error)
 
-    def _captured(self, old: Record, new: Record) -> Record:
+    def _captured(self, old: Record, new: Record, anew: bool = False) -> Record:
         """The gates as they are set by hand, before they are shut and when they are opened."""
-        if _position(old) == _position(new):
+        if not (anew or _moved(old, new)):
             return new
         shut = {gate.place for gate in old.gates} if old.status.until else set()
         return replace(new, gates=tuple([self._by_hand(gate, old, gate.place in shut) for gate in new.gates]))
@@ -295,9 +312,14 @@ class Breakers:
             self._committer.bus.publish(event)
 
 
-def _note(old: Record, new: Record, version: int) -> Note:
-    gates = new.settings() if _position(old) != _position(new) else ()
+def _note(old: Record, new: Record, version: int, anew: bool = False) -> Note:
+    gates = new.settings() if anew or _moved(old, new) else ()
     return Note(key=rules.key(new.breaker.name), value=rules.encode(new), expect=version, gates=tuple(gates))
+
+
+def _moved(old: Record, new: Record) -> bool:
+    """Do the gates have to be set?"""
+    return _position(old) != _position(new)
 
 
 def _position(record: Record) -> tuple[object, ...]:

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from towpath.core.commands import Claim, Claimed, Command, Result
-from towpath.errors import LedgerClosed, LedgerError, TowpathError
+from towpath.errors import LedgerClosed, LedgerError, QueueFull, TowpathError
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
+from towpath.runtime.drains import Drains
 from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
 
 log = logging.getLogger("towpath.committer")
@@ -70,6 +71,7 @@ class Committer:
         """The thread waits for work, and nobody has told it of any."""
         self._closing = False
         self._failures = 0
+        self._drains = Drains(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
 
     def start(self) -> None:
@@ -81,8 +83,13 @@ class Committer:
             self._closing = True
             self._work.notify_all()
             self._room.notify_all()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and not self._leads():
             self._thread.join()
+
+    def _leads(self) -> bool:
+        """Does this thread lead a batch? What it says on the way still counts while the engine is being closed: a claim that
+        nobody takes any more goes back."""
+        return self._commit._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     # Callers
 
@@ -90,13 +97,13 @@ class Committer:
         """Block until the command is durable; its result, or its error raised."""
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
-            return outcome(ticket.reply)
+            return self.answer(ticket.reply)
         with self._lock:
             while outside and ticket.room and not self._has_room(ticket):
                 self._room.wait()
             self._add(ticket)
         ticket.wait()
-        return outcome(ticket.reply)
+        return self.answer(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
         ticket = TaskTicket(command, asyncio.get_running_loop())
@@ -105,7 +112,7 @@ class Committer:
             await ticket.future
             ticket.future = ticket.loop.create_future()
         await ticket.future
-        return outcome(ticket.reply)
+        return self.answer(ticket.reply)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
@@ -129,13 +136,20 @@ class Committer:
             self._kicked = True
             self._work.notify()
 
+    def answer(self, reply: Reply | None) -> Result:
+        """The result, or the error raised. A full queue says when to come back."""
+        try:
+            return outcome(reply)
+        except QueueFull as full:
+            raise self._drains.hinted(full) from None
+
     # The queue of tickets; under the state lock
 
     def _has_room(self, ticket: Ticket) -> bool:
         return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
     def _add(self, ticket: Ticket) -> None:
-        if self._closing:
+        if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
@@ -197,6 +211,7 @@ class Committer:
                 batch = self._take()
             self._lead(batch)
         finally:
+            # Not `_leads`: a call of our own is where an interrupt can come between.
             if self._commit._is_owned():  # type: ignore[attr-defined]
                 self._commit.release()
             if self._first or self._rest or self._kicked:
@@ -213,7 +228,7 @@ class Committer:
             for ticket in batch:
                 commands += ticket.commands
             own = len(commands)
-            if self._demands:
+            if self._demands and not self._closing:
                 asked = self._ask(commands)
             if not commands:
                 return
@@ -278,11 +293,11 @@ class Committer:
                 self._idle = False
                 if self._failures and not self._closing:
                     self._work.wait(PAUSES[min(self._failures, len(PAUSES)) - 1])
-                if self._closing and not (self._first or self._rest):
-                    return
             with self._commit:
                 with self._lock:
                     batch = self._take()
+                    if self._closing and not batch:
+                        return
                 try:
                     self._lead(batch)
                 except Exception:

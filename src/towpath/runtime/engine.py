@@ -30,7 +30,7 @@ from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
 from towpath.runtime.lookout import Lookout
-from towpath.runtime.tickets import Reply, outcome, wake_all
+from towpath.runtime.tickets import Reply, wake_all
 from towpath.runtime.upkeep import Caretaker, Due
 from towpath.runtime.watch import Watch
 
@@ -131,7 +131,7 @@ class Engine:
 
         self.parts.committer.post(commands, heard, patient=False)
         answered.wait()
-        return [outcome(reply) for reply in replies]
+        return [self.parts.committer.answer(reply) for reply in replies]
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
         loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class Engine:
 
         self.parts.committer.post(commands, heard, patient=False)
         await answered
-        return [outcome(reply) for reply in replies]
+        return [self.parts.committer.answer(reply) for reply in replies]
 
     @property
     def transactional(self) -> bool:

@@ -1,8 +1,7 @@
 """What a worker with lanes or resources has claimed and not started, and how it asks for more.
 
 A line is what is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes` says whose turn
-it is, `core.adaptive` how many may use a resource or run in a lane. Whatever may not start is not claimed, so nothing lies in
-anybody's way.
+it is, `core.adaptive` how many may use a resource or run in a lane. What may not start soon is not claimed, so nothing lies in anybody's way.
 
 Two threads look at the counts: the committing one writes `_delivered`, the worker's loop everything else.
 """
@@ -12,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Sequence
 
 from towpath.core.adaptive import Limiter, Ticket
 from towpath.core.checks import SECOND, matches
@@ -27,33 +24,8 @@ from towpath.errors import TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.ageing import Ageing
 from towpath.runtime.intake import Intake
+from towpath.runtime.lines import limit_of, lines_of, shown
 from towpath.runtime.office import Attempt, Office, WorkerOptions
-
-
-class Line(msgspec.Struct, frozen=True):
-    """Queues (with commas between them) of one lane that are claimed together, and the names of the limits for all of them."""
-
-    lane: int
-    queues: str
-    limits: tuple[str, ...] = ()
-
-
-def limit_of(lane: str) -> str:
-    """The name of a lane's own limit; no resource can be called so."""
-    return f"lane {lane}"
-
-
-def lines_of(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[Line]:
-    """`sources`: queue -> the resource that all its jobs use."""
-    found: list[Line] = []
-    for number, (name, lane) in enumerate(lanes.items()):
-        own = () if lane.adaptive is None else (limit_of(name),)
-        by_resource: dict[str | None, list[str]] = {}
-        for queue in lane.queues:
-            by_resource.setdefault(sources.get(queue), []).append(queue)
-        for resource, queues in by_resource.items():
-            found.append(Line(number, ",".join(queues), own if resource is None else (resource, *own)))
-    return found
 
 
 class Laned:
@@ -80,22 +52,27 @@ class Laned:
         self._by_lane = [[n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))]
         self._line_of: dict[str, int] = {}
         self._at_hand: list[deque[Claim]] = [deque() for _ in self._lines]
-        self._running, self._gone, self._delivered = ([0] * len(self._lines) for _ in range(3))
-        self._foreign: set[tuple[str, int]] = set()
-        """What runs here and belongs to no lane any more: it only has a slot."""
+        self._running = [0] * len(lanes)
+        self._gone, self._delivered = ([0] * len(self._lines) for _ in range(2))
         self._needs = options.needs
         own = {limit_of(name): bounds_of(name, lane.adaptive) for name, lane in lanes.items() if lane.adaptive is not None}
         self._limiters = {name: Limiter(bounds) for name, bounds in {**options.resources, **own}.items()}
         self._limits = {name: limiter.limit for name, limiter in self._limiters.items()}
         """How many of a resource or lane may be held; 0 while it has told us to wait."""
         self._told = dict.fromkeys(self._limits, 0)
-        self._tickets: dict[tuple[str, int], list[tuple[Limiter, Ticket]]] = {}
+        self._kept = dict.fromkeys(self._limits, (0.0, 0))
+        """How many claims may lie here beyond what a limit has room for, and when that was found."""
+        self._out: dict[tuple[str, int], tuple[int | None, dict[str, Ticket]]] = {}
+        """What was given out and has not ended: its line (None: it belongs to no lane any more, and only has a slot), and its tickets by
+        the names of its limits."""
+        self._strangers: dict[str, Claim] = {}
+        """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
-        self._ahead = [0] * len(lanes)
-        self._ends = [0] * len(lanes)
-        self._shares_of_ends = [0.0] * len(lanes)
-        """Which part of what ended lately was of which lane: those may be claimed ahead."""
+        self._ahead = [0] * len(self._lines)
+        self._ends = [0] * len(self._lines)
+        self._shares_of_ends = [0.0] * len(self._lines)
+        """Which part of what ended lately was of which line: those may be claimed ahead."""
         self._asked: tuple[int, ...] = ()
         self._again = False
         self._is_open = False
@@ -118,29 +95,23 @@ class Laned:
             self._timers.clear()
 
     def adopt(self, running: Sequence[Claim], before: Intake) -> None:
-        old = before._tickets if isinstance(before, Laned) else {}
-        if isinstance(before, Laned):
-            self._learn(before)
-        now, kept = _now(), list(self._limiters.values())
+        tickets = self._learn(before) if isinstance(before, Laned) else {}
         for claim in running:
-            key = claim.id, claim.fence
             line = self._find_line(claim.job.queue)
             if line is None:
-                self._foreign.add(key)
                 self._shares.total -= 1
             else:
-                self._running[line] += 1
                 self._delivered[line] += 1
-            tickets = [each for each in old.get(key, ()) if each[0] in kept]
-            known = [limiter for limiter, _ in tickets]
-            tickets += [(each, each.start(now)) for each in self._limiters_of(line, claim) if each not in known]
-            self._tickets[key] = tickets
+            self._give_out(claim, line, _now(), tickets.get((claim.id, claim.fence), {}))
 
-    def _learn(self, before: Laned) -> None:
-        """Limits with the same bounds go on with what they have learned; they know already what runs."""
-        for name, limiter in before._limiters.items():
-            if name in self._limiters and self._limiters[name].bounds == limiter.bounds:
-                self._limiters[name], self._told[name] = limiter, before._told[name]
+    def _learn(self, before: Laned) -> dict[tuple[str, int], dict[str, Ticket]]:
+        """Limits with the same bounds go on with what they have learned. They count already what runs; their tickets."""
+        kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
+        kept = {name: old for name, old in kept.items() if old.bounds == self._limiters[name].bounds}
+        self._limiters.update(kept)
+        self._told.update({name: before._told[name] for name in kept})
+        out = before._out.items()
+        return {key: {name: ticket for name, ticket in tickets.items() if name in kept} for key, (_, tickets) in out}
 
     def pause(self, lanes: Collection[str]) -> None:
         self._shares.pause([name for name in lanes if name in self._declared])
@@ -148,7 +119,7 @@ class Laned:
 
     @property
     def lanes(self) -> tuple[LaneView, ...]:
-        running, reserved, paused = self._by_lanes(self._running), self._shares.reserved, self._shares.paused
+        running, reserved, paused = self._running, self._shares.reserved, self._shares.paused
         return tuple(
             LaneView(name=name, queues=lane.queues, reserved=reserved[n], running=running[n], paused=n in paused)
             for n, (name, lane) in enumerate(self._declared.items())
@@ -157,13 +128,12 @@ class Laned:
     @property
     def limits(self) -> tuple[LimitView, ...]:
         # Limits wait by a clock that only goes forward; whoever reads this knows the ledger's.
-        ahead = self._office.clock.now() - _now()
+        now, ahead = _now(), self._office.clock.now() - _now()
         found: list[LimitView] = []
         for name, limiter in self._limiters.items():
             queues = tuple(queue for line in self._lines if name in line.limits for queue in line.queues.split(","))
-            until = limiter.until + ahead if limiter.until > _now() else None
-            shown = name if name.startswith(limit_of("")) else f"resource {name}"
-            found.append(LimitView(name=shown, queues=queues, limit=limiter.limit, running=limiter.running, until=until))
+            until = limiter.until + ahead if limiter.until > now else None
+            found.append(LimitView(name=shown(name), queues=queues, limit=limiter.limit, running=limiter.running, until=until))
         return tuple(found)
 
     def lane_of(self, queue: str) -> str | None:
@@ -175,21 +145,32 @@ class Laned:
     def wanted(self) -> ClaimCommand | None:
         if not self._is_open:
             return None
-        running = list(self._running)
-        held = self._held()
-        at_hand = [max(0, count - busy) for count, busy in zip(held, running, strict=True)]
-        calls = self._shares.calls(self._by_lanes(running), self._by_lanes(at_hand), self._ahead)
-        used = self._used(held)
+        running, held = list(self._running), self._held()
+        near = self._near(held)
+        at_hand = [max(0, count - busy) for count, busy in zip(self._by_lanes(near), running, strict=True)]
+        ahead = self._by_lanes(self._ahead)
+        # What of a resource was claimed ahead takes nobody's slot, but it has been claimed.
+        far = zip(ahead, self._by_lanes(held), self._by_lanes(near), strict=True)
+        calls = self._shares.calls(running, at_hand, [max(0, most - count + soon) for most, count, soon in far])
+        rooms, free = self._rooms(held), self._shares.total - sum(running)
         self._turn += 1
         wants: list[Want] = []
+        asked = [0] * len(self._lines)
         for call in calls:
             lines = self._by_lane[call.lane]
             for step in range(len(lines)):
                 # Lines of a lane take turns to be first: each may have more than there is room for.
-                line = self._lines[lines[(self._turn + step) % len(lines)]]
-                room = min([call.n, *[self._limits[name] - used[name] for name in line.limits]])
-                if room > 0:
-                    wants.append(Want(line.queues, min(room, MAX_BULK), None, call.upto))
+                number = lines[(self._turn + step) % len(lines)]
+                # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+                n = min(call.n, free + (ahead[call.lane] + 1) // 2, MAX_BULK)
+                line, once = self._lines[number], None
+                if line.limits:
+                    least = map(min, zip(*[rooms[name] for name in line.limits], strict=True))
+                    room, once = (max(0, count - asked[number]) for count in least)
+                    n = min(n, room)
+                if n > 0:
+                    asked[number] += n
+                    wants.append(Want(line.queues, n, once, call.upto))
         if not wants:
             return None
         once = max(0, min(self._shares.total - sum(held), MAX_BULK))
@@ -211,22 +192,37 @@ class Laned:
     def _by_lanes(self, counts: Sequence[int]) -> list[int]:
         return [sum([counts[line] for line in lines]) for lines in self._by_lane]
 
-    def _used(self, held: Sequence[int]) -> dict[str, int]:
-        used = dict.fromkeys(self._limits, 0)
-        for line, count in zip(self._lines, held, strict=True):
+    def _near(self, held: Sequence[int]) -> list[int]:
+        """How many of those held on each line run or could start now, were there slots."""
+        left = {name: max(limit, self._limiters[name].running) for name, limit in self._limits.items()}
+        found = list(held)
+        for number, line in enumerate(self._lines):
+            found[number] = min([held[number], *[left[name] for name in line.limits]])
             for name in line.limits:
-                used[name] += count
-        return used
+                left[name] -= found[number]
+        return found
+
+    def _rooms(self, held: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """How many more to claim under each limit, and how many of them may be jobs with a single attempt."""
+        rooms: dict[str, tuple[int, int]] = {}
+        for name, limit in self._limits.items():
+            mine = self._lines_under(name)
+            room = limit - sum([held[number] for number in mine])
+            rooms[name] = room + sum([self._ahead[number] for number in mine]) if limit else 0, max(0, min(room, MAX_BULK))
+        return rooms
+
+    def _lines_under(self, limit: str) -> list[int]:
+        return [number for number, line in enumerate(self._lines) if limit in line.limits]
 
     def _line(self, claim: Claim) -> int:
         line = self._find_line(claim.job.queue)
-        assert line is not None
+        assert line is not None, f"nobody asked for a job of {claim.job.queue}"
         return line
 
     def _find_line(self, queue: str) -> int | None:
         line = self._line_of.get(queue)
         if line is None:
-            line = next((n for n, line in enumerate(self._lines) if matches(line.queues, queue)), None)
+            line = next((number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None)
             if line is not None:
                 self._line_of[queue] = line
         return line
@@ -238,90 +234,106 @@ class Laned:
 
     def add(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            self._at_hand[self._line(claim)].append(claim)
+            line = self._line(claim)
+            self._at_hand[line].append(claim)
+            need = self._needs.get(claim.job.kind)
+            if need is not None and need not in self._lines[line].limits:
+                self._strangers[claim.id] = claim
         # A lane that keeps its slots may have got others: those that it kept are free for another look.
-        self._again = not self._shares.lending
+        self._again = self._again or not self._shares.lending
 
     def next(self) -> Claim | None:
         now = _now() if self._limiters else 0
-        ready = [bool(claims) and self._may(line, now) for line, claims in zip(self._lines, self._at_hand, strict=True)]
-        lane = self._shares.next(self._by_lanes(self._running), self._by_lanes(ready))
-        if lane is None:
+        # Without limits each lane is one line.
+        line = self._next_line(now) if self._limiters else self._shares.next(self._running, self._at_hand)
+        if line is None:
             return None
-        lines = [line for line in self._by_lane[lane] if ready[line]]
-        line = lines[0] if len(lines) == 1 else min(lines, key=self._rank)
         claim = self._at_hand[line].popleft()
-        self._running[line] += 1
-        if self._limiters and (limiters := self._limiters_of(line, claim)):
-            self._tickets[claim.id, claim.fence] = [(limiter, limiter.start(now)) for limiter in limiters]
+        self._give_out(claim, line, now, {})
         return claim
 
-    def _limiters_of(self, line: int | None, claim: Claim) -> list[Limiter]:
-        """Those that a job must be counted in: the line's, and that of the resource its task uses wherever it came from."""
-        names = dict.fromkeys(() if line is None else self._lines[line].limits)
-        if (need := self._needs.get(claim.job.kind)) is not None:
-            names[need] = None
-        return [self._limiters[name] for name in names]
+    def _give_out(self, claim: Claim, line: int | None, now: int, tickets: dict[str, Ticket]) -> None:
+        """`tickets`: of the limits that count it already."""
+        job = claim.job
+        limits: tuple[str, ...] = ()
+        if line is not None:
+            limits = self._lines[line].limits
+            self._running[self._lines[line].lane] += 1
+        if (need := self._needs.get(job.kind)) is not None and need not in limits:
+            limits = (*limits, need)
+            self._strangers.pop(job.id, None)
+        for name in limits:
+            if name not in tickets:
+                tickets[name] = self._limiters[name].start(now)
+        self._out[job.id, job.fence] = line, tickets
 
-    def _may(self, line: Line, now: int) -> bool:
-        return all(self._limiters[name].room(now) > 0 for name in line.limits)
+    def _next_line(self, now: int) -> int | None:
+        ready: list[list[int]] = []
+        for lines in self._by_lane:
+            ready.append([])
+            for line in lines:
+                limits = self._lines[line].limits
+                if self._at_hand[line] and all(self._limiters[name].room(now) > 0 for name in limits):
+                    ready[-1].append(line)
+        lane = self._shares.next(self._running, ready)
+        return None if lane is None else min(ready[lane], key=self._rank)
 
     def _rank(self, line: int) -> tuple[int, int]:
         job = self._at_hand[line][0].job
         return job.priority, job.seq
 
     def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
-        key = claim.id, claim.fence
-        if key in self._foreign:
-            self._foreign.remove(key)
-            self._shares.total += 1
-        else:
-            line = self._line(claim)
-            self._running[line] -= 1
-            self._gone[line] += 1
-            self._ends[self._lines[line].lane] += 1
-        for limiter, ticket in self._tickets.pop(key, ()):
-            if attempt is not None and attempt.throttled is not None:
-                limiter.throttled(ticket, _now(), attempt.throttled)
+        line, tickets = self._out.pop((claim.job.id, claim.job.fence))
+        throttled = None if attempt is None or not tickets else attempt.throttled
+        for name, ticket in tickets.items():
+            if throttled is None:
+                self._limiters[name].ended(ticket, _now(), ok)
             else:
-                limiter.ended(ticket, _now(), ok)
+                self._limiters[name].throttled(ticket, _now(), throttled)
+                self._kept[name] = 0.0, 0
+        if line is None:
+            self._shares.total += 1
+            return
+        self._running[self._lines[line].lane] -= 1
+        self._gone[line] += 1
+        if throttled is None:
+            self._ends[line] += 1
+        else:
+            self._shares_of_ends[line] = 0.0
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
-        found: list[tuple[Claim, Outcome]] = []
-        for number in [number for lane in self._shares.paused for number in self._by_lane[lane]]:
-            found += [(claim, Release()) for claim in self._take_out(number)]
+        paused = [line for lane in self._shares.paused for line in self._by_lane[lane]]
+        found: list[tuple[Claim, Outcome]] = [(claim, Release()) for line in paused for claim in self._take_out(line)]
         if not self._limiters:
             return found
         now = _now()
+        # The same limit for two lines was claimed for both: they take turns to keep what they got.
+        turn = self._turn % len(self._lines)
         for name, limiter in self._limiters.items():
-            room = limiter.room(now)
-            # The same resource in two lanes was claimed for both: they take turns to keep what they got.
-            lines = [*range(self._turn % len(self._lines), len(self._lines)), *range(self._turn % len(self._lines))]
-            for number in lines:
+            room = limiter.room(now) + int(self._kept[name][0])
+            for number in [*range(turn, len(self._lines)), *range(turn)]:
                 if name in self._lines[number].limits:
                     found += [(claim, Release()) for claim in self._take_out(number, but=room)]
                     room -= len(self._at_hand[number])
-        return found + self._strangers(now)
+        return found + self._put_off(now)
 
     def _take_out(self, line: int, but: int = 0) -> list[Claim]:
         """All that is at hand in a line, but the first few."""
         claims, taken = self._at_hand[line], []
         while len(claims) > but:
             taken.append(claims.pop())
+            self._strangers.pop(taken[-1].id, None)
         self._gone[line] += len(taken)
         return taken
 
-    def _strangers(self, now: int) -> list[tuple[Claim, Outcome]]:
-        """Jobs that need a resource in a queue that is not its own: they are put off, or they would come back at once."""
+    def _put_off(self, now: int) -> list[tuple[Claim, Outcome]]:
+        """Strangers whose resource has no room would come back at once."""
         found: list[tuple[Claim, Outcome]] = []
-        for number, line in enumerate(self._lines):
-            for claim in list(self._at_hand[number]):
-                name = self._needs.get(claim.job.kind)
-                if name is not None and name not in line.limits and self._limiters[name].room(now) <= 0:
-                    self._at_hand[number].remove(claim)
-                    self._gone[number] += 1
-                    delay = max(SECOND, self._limiters[name].until - now)
-                    found.append((claim, Refuse(delay, error=f"resource {name} has no room now")))
+        for claim in list(self._strangers.values()):
+            limiter = self._limiters[name := self._needs[claim.job.kind]]
+            if limiter.room(now) <= 0:
+                self.find(claim.id)
+                found.append((claim, Refuse(max(SECOND, limiter.until - now), error=f"resource {name} has no room now")))
         return found
 
     def ask(self, free: int, ahead: int, kick: bool) -> None:
@@ -329,8 +341,8 @@ class Laned:
         for name in self._limiters:
             self._look(name)
         held = self._held()
-        used = self._used(held)
-        asked = (self._shares.total + sum(self._ahead) - sum(held), *[self._limits[name] - used[name] for name in self._limits])
+        rooms = [room for room, _ in self._rooms(held).values()]
+        asked = (self._shares.total + sum(self._ahead) - sum(held), *rooms)
         grown = self._again or not self._asked or any(new > old for new, old in zip(asked, self._asked, strict=True))
         self._asked, self._again = asked, False
         if grown and kick:
@@ -344,9 +356,14 @@ class Laned:
         self._ahead = [int(ahead * part) for part in self._shares_of_ends]
 
     def _look(self, name: str) -> None:
-        """Let the committing thread know the limit of a resource, and whoever listens."""
+        """Let the committing thread know a limit, and whoever listens."""
         limiter, now = self._limiters[name], _now()
         self._limits[name] = limiter.limit if now >= limiter.until else 0
+        ahead = sum([self._ahead[number] for number in self._lines_under(name)])
+        before, at = self._kept[name]
+        # What was asked for may still be on its way: it is given back only where jobs have become slow.
+        kept = max(ahead, before * max(0.0, 1 - (now - at) / SECOND)) if self._limits[name] else 0.0
+        self._kept[name] = kept, now
         if limiter.until > now and name not in self._timers:
             self._timers[name] = self._loop.call_later((limiter.until - now) / SECOND, self._reopen, name)
         if (before := self._told[name]) != limiter.limit:
@@ -361,6 +378,7 @@ class Laned:
             self.ask(1, sum(self._ahead), kick=True)
 
     def find(self, id: str) -> Claim | None:
+        self._strangers.pop(id, None)
         for number, claims in enumerate(self._at_hand):
             for claim in claims:
                 if claim.id == id:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -90,7 +90,7 @@ class Worker:
         finally:
             self._stopping = True
             self.intake.close()
-            self._give_back()
+            self._give_back(self.intake)
             self._let_go()
             self._flush()
             self._threads.close()
@@ -105,7 +105,7 @@ class Worker:
     @property
     def running(self) -> list[Run]:
         """What runs here now; from any thread."""
-        return self._all()
+        return [*self._runs.values(), *self._strays]
 
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
@@ -132,24 +132,27 @@ class Worker:
     def change(self, options: WorkerOptions) -> None:
         """On the loop: work like this from now on. What runs here goes on; what was claimed and not started goes back."""
         self.intake.close()
-        self._give_back()
+        self._give_back(self.intake)
         self._options, self._lease = options, checks.micros(options.lease)
         self._threads.resize(options.concurrency)
         self._pace.slots = options.concurrency
         before, self.intake = self.intake, self._new_intake()
-        self.intake.adopt([run.claim for run in self._all()], before)
+        self.intake.adopt([run.claim for run in self.running], before)
         self.intake.pause(self._paused_lanes)
         self._stand_in_line()
 
     def _new_intake(self) -> Intake:
+        def deliver(claims: list[Claim]) -> None:
+            self._arrived(intake, claims)
+
         kind = Laned if self._options.lanes or self._options.resources else Plain
-        arrived = partial(self._arrived, self._options)
-        return kind(self._office, self._options, self._lease, arrived, self._failed, self._empty)
+        intake: Intake = kind(self._office, self._options, self._lease, deliver, self._failed, self._empty)
+        return intake
 
     def _stand_in_line(self) -> None:
         self.intake.close()
         if self._paused:
-            self._give_back()
+            self._give_back(self.intake)
         elif not self._stopping and hasattr(self, "_loop"):
             self.intake.open()
             self.intake.ask(self._free(), 0, kick=False)
@@ -157,27 +160,23 @@ class Worker:
 
     # Claims arrive
 
-    def _arrived(self, asked: WorkerOptions, claims: list[Claim]) -> None:
+    def _arrived(self, intake: Intake, claims: list[Claim]) -> None:
         """In the committing thread."""
         try:
-            self._loop.call_soon_threadsafe(self._accept, asked, claims)
+            self._loop.call_soon_threadsafe(self._accept, intake, claims)
         except RuntimeError:
             for claim in claims:
                 self._outbox.add(Settle(claim.id, claim.fence, Release()), claim.job)
             self._outbox.send()
 
-    def _accept(self, asked: WorkerOptions, claims: list[Claim]) -> None:
+    def _accept(self, intake: Intake, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._pace.fed()
-        if asked is self._options:
-            self.intake.add(claims)
-        else:
-            # Claimed for the options before these: whoever asked for them is gone.
-            self._return(claims)
-        if self._stopping or self._paused:
-            self._give_back()
+        intake.add(claims)
+        if self._stopping or self._paused or intake is not self.intake:
+            self._give_back(intake)
         self._fill()
         self._flush_soon()
 
@@ -263,7 +262,7 @@ class Worker:
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
-        if self._stopping and not self._all():
+        if self._stopping and not self.running:
             self._drained.set()
 
     def _end(self, claim: Claim, settle: Settle) -> None:
@@ -359,7 +358,7 @@ class Worker:
 
     def _blocked(self, seen: Blocked) -> None:
         """From the pulse's thread."""
-        runs = self._all()
+        runs = self.running
         seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
         if seen.seconds >= 60:
             self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
@@ -368,33 +367,27 @@ class Worker:
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._publish(WorkerDraining(self._office.owner, len(self._all()), self._options.grace))
+        self._publish(WorkerDraining(self._office.owner, len(self.running), self._options.grace))
         self.intake.close()
-        self._give_back()
-        await until(self._drained, lambda: not self._all(), 0.0 if self._ruin else self._options.grace)
-        for run in self._all():
+        self._give_back(self.intake)
+        await until(self._drained, lambda: not self.running, 0.0 if self._ruin else self._options.grace)
+        for run in self.running:
             self._interrupt(run, Reason.RELEASED)
-        await until(self._drained, lambda: not self._all(), LAST_WORD)
-        for run in self._all():
+        await until(self._drained, lambda: not self.running, LAST_WORD)
+        for run in self.running:
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
         self._let_go()
 
     def _let_go(self) -> None:
         """What still runs goes back to the ledger; whatever its handler says from now on is not heard."""
-        for run in self._all():
+        for run in self.running:
             self._interrupt(run, Reason.RELEASED)
             self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
-
-    def _all(self) -> list[Run]:
-        return [*self._runs.values(), *self._strays]
 
     def _free(self) -> int:
         return self._options.concurrency - len(self._runs) - len(self._strays)
 
-    def _give_back(self) -> None:
+    def _give_back(self, intake: Intake) -> None:
         """Claims that were not started cost nothing."""
-        self._return(self.intake.clear())
-
-    def _return(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
+        for claim in intake.clear():
             self._end(claim, Settle(claim.id, claim.fence, Release()))

@@ -120,7 +120,7 @@ def _terse(command: object) -> str:
 
 
 def factory(kind: str, folder: Path) -> Factory:
-    """A maker of empty ledgers, by a word: memory or sqlite."""
+    """A maker of empty ledgers: memory, sqlite, or postgresql://... (one ledger, emptied each time)."""
     count = iter(range(sys.maxsize))
 
     def memory() -> Ledger:
@@ -133,6 +133,16 @@ def factory(kind: str, folder: Path) -> Factory:
 
         return SqliteLedger(folder / f"{kind}-{next(count)}.db")
 
+    def postgres() -> Ledger:
+        from towpath.ledger.postgres import PostgresLedger
+        from towpath.testing.postgres import empty
+
+        PostgresLedger(kind).close()
+        empty(kind)
+        return PostgresLedger(kind)
+
+    if kind.startswith("postgresql://"):
+        return postgres
     return {"memory": memory, "sqlite": sqlite}[kind]
 
 
@@ -141,8 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="1-100", help="one seed, or first-last")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=EVERY, help="steps between two comparisons of everything")
-    parser.add_argument("--left", choices=("memory", "sqlite"), default="memory")
-    parser.add_argument("--right", choices=("memory", "sqlite"), default="sqlite")
+    parser.add_argument(
+        "--left", default="memory", help="memory, sqlite, or postgresql://... of a database that may be emptied"
+    )
+    parser.add_argument("--right", default="sqlite")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first difference")
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")

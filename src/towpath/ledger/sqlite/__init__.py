@@ -27,12 +27,13 @@ from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.sqlite import forks, guests, migrations, quick, reads, state
+from towpath.ledger.relational import reads
+from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import one
+from towpath.ledger.sqlite.db import OUR_OWN, SqliteDb, one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
-from towpath.ledger.sqlite.play import OUR_OWN, Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.sqlite.ground import begin
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
@@ -185,7 +186,7 @@ class SqliteLedger:
     def _play(
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
     ) -> tuple[list[Answer], bool]:
-        batch = Batch(self._db, now, self._jumps, first_specs(commands))
+        batch = begin(self._db, now, self._jumps, first_specs(commands))
         batch.spoiled = spoiled
         migrations.check_schema(self.path, batch.schema, batch.min_schema)
         self._jumps.note(batch.now)
@@ -220,31 +221,31 @@ class SqliteLedger:
         if connection is self._db:
             raise NestedCall(path=str(self.path))
         with self._translated():
-            return guests.append_on(connection, self.path, Append(tuple(specs)).specs, self._now(now))
+            return hosts.append_on(connection, self.path, Append(tuple(specs)).specs, self._now(now))
 
     def get(self, id: str) -> Job | None:
-        return self._read(lambda db: reads.get(db, id))
+        return self._read(lambda db: reads.get(SqliteDb(db), id))
 
     def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
-        return self._read(lambda db: reads.get_many(db, ids, bodies))
+        return self._read(lambda db: reads.get_many(SqliteDb(db), ids, bodies))
 
     def find(self, query: Query) -> Page:
-        return self._read(lambda db: reads.find(db, query))
+        return self._read(lambda db: reads.find(SqliteDb(db), query))
 
     def queues(self) -> dict[str, QueueView]:
-        return self._read(reads.queues)
+        return self._read(lambda db: reads.queues(SqliteDb(db)))
 
     def parts(self, queue: str) -> dict[str, PartView]:
-        return self._read(lambda db: reads.parts(db, queue))
+        return self._read(lambda db: reads.parts(SqliteDb(db), queue))
 
     def group(self, id: str) -> GroupView | None:
-        return self._read(lambda db: reads.group(db, id))
+        return self._read(lambda db: reads.group(SqliteDb(db), id))
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
-        return self._read(lambda db: reads.note(db, key, self._time(db, now)))
+        return self._read(lambda db: reads.note(SqliteDb(db), key, self._time(db, now)))
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
-        return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
+        return self._read(lambda db: reads.explain_job(SqliteDb(db), id, self._time(db, now)))
 
     def check(self) -> list[str]:
         return self._study(state.check)

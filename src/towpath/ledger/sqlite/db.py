@@ -7,19 +7,27 @@ So many rows come back as one JSON row, and many rows go in as one statement of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
+from towpath.core.commands import Selector
+from towpath.core.job import Job, State
+from towpath.core.lifecycle import REASONS
+from towpath.core.views import Query
+from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.relational.db import TABLES, Args, Body, Held, array, script
+from towpath.ledger.sqlite import guests, jobs, where
+
 T = TypeVar("T")
-Args = Sequence[Any] | Mapping[str, Any]
 
 ROWS = 32
 """Rows per VALUES statement: fast to bind, and short enough for apsw's statement cache."""
+OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
+"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
 
 
 def one(db: apsw.Connection, sql: str, args: Args = ()) -> Any:
@@ -34,29 +42,93 @@ def rows(db: apsw.Connection, sql: str, args: Args, type: type[T]) -> list[T]:
     return msgspec.json.decode(one(db, sql, args)[0], type=list[type])  # type: ignore[valid-type]
 
 
-def array(values: Iterable[Any]) -> str:
-    """An argument for json_each."""
-    return msgspec.json.encode(list(values)).decode()
+class SqliteDb:
+    """`relational.db.Db` on a connection."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+
+    def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
+        return rows(self.connection, named(name), args, type)
+
+    def one(self, name: str, args: Args = ()) -> Any:
+        return one(self.connection, named(name), args)
+
+    def run(self, name: str, args: Args = ()) -> None:
+        self.connection.execute(named(name), args)
+
+    def count(self, name: str, args: Args) -> int:
+        before = self.connection.total_changes()
+        self.connection.execute(named(name), args)
+        return self.connection.total_changes() - before
+
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        insert(self.connection, _HEADS[table], rows)
+
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        return self.rows("held", (array(ids),), Held)
+
+    def add_jobs(self, new: Sequence[Job]) -> None:
+        insert(self.connection, jobs.INSERT_JOB, [jobs.columns_of(job) for job in new])
+        insert(self.connection, jobs.INSERT_BODY, list(jobs.new_bodies(new)))
+
+    def put_bodies(self, bodies: Iterable[Body]) -> None:
+        insert(self.connection, jobs.REPLACE_BODY, [part for body in bodies for part in jobs.parts(*body)])
+
+    def fill(self, found: Sequence[Job]) -> None:
+        jobs.fill(self.connection, found)
+
+    def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+        return where.matching(self.connection, selector, states, unasked, limit)
+
+    def find(self, query: Query, limit: int) -> list[Job]:
+        return where.find(self.connection, query, limit)
+
+    def save(self) -> None:
+        self.connection.execute("SAVEPOINT towpath_save")
+
+    def undo(self) -> None:
+        self.connection.execute("ROLLBACK TO towpath_save")
+
+    def keep(self) -> None:
+        self.connection.execute("RELEASE towpath_save")
+
+    def call(self, id: str, function: Callable[[Any], object]) -> None:
+        guests.call_within(self.connection, id, function)
+
+    def is_ours(self, error: Exception) -> bool:
+        if isinstance(error, guests.TransactionEnded):
+            return False
+        return isinstance(error, OUR_OWN) or not isinstance(error, apsw.Error)
 
 
-def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], tail: str = "") -> None:
+def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> None:
     """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and then of what is left."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
     if len(rows) == 1:
-        db.execute(_values(head, len(rows[0]), 1, tail), rows[0])
+        db.execute(_values(head, len(rows[0]), 1), rows[0])
         return
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
         flat: list[Any] = []
         for each in chunk:
             flat += each
-        db.execute(_values(head, len(chunk[0]), len(chunk), tail), flat)
+        db.execute(_values(head, len(chunk[0]), len(chunk)), flat)
 
 
 @cache
-def _values(head: str, width: int, height: int, tail: str) -> str:
+def _values(head: str, width: int, height: int) -> str:
     row = "(" + ",".join("?" * width) + ")"
-    return f"{head} VALUES {','.join([row] * height)} {tail}"
+    return f"{head} VALUES {','.join([row] * height)}"
+
+
+_COUNTERS = {"queue": QueueRow, "part": PartRow, "group": GroupRow}
+_HEADS: Mapping[str, str] = {
+    table: f"INSERT OR REPLACE INTO towpath_{table} ({', '.join(columns)})"
+    for table, columns in {**TABLES, **{name: row.__struct_fields__ for name, row in _COUNTERS.items()}}.items()
+}
 
 
 @cache
@@ -67,6 +139,31 @@ def named(name: str) -> str:
 
 @cache
 def _queries() -> dict[str, str]:
-    text = (files("towpath.ledger") / "sql" / "sqlite" / "queries.sql").read_text("utf-8")
+    text = script("sqlite", "queries.sql")
     found = dict(re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", text, re.MULTILINE | re.DOTALL))
-    return {name: " ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ") for name, body in found.items()}
+    plain = {name: " ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ") for name, body in found.items()}
+    return {name: _filled(body) for name, body in plain.items()}
+
+
+def _filled(body: str) -> str:
+    for word, text in _WORDS.items():
+        body = body.replace(word, text)
+    return body
+
+
+_WORDS: Mapping[str, str] = {
+    "{job}": jobs.as_json(),
+    "{taken}": jobs.as_json(
+        {
+            "state": "'running'",
+            "reason": "''",
+            "attempts": "j.attempts + 1",
+            "fence": "j.fence + 1",
+            "owner": "?4",
+            "lease_until": "?5",
+            "lease_len": "?6",
+            "started_at": "?3",
+        }
+    ),
+    "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
+}

@@ -9,37 +9,27 @@ import apsw
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
-from towpath.core.job import BODIES, COLUMNS, Job, Reason, State
-from towpath.ledger.sqlite.db import array, insert, one, rows
+from towpath.core.job import BODIES, COLUMNS, Job
+from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, array
 
 PART = 1024 * 1024
 SLOTS = 8192
 """Slots per job: up to 1024 parts of each of the bodies."""
-PAYLOAD, HEADERS, RESULT, ERROR, CURSOR = range(5)
 BYTES_AT_ONCE = 8 * 1024 * 1024
 
 _WIDTH = len(COLUMNS)
-_INSERT_JOB = "INSERT INTO towpath_job (" + ", ".join(f'"{name}"' for name in COLUMNS) + ")"
-_INSERT_BODY = "INSERT INTO towpath_body (slot, data)"
-_ONE_JOB = f"{_INSERT_JOB} VALUES ({', '.join('?' * _WIDTH)})"
-_ONE_BODY = f"{_INSERT_BODY} VALUES (?, ?)"
-_REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
+INSERT_JOB = "INSERT INTO towpath_job (" + ", ".join(f'"{name}"' for name in COLUMNS) + ")"
+INSERT_BODY = "INSERT INTO towpath_body (slot, data)"
+REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
+_ONE_JOB = f"{INSERT_JOB} VALUES ({', '.join('?' * _WIDTH)})"
+_ONE_BODY = f"{INSERT_BODY} VALUES (?, ?)"
 
 
-def as_json(changes: Mapping[str, str] | None = None, table: str = "j") -> str:
-    """The columns of a job as an SQL expression that makes one JSON array, some of them replaced by other expressions."""
-    return "json_array(" + ", ".join((changes or {}).get(name, f'{table}."{name}"') for name in COLUMNS) + ")"
+def as_json(changes: Mapping[str, str] | None = None) -> str:
+    """The columns of a job j as an SQL expression that makes one JSON array, some of them replaced by other expressions."""
+    return "json_array(" + ", ".join((changes or {}).get(name, f'j."{name}"') for name in COLUMNS) + ")"
 
 
-AS_JSON = as_json()
-BY_ID = f"SELECT json_group_array({AS_JSON}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value"
-BY_SEQ = f"SELECT json_group_array({AS_JSON}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.seq = v.value"
-HELD = """
-SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
-    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
-    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
-FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
-"""
 _BODIES = """
 SELECT json_group_array(json_array(slot, length(data))), CAST(group_concat(data, '') AS BLOB)
 FROM (SELECT b.slot, b.data FROM json_each(?) v
@@ -52,52 +42,21 @@ SELECT json_group_array((SELECT coalesce(sum(length(b.data)), 0) FROM towpath_bo
 """
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend on it?"""
-
-    id: str
-    seq: int
-    queue: str
-    part: str | None
-    state: State
-    attempts: int
-    failures: int
-    losses: int
-    max_attempts: int
-    fence: int
-    settled_fence: int
-    settled_as: State | None
-    cancel_requested: Reason | None
-    retention: int | None
-    group: str | None
-    key: str | None
-    edges: int
+def columns_of(job: Job) -> tuple[Any, ...]:
+    return astuple(job)[:_WIDTH]
 
 
-def by_seq(db: apsw.Connection, seqs: Iterable[int]) -> list[Job]:
-    """The jobs (without bodies), in the order of seq."""
-    return rows(db, BY_SEQ, (array(sorted(seqs)),), Job)
-
-
-def by_id(db: apsw.Connection, ids: Iterable[str]) -> dict[str, Job]:
-    return {job.id: job for job in rows(db, BY_ID, (array(ids),), Job)}
-
-
-def insert_job(db: apsw.Connection, job: Job) -> None:
-    """One job; most have a payload and nothing else."""
-    if job.headers or not 0 < len(job.payload) <= PART:
-        insert_jobs(db, [job])
-        return
-    db.execute(_ONE_JOB, astuple(job)[:_WIDTH])
+def insert_plain(db: apsw.Connection, job: Job) -> None:
+    """One job with a payload and nothing else, which is what most have."""
+    db.execute(_ONE_JOB, columns_of(job))
     db.execute(_ONE_BODY, (job.seq * SLOTS, job.payload))
 
 
-def insert_jobs(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    insert(db, _INSERT_JOB, [astuple(job)[:_WIDTH] for job in jobs])
-    insert(db, _INSERT_BODY, list(_new_bodies(jobs)))
+def is_plain(job: Job) -> bool:
+    return not job.headers and 0 < len(job.payload) <= PART
 
 
-def _new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:
+def new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:
     for job in jobs:
         if job.payload:
             if len(job.payload) <= PART:
@@ -111,10 +70,6 @@ def _new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:
 def parts(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
     for n in range(0, len(data) or 1, PART):
         yield seq * SLOTS + what * 1024 + n // PART, data[n : n + PART]
-
-
-def put_bodies(db: apsw.Connection, bodies: Iterable[tuple[int, bytes]]) -> None:
-    insert(db, _REPLACE_BODY, bodies)
 
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
@@ -133,11 +88,12 @@ def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
     """How much each brings. Only a finished job has a result, which may be as large as a payload."""
     if not any(job.finished_at for job in jobs):
         return [job.size for job in jobs]
-    return rows(db, _SIZES, (array([job.seq for job in jobs]),), int)
+    ((sizes,),) = db.execute(_SIZES, (array([job.seq for job in jobs]),))
+    return msgspec.json.decode(sizes, type=list[int])
 
 
 def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    index, blob = one(db, _BODIES, (array([job.seq for job in jobs]),))
+    ((index, blob),) = db.execute(_BODIES, (array([job.seq for job in jobs]),))
     if blob is None:
         return
     wanted = {job.seq: job for job in jobs}

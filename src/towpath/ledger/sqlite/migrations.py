@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import apsw
 
 from towpath.errors import NewerSchema, NotALedger
+from towpath.ledger.relational import db as relational
 from towpath.ledger.sqlite.db import one
 
 
-@cache
 def steps() -> tuple[str, ...]:
-    """The migrations in order; step n makes schema n."""
-    folder = files("towpath.ledger") / "sql" / "sqlite"
-    found = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
-    assert [int(name[:4]) for name in found] == list(range(1, len(found) + 1))
-    return tuple((folder / name).read_text("utf-8") for name in found)
+    return relational.steps("sqlite")
 
 
 def migrate(db: apsw.Connection, path: Path) -> None:

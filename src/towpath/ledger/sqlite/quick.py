@@ -13,8 +13,8 @@ import apsw
 from towpath.core.admission import new_job
 from towpath.core.commands import Append, Appended, Command, Placed
 from towpath.core.job import READY, Spec
+from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import named
-from towpath.ledger.sqlite.jobs import insert_job
 
 
 def lone_spec(commands: Sequence[Command]) -> Spec | None:
@@ -35,7 +35,9 @@ def append(db: apsw.Connection, spec: Spec, now: int, begin: Callable[[int, int,
     now = max(now, last)
     begin(schema, min_schema, now)
     job = new_job(spec, seq, now)
-    insert_job(db, job)
+    if not jobs.is_plain(job):
+        return None
+    jobs.insert_plain(db, job)
     db.execute(named("count_plain_ready") if job.state is READY else named("count_plain_scheduled"), (spec.queue,))
     db.execute(named("write_meta"), (seq + 1, version, now))
     return Appended((Placed(job.id, seq),))

@@ -8,11 +8,11 @@ import apsw
 
 from towpath.core.job import Job
 from towpath.core.views import NoteView
-from towpath.ledger.sqlite import jobs, reads
-from towpath.ledger.sqlite.appends import specs_of
-from towpath.ledger.sqlite.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.relational import reads
+from towpath.ledger.relational.appends import specs_of
+from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import named, one, rows
-from towpath.ledger.sqlite.jobs import AS_JSON
 
 # Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (
@@ -122,7 +122,7 @@ def check(db: apsw.Connection) -> list[str]:
 
 
 def dump(db: apsw.Connection) -> dict[str, Any]:
-    found = rows(db, f"SELECT json_group_array({AS_JSON}) FROM (SELECT * FROM towpath_job ORDER BY seq) j", (), Job)
+    found = rows(db, f"SELECT json_group_array({jobs.as_json()}) FROM (SELECT * FROM towpath_job ORDER BY seq) j", (), Job)
     jobs.fill(db, found)
     next_seq, next_version, last = one(db, "SELECT next_seq, next_version, last FROM towpath_meta")
     edges = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_edge ORDER BY 1, 2")]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import apsw
+import msgspec
+
 from towpath.core.commands import Selector
-from towpath.core.job import State
+from towpath.core.job import Job, State
 from towpath.core.views import Query, page_seq
-from towpath.ledger.sqlite.db import array
-from towpath.ledger.sqlite.jobs import HEADERS, SLOTS
+from towpath.ledger.relational.db import HEADERS, array
+from towpath.ledger.sqlite.jobs import SLOTS, as_json
 
 
 class Where:
@@ -86,3 +90,30 @@ def of_query(query: Query) -> Where:
     if query.page is not None:
         where.add("j.seq > ?" if query.oldest_first else "j.seq < ?", page_seq(query.page))
     return where
+
+
+def matching(db: apsw.Connection, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+    where = of_selector(selector)
+    where.states(tuple(states))
+    if unasked:
+        where.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
+    return _jobs(db, "towpath_job j", where, "ASC", limit)
+
+
+def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
+    return _jobs(db, "towpath_job j " + _index(query), of_query(query), "ASC" if query.oldest_first else "DESC", limit)
+
+
+def _index(query: Query) -> str:
+    """Dead letters and running jobs are few among many; left alone, SQLite walks the whole table in the order asked for."""
+    if query.states == (State.FAILED,):
+        return "INDEXED BY towpath_job_failed"
+    return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""
+
+
+def _jobs(db: apsw.Connection, table: str, where: Where, order: str, limit: int) -> list[Job]:
+    sql = (
+        f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
+    )
+    ((found,),) = db.execute(sql, (*where.args, limit))
+    return msgspec.json.decode(found, type=list[Job])

@@ -1,4 +1,5 @@
 -- Named statements of the SQLite ledger. Those that list rows answer a single JSON array (see sqlite/db.py).
+-- {job} is a job j as a JSON array of its small columns; {taken} the same as it will be once it is claimed.
 
 -- name: begin_batch
 -- The ledger's own row, the rows of some queues, and how many of some ids are known: what most batches need, in one step.
@@ -338,8 +339,8 @@ SELECT min(lease_until) + 1 FROM towpath_job WHERE state = 'running';
 
 -- name: next_lease_after_jump
 SELECT min(max(lease_until + 1, coalesce((
-    SELECT max((g.value ->> 0) + lease_len) FROM json_each(:jumps) g
-    WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
+    SELECT max((g.value ->> 0) + lease_len) FROM json_each(?2) g
+    WHERE ?1 < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
     AND lease_until > (g.value ->> 0) - (g.value ->> 1)), 0)))
 FROM towpath_job WHERE state = 'running';
 
@@ -353,7 +354,7 @@ SELECT min(at) FROM (
     SELECT min((SELECT min(j.purge_at) FROM towpath_job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
         FROM towpath_queue q WHERE q.done + q.canceled > 0
     UNION ALL
-    SELECT :now FROM towpath_queue WHERE done + canceled > coalesce(keep, :keep)
+    SELECT ?1 FROM towpath_queue WHERE done + canceled > coalesce(keep, ?2)
     UNION ALL
     SELECT min(until) FROM towpath_tombstone
     UNION ALL
@@ -363,9 +364,9 @@ SELECT min(at) FROM (
     UNION ALL
     SELECT min(until) FROM towpath_key WHERE until > 0
     UNION ALL
-    SELECT min(next_at) FROM towpath_part WHERE ready > 0 AND next_at > :now
+    SELECT min(next_at) FROM towpath_part WHERE ready > 0 AND next_at > ?1
     UNION ALL
-    SELECT min(next_at) FROM towpath_queue WHERE ready > 0 AND next_at > :now
+    SELECT min(next_at) FROM towpath_queue WHERE ready > 0 AND next_at > ?1
 );
 
 -- name: read_reply
@@ -394,8 +395,8 @@ SELECT json_group_array(src) FROM (SELECT src FROM towpath_gate WHERE dst = ? OR
 -- name: running_jobs
 SELECT json_group_array(id) FROM (
     SELECT id FROM towpath_job INDEXED BY towpath_job_leased
-    WHERE state = 'running' AND queue = :queue AND (:part IS NULL OR part = :part)
-    ORDER BY seq LIMIT :shown);
+    WHERE state = 'running' AND queue = ?1 AND (?2 IS NULL OR part = ?2)
+    ORDER BY seq LIMIT ?3);
 
 -- name: ahead_loose
 SELECT count(*) FROM (
@@ -405,3 +406,72 @@ SELECT count(*) FROM (
 SELECT count(*) FROM (
     SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = ?2
     AND (priority, seq) < (?3, ?4) LIMIT ?5);
+
+-- name: by_seq
+SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.seq = v.value;
+
+-- name: by_id
+SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
+
+-- name: read_by_id
+SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
+
+-- name: held
+SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
+    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
+FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
+
+-- name: offer_loose
+SELECT json_group_array({taken}) FROM (
+    SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+    AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2) j;
+
+-- name: offer_parted
+SELECT json_group_array({taken}) FROM json_each(?7) p CROSS JOIN towpath_job j ON j.seq IN (
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = p.value
+    AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2);
+
+-- name: wake
+UPDATE towpath_job SET state = 'ready', reason = CASE WHEN reason IN ({kept}) THEN reason ELSE '' END
+WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: late_jobs
+SELECT json_group_array({job}) FROM (
+    SELECT * FROM towpath_job WHERE state = 'running' AND lease_until < ?1
+    AND NOT EXISTS (SELECT 1 FROM json_each(?2) g
+        WHERE ?1 < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
+        AND lease_until > (g.value ->> 0) - (g.value ->> 1))
+    ORDER BY lease_until, seq LIMIT ?3) j;
+
+-- name: created_from
+SELECT created_at FROM towpath_job WHERE seq >= ? ORDER BY seq LIMIT 1;
+
+-- name: hasten
+UPDATE towpath_job SET priority = ? WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: old_loose
+-- Of each priority after ?2, the ready jobs up to seq ?3 that are ready since ?4.
+WITH RECURSIVE level(p) AS (
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND priority > ?2)
+    UNION ALL
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND priority > level.p)
+    FROM level WHERE level.p IS NOT NULL)
+SELECT json_group_array(seq) FROM (
+    SELECT j.seq FROM level CROSS JOIN towpath_job j
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NULL AND j.priority = level.p AND j.seq <= ?3
+    AND j.ready_at <= ?4 ORDER BY j.priority, j.seq LIMIT ?5);
+
+-- name: old_parted
+WITH RECURSIVE level(part, p) AS (
+    SELECT level.part, (SELECT min(priority) FROM towpath_job
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > ?2)
+    FROM (SELECT name AS part FROM towpath_part WHERE queue = ?1 AND ready > 0) level
+    UNION ALL
+    SELECT level.part, (SELECT min(priority) FROM towpath_job
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > level.p)
+    FROM level WHERE level.p IS NOT NULL)
+SELECT json_group_array(seq) FROM (
+    SELECT j.seq FROM level CROSS JOIN towpath_job j
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NOT NULL AND j.part = level.part AND j.priority = level.p
+    AND j.seq <= ?3 AND j.ready_at <= ?4 ORDER BY j.part, j.priority, j.seq LIMIT ?5);

@@ -8,9 +8,9 @@ import msgspec
 
 from towpath.core.commands import Note, Noted
 from towpath.errors import NoteConflict
-from towpath.ledger.sqlite import settings
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import array, insert, named, rows
+from towpath.ledger.relational import settings
+from towpath.ledger.relational.batch import Batch
+from towpath.ledger.relational.db import array
 
 
 class Decided(msgspec.Struct):
@@ -30,7 +30,8 @@ def note(batch: Batch, command: Note) -> Noted:
 
 def decide(batch: Batch, commands: Sequence[Note]) -> Decided:
     """What the notes come to, each seeing the ones before it; raises NoteConflict and writes nothing."""
-    found = rows(batch.db, named("live_notes"), (array({n.key for n in commands}), batch.now), tuple[str, int, int])
+    batch.relate()
+    found = batch.db.rows("live_notes", (array({n.key for n in commands}), batch.now), tuple[str, int, int])
     live: dict[str, tuple[int, int]] = {key: (version, fence) for key, version, fence in found}
     decided = Decided([], {}, set(), batch.next_version)
     for command in commands:
@@ -58,5 +59,5 @@ def write(batch: Batch, decided: Decided) -> None:
     batch.wrote = True
     batch.next_version = decided.next_version
     if decided.drops:
-        batch.db.execute(named("delete_notes"), (array(decided.drops),))
-    insert(batch.db, "INSERT OR REPLACE INTO towpath_note (key, value, version, fence, expires_at)", decided.puts.values())
+        batch.db.run("delete_notes", (array(decided.drops),))
+    batch.db.put("note", decided.puts.values())

@@ -9,23 +9,17 @@ from towpath.core.admission import namespace
 from towpath.core.commands import TOMBSTONE, Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
 from towpath.core.lifecycle import awaken
-from towpath.ledger.sqlite import endings
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import array, insert, named, one, rows
-from towpath.ledger.sqlite.jobs import AS_JSON, by_seq
-from towpath.ledger.sqlite.where import of_selector
+from towpath.ledger.relational import endings
+from towpath.ledger.relational.batch import Batch, by_seq
+from towpath.ledger.relational.db import array
 
 UNFINISHED = tuple(sorted(set(State) - FINISHED))
 DEAD = (State.FAILED, State.CANCELED)
 
 
 def _matching(batch: Batch, command: Cancel | Revive | Purge, states: Iterable[State]) -> tuple[list[Job], bool]:
-    where = of_selector(command.where)
-    where.states(tuple(states))
-    if isinstance(command, Cancel):
-        where.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
-    sql = f"SELECT json_group_array({AS_JSON}) FROM (SELECT * FROM towpath_job j WHERE {where.sql} ORDER BY j.seq LIMIT ?) j"
-    found = rows(batch.db, sql, (*where.args, command.limit + 1), Job)
+    batch.relate()
+    found = batch.db.matching(command.where, states, isinstance(command, Cancel), command.limit + 1)
     return found[: command.limit], len(found) > command.limit
 
 
@@ -35,7 +29,7 @@ def cancel(batch: Batch, command: Cancel) -> Canceled:
     waiting = [job.seq for job in found if job.state in WAITING]
     if asked:
         batch.wrote = True
-        batch.db.execute(named("ask_to_stop"), (Reason.REQUESTED, array(asked)))
+        batch.db.run("ask_to_stop", (Reason.REQUESTED, array(asked)))
     endings.finish(batch, waiting, State.CANCELED, Reason.REQUESTED)
     return Canceled(len(waiting), len(asked), more)
 
@@ -52,10 +46,10 @@ def delete(batch: Batch, jobs: Sequence[Job]) -> None:
         return
     until = batch.now + TOMBSTONE
     tombs = [(job.id, job.seq, job.state, job.settled_fence, None, until) for job in jobs]
-    insert(batch.db, "INSERT OR REPLACE INTO towpath_tombstone (id, seq, state, settled_fence, alias, until)", tombs)
+    batch.db.put("tombstone", tombs)
     seqs = array([job.seq for job in jobs])
     for statement in ("delete_out_edges", "delete_in_edges", "delete_gates_of", "delete_bodies", "delete_jobs"):
-        batch.db.execute(named(statement), (seqs,))
+        batch.db.run(statement, (seqs,))
     batch.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
 
 
@@ -83,7 +77,7 @@ def _obstacle(batch: Batch, job: Job) -> str | None:
         return f"its key is held by {holder}"
     if job.group is not None and (group := batch.group(job.group)) is not None and group.state is GroupState.ABORTING:
         return f"group {job.group} is aborting"
-    if (bad := one(batch.db, named("bad_dependency"), (job.seq,))) is not None:
+    if (bad := batch.db.one("bad_dependency", (job.seq,))) is not None:
         return f"its dependency {bad[0]} is {bad[1]}"
     return None
 
@@ -91,7 +85,7 @@ def _obstacle(batch: Batch, job: Job) -> str | None:
 def _other_holder(batch: Batch, job: Job) -> str | None:
     if job.key is None or job.key_policy is KeyPolicy.SERIAL:
         return None
-    row = one(batch.db, named("live_holder"), (namespace(job.queue), job.key, job.seq))
+    row = batch.db.one("live_holder", (namespace(job.queue), job.key, job.seq))
     return None if row is None else str(row[0])
 
 
@@ -102,18 +96,18 @@ def _revive_with_dependents(batch: Batch, job: Job) -> set[int]:
         revived.update(each.seq for each in level)
         for each in level:
             _revive_one(batch, each)
-        seqs = rows(batch.db, named("revivable_dependents"), (array([each.seq for each in level]),), int)
-        level = [each for each in by_seq(batch.db, seqs) if _obstacle(batch, each) is None]
+        seqs = batch.db.rows("revivable_dependents", (array([each.seq for each in level]),), int)
+        level = [each for each in by_seq(batch, seqs) if _obstacle(batch, each) is None]
     return revived
 
 
 def _revive_one(batch: Batch, job: Job) -> None:
-    batch.db.execute(named("drop_met_edges"), (job.seq,))
+    batch.db.run("drop_met_edges", (job.seq,))
     group = None if job.group is None else batch.group(job.group)
     unsealed = group is not None and group.state is GroupState.OPEN
-    waits = one(batch.db, named("open_waits"), (job.seq,))[0] + unsealed
+    waits = batch.db.one("open_waits", (job.seq,))[0] + unsealed
     state = awaken(job.ready_at, waits, batch.now)
-    batch.db.execute(named("revive"), (state, Reason.REVIVED, waits, batch.now, job.seq))
+    batch.db.run("revive", (state, Reason.REVIVED, waits, batch.now, job.seq))
     batch.move(Counter([(job.queue, job.part, job.state, state)]))
     if group is not None:
         row = batch.change_group(group.id)
@@ -124,4 +118,4 @@ def _revive_one(batch: Batch, job: Job) -> None:
             row.canceled -= 1
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         key = (namespace(job.queue), job.key, job.id, job.seq, 0, None)
-        insert(batch.db, "INSERT OR REPLACE INTO towpath_key (namespace, key, id, seq, until, runner)", [key])
+        batch.db.put("key", [key])

@@ -6,10 +6,9 @@ from msgspec import UNSET
 
 from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
 from towpath.errors import Refused, UnknownGroup
-from towpath.ledger.sqlite import endings
-from towpath.ledger.sqlite.appends import text_of
-from towpath.ledger.sqlite.batch import Batch, GroupRow, PartRow, QueueRow
-from towpath.ledger.sqlite.db import insert
+from towpath.ledger.relational import endings
+from towpath.ledger.relational.appends import text_of
+from towpath.ledger.relational.batch import Batch, GroupRow, PartRow, QueueRow
 
 
 def open_group(batch: Batch, command: Open) -> GroupSet:
@@ -17,7 +16,7 @@ def open_group(batch: Batch, command: Open) -> GroupSet:
         batch.wrote = True
         batch.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=batch.now))
         if thens := {ending: list(specs) for ending, specs in command.then.items() if specs}:
-            insert(batch.db, "INSERT INTO towpath_then (id, specs)", [(command.group, text_of(thens))])
+            batch.db.put("then", [(command.group, text_of(thens))])
     return GroupSet(command.group)
 
 
@@ -57,6 +56,7 @@ def set_gate(batch: Batch, command: SetQueue | SetPart) -> QueueSet:
 
 def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
     batch.wrote = True
+    batch.gate([command.queue])
     row = batch.change_queue(command.queue)
     _set_gate(row, command)
     if command.capacity is not UNSET:
@@ -70,6 +70,7 @@ def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
 
 def set_part(batch: Batch, command: SetPart) -> QueueSet:
     batch.wrote = True
+    batch.gate([command.queue])
     row = batch.change_part(command.queue, command.part)
     row.configured = 1
     _set_gate(row, command)

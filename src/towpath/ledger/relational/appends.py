@@ -12,10 +12,9 @@ from towpath.core.admission import Admission, Facts, GroupFact, Holder, KeyName,
 from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.errors import Refused
-from towpath.ledger.sqlite import endings
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import array, insert, named, rows
-from towpath.ledger.sqlite.jobs import insert_jobs
+from towpath.ledger.relational import endings
+from towpath.ledger.relational.batch import Batch
+from towpath.ledger.relational.db import array
 
 
 def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]:
@@ -24,9 +23,7 @@ def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]
         specs = [spec for command in commands for spec in command.specs]
         facts = gather(batch, specs)
         if _independent(specs, facts):
-            admission = admit(specs, facts, batch.now, batch.next_seq)
-            write(batch, admission)
-            placed = iter(admission.answers)
+            placed = iter(write(batch, _decided(batch, specs, facts, None)).answers)
             return [Appended(tuple([next(placed) for _ in command.specs])) for command in commands]
     return [_append_one(batch, command) for command in commands]
 
@@ -40,13 +37,34 @@ def _append_one(batch: Batch, command: Append) -> Appended | Refused:
 
 def place(batch: Batch, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
     """Decide and write; raises `Refused` before anything is written."""
-    admission = decide(batch, specs, origin)
-    write(batch, admission)
+    return write(batch, decide(batch, specs, origin))
+
+
+class Decision(NamedTuple):
+    """What an append comes to if its jobs are numbered from `base` on."""
+
+    specs: Sequence[Spec]
+    facts: Facts
+    origin: Origin | None
+    base: int
+    admission: Admission
+
+
+def decide(batch: Batch, specs: Sequence[Spec], origin: Origin | None) -> Decision:
+    return _decided(batch, specs, gather(batch, specs), origin)
+
+
+def _decided(batch: Batch, specs: Sequence[Spec], facts: Facts, origin: Origin | None) -> Decision:
+    admission = admit(specs, facts, batch.now, batch.next_seq, origin)
+    return Decision(specs, facts, origin, batch.next_seq, admission)
+
+
+def _numbered(batch: Batch, decision: Decision) -> Admission:
+    """With numbers that are the batch's own. Where others number too they may not be those that were expected."""
+    admission = decision.admission
+    if admission.jobs and (base := batch.take_seqs(len(admission.jobs))) != decision.base:
+        return admit(decision.specs, decision.facts, batch.now, base, decision.origin)
     return admission
-
-
-def decide(batch: Batch, specs: Sequence[Spec], origin: Origin | None) -> Admission:
-    return admit(specs, gather(batch, specs), batch.now, batch.next_seq, origin)
 
 
 def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
@@ -61,6 +79,7 @@ def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
 def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     queues = {spec.queue for spec in specs}
     batch.load_queues(queues)
+    batch.gate([name for name in queues if batch.queues[name].capacity is not None])
     rooms = {
         row.name: Room(row.capacity, row.blocked + row.scheduled + row.ready, row.retention)
         for row in (batch.queues[name] for name in queues)
@@ -69,6 +88,7 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     ids = {spec.id for spec in specs}
     if not related:
         return Facts(known=_known(batch, ids), rooms=rooms)
+    batch.relate()
     ids.update(after.id for spec in related for after in spec.after if not after.group)
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
@@ -98,7 +118,7 @@ def _known(batch: Batch, ids: Iterable[str]) -> dict[str, Known]:
 
 
 def _fetch_known(batch: Batch, ids: Iterable[str | None]) -> dict[str, Known]:
-    found = rows(batch.db, named("known_ids"), (array(ids),), _KnownRow)
+    found = batch.db.rows("known_ids", (array(ids),), _KnownRow)
     return {row.id: Known(row.id, row.seq, row.state, bool(row.gone), row.alias) for row in found}
 
 
@@ -123,7 +143,7 @@ class _HolderRow(NamedTuple):
 def _holders(batch: Batch, keys: set[KeyName]) -> dict[KeyName, Holder]:
     if not keys:
         return {}
-    found = rows(batch.db, named("key_holders"), (array(keys),), _HolderRow)
+    found = batch.db.rows("key_holders", (array(keys),), _HolderRow)
     return {(row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found}
 
 
@@ -140,27 +160,28 @@ def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
     result: dict[str, frozenset[str]] = {}
     for name in nodes:
         start = (1, name[1:], None) if name.startswith("\0") else (0, None, name)
-        reached = rows(batch.db, named("downstream"), start, tuple[str | None, str | None])
+        reached = batch.db.rows("downstream", start, tuple[str | None, str | None])
         result[name] = frozenset(job if job is not None else node(str(group)) for job, group in reached) - {name}
     return {name: reached for name, reached in result.items() if reached}
 
 
-def write(batch: Batch, admission: Admission) -> None:
+def write(batch: Batch, decision: Decision) -> Admission:
     """The effects of an admission, in the order of the rules."""
-    insert_admitted(batch, admission)
+    admission = insert_admitted(batch, decision)
     endings.finish(batch, [old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED)
     ended = {str(job.group) for job in admission.jobs if job.group is not None and job.state in FINISHED}
     endings.look_after(batch, ended)
+    return admission
 
 
-def insert_admitted(batch: Batch, admission: Admission) -> None:
+def insert_admitted(batch: Batch, decision: Decision) -> Admission:
     """All of it but the ending of those that are superseded, and the groups."""
+    admission = _numbered(batch, decision)
     jobs = admission.jobs
     if not jobs and not admission.aliases:
-        return
+        return admission
     batch.wrote = True
-    insert_jobs(batch.db, jobs)
-    batch.next_seq += len(jobs)
+    batch.db.add_jobs(jobs)
     batch.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
     if jobs and not _simple(admission):
         _write_relations(batch, admission)
@@ -169,6 +190,7 @@ def insert_admitted(batch: Batch, admission: Admission) -> None:
     for job in jobs:
         if job.group is not None:
             batch.count_member(job.group, job.state, job.reason, None)
+    return admission
 
 
 def _simple(admission: Admission) -> bool:
@@ -179,22 +201,22 @@ def _simple(admission: Admission) -> bool:
 
 def _write_relations(batch: Batch, admission: Admission) -> None:
     db = batch.db
-    insert(db, "INSERT INTO towpath_edge (src, dst, run_anyway)", admission.edges)
-    insert(db, "INSERT INTO towpath_gate (src, dst, run_anyway)", admission.gates)
+    db.put("edge", admission.edges)
+    db.put("gate", admission.gates)
     if admission.asked:
-        db.execute(named("ask_to_stop"), (Reason.SUPERSEDED, array(admission.asked)))
+        db.run("ask_to_stop", (Reason.SUPERSEDED, array(admission.asked)))
     if admission.superseded:
-        db.execute(named("move_edges"), (array(admission.superseded),))
+        db.run("move_edges", (array(admission.superseded),))
     taken = [(*key.name, key.id, key.seq, key.until, key.runner) for key in admission.keys]
-    insert(db, "INSERT OR REPLACE INTO towpath_key (namespace, key, id, seq, until, runner)", taken)
+    db.put("key", taken)
     if admission.freed:
-        db.execute(named("delete_keys"), (array(admission.freed),))
+        db.run("delete_keys", (array(admission.freed),))
 
 
 def _write_aliases(batch: Batch, admission: Admission) -> None:
     winners = {placed.id: placed.seq for placed in admission.answers}
     tombs = [(id, winners[to], State.DONE, 0, to, batch.now + TOMBSTONE) for id, to in admission.aliases]
-    insert(batch.db, "INSERT OR REPLACE INTO towpath_tombstone (id, seq, state, settled_fence, alias, until)", tombs)
+    batch.db.put("tombstone", tombs)
 
 
 def specs_of(text: str) -> dict[str, list[Spec]]:

@@ -8,19 +8,9 @@ from collections.abc import Iterable
 from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import RETENTION, Change, lose
-from towpath.ledger.sqlite import bulk, claims, endings
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import array, named, one, rows
-from towpath.ledger.sqlite.jobs import AS_JSON, by_seq
-
-_LATE = f"""
-SELECT json_group_array({AS_JSON}) FROM (
-    SELECT * FROM towpath_job WHERE state = 'running' AND lease_until < :now
-    AND NOT EXISTS (SELECT 1 FROM json_each(:jumps) g
-        WHERE :now < (g.value ->> 0) + lease_len AND 2 * (g.value ->> 1) > lease_len
-        AND lease_until > (g.value ->> 0) - (g.value ->> 1))
-    ORDER BY lease_until, seq LIMIT :limit) j
-"""
+from towpath.ledger.relational import bulk, claims, endings
+from towpath.ledger.relational.batch import Batch, by_seq
+from towpath.ledger.relational.db import array
 
 
 def upkeep(batch: Batch, command: Upkeep) -> Upkept:
@@ -42,12 +32,12 @@ def upkeep(batch: Batch, command: Upkeep) -> Upkept:
 
 def _reap(batch: Batch, limit: int) -> int:
     jumps = array(batch.jumps.recorded)
-    late = rows(batch.db, _LATE, {"now": batch.now, "limit": limit, "jumps": jumps}, Job)
+    late = batch.db.rows("late_jobs", (batch.now, jumps, limit), Job)
     if not late:
         return 0
     batch.wrote = True
     changes = [(job, lose(job)) for job in late]
-    batch.db.execute(named("count_losses"), (array([job.seq for job in late]),))
+    batch.db.run("count_losses", (array([job.seq for job in late]),))
     back = [job for job, change in changes if change.state is State.READY]
     _give_back(batch, back)
     endings.hold(batch, [(job.seq, job.queue, job.part, State.READY) for job in back if endings.is_open(batch, job.group)])
@@ -68,14 +58,14 @@ def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reas
 
 def _give_back(batch: Batch, jobs: list[Job]) -> None:
     if jobs:
-        batch.db.execute(named("give_back"), (array([job.seq for job in jobs]),))
+        batch.db.run("give_back", (array([job.seq for job in jobs]),))
         batch.move(Counter((job.queue, job.part, State.RUNNING, State.READY) for job in jobs))
 
 
 def _wake(batch: Batch, limit: int) -> int:
     batch.flush()
     woken = 0
-    for queue in rows(batch.db, named("queues_with_due"), (batch.now,), str):
+    for queue in batch.db.rows("queues_with_due", (batch.now,), str):
         woken += claims.promote(batch, queue, limit - woken)
         if woken == limit:
             break
@@ -85,12 +75,12 @@ def _wake(batch: Batch, limit: int) -> int:
 def _purge(batch: Batch, limit: int) -> int:
     batch.flush()
     purged = 0
-    for queue in rows(batch.db, named("queues_with_purgeable"), (batch.now,), str):
+    for queue in batch.db.rows("queues_with_purgeable", (batch.now,), str):
         purged += _delete(batch, queue, batch.now, limit - purged)
         if purged == limit:
             return purged
     batch.flush()
-    for queue, kept, keep in rows(batch.db, named("queues_too_full"), (KEEP, KEEP), tuple[str, int, int]):
+    for queue, kept, keep in batch.db.rows("queues_too_full", (KEEP, KEEP), tuple[str, int, int]):
         purged += _delete(batch, queue, None, min(kept - keep, limit - purged))
         if purged == limit:
             break
@@ -98,8 +88,8 @@ def _purge(batch: Batch, limit: int) -> int:
 
 
 def _delete(batch: Batch, queue: str, until: int | None, limit: int) -> int:
-    seqs = rows(batch.db, named("purgeable_jobs"), (queue, until, until, limit), int)
-    doomed = by_seq(batch.db, seqs)
+    seqs = batch.db.rows("purgeable_jobs", (queue, until, until, limit), int)
+    doomed = by_seq(batch, seqs)
     assert all(job.state in FINISHED for job in doomed)
     bulk.delete(batch, doomed)
     return len(doomed)
@@ -109,12 +99,12 @@ def _sweep(batch: Batch, limit: int) -> int:
     batch.flush()
     now, left = batch.now, limit
     for name in ("sweep_tombstones", "sweep_replies", "sweep_notes"):
-        left -= _delete_rows(batch, named(name), now, left)
+        left -= _delete_rows(batch, name, now, left)
     left -= _close_windows(batch, left)
-    left -= _delete_rows(batch, named("sweep_parts"), now, left)
-    groups = _delete_rows(batch, named("sweep_groups"), now - RETENTION, left)
+    left -= _delete_rows(batch, "sweep_parts", now, left)
+    groups = _delete_rows(batch, "sweep_groups", now - RETENTION, left)
     if groups:
-        batch.db.execute(named("sweep_thens"))
+        batch.db.run("sweep_thens")
     if left < limit or groups:
         batch.wrote = True
         batch.parts.clear()
@@ -122,21 +112,20 @@ def _sweep(batch: Batch, limit: int) -> int:
     return limit - left + groups
 
 
-def _delete_rows(batch: Batch, sql: str, until: int, limit: int) -> int:
-    if not limit:
-        return 0
-    before = batch.db.total_changes()
-    batch.db.execute(sql, (until, limit))
-    return batch.db.total_changes() - before
+def _delete_rows(batch: Batch, statement: str, until: int, limit: int) -> int:
+    return batch.db.count(statement, (until, limit)) if limit else 0
 
 
 def _close_windows(batch: Batch, limit: int) -> int:
     """A key whose window is over is held by an unfinished job only."""
-    over = rows(batch.db, named("closed_windows"), (batch.now, limit), tuple[str, str, int]) if limit else []
+    over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int]) if limit else []
+    if over:
+        batch.relate()
+        over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int])
     if kept := [(space, key) for space, key, held in over if held]:
-        batch.db.execute(named("close_windows"), (array(kept),))
+        batch.db.run("close_windows", (array(kept),))
     if free := [(space, key) for space, key, held in over if not held]:
-        batch.db.execute(named("delete_keys"), (array(free),))
+        batch.db.run("delete_keys", (array(free),))
     return len(over)
 
 
@@ -144,9 +133,8 @@ def _next_due(batch: Batch) -> int | None:
     jumps = batch.jumps.recorded
     lease: int | None = None
     if jumps:
-        args = {"now": batch.now, "jumps": array(jumps)}
-        lease = one(batch.db, named("next_lease_after_jump"), args)[0]
+        lease = batch.db.one("next_lease_after_jump", (batch.now, array(jumps)))[0]
     else:
-        lease = one(batch.db, named("next_lease"))[0]
-    due: int | None = one(batch.db, named("next_due"), {"now": batch.now, "keep": KEEP})[0]
+        lease = batch.db.one("next_lease")[0]
+    due: int | None = batch.db.one("next_due", (batch.now, KEEP))[0]
     return min((time for time in (lease, due) if time is not None), default=None)

@@ -10,38 +10,13 @@ import msgspec
 
 from towpath.core.checks import matches
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import READY, RUNNING, Job, Reason, State
+from towpath.core.job import READY, RUNNING, Job, State
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
-from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, permits, share, spend
-from towpath.ledger.sqlite import endings, jobs
-from towpath.ledger.sqlite.batch import Batch, PartRow, QueueRow
-from towpath.ledger.sqlite.db import array, named, rows
-
-# The row as it will be once it is taken.
-_TAKEN = jobs.as_json(
-    {
-        "state": "'running'",
-        "reason": "''",
-        "attempts": "j.attempts + 1",
-        "fence": "j.fence + 1",
-        "owner": ":owner",
-        "lease_until": ":until",
-        "lease_len": ":lease",
-        "started_at": ":now",
-    },
-)
-_LOOSE = f"""
-SELECT json_group_array({_TAKEN}) FROM (
-    SELECT * FROM towpath_job WHERE queue = :queue AND state = 'ready' AND part IS NULL
-    AND (expires_at IS NULL OR expires_at > :now) ORDER BY priority, seq LIMIT :n) j
-"""
-_PARTED = f"""
-SELECT json_group_array({_TAKEN}) FROM json_each(:parts) p CROSS JOIN towpath_job j ON j.seq IN (
-    SELECT seq FROM towpath_job WHERE queue = :queue AND state = 'ready' AND part IS NOT NULL AND part = p.value
-    AND (expires_at IS NULL OR expires_at > :now) ORDER BY priority, seq LIMIT :n)
-"""
+from towpath.ledger.relational import endings
+from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, is_limited
+from towpath.ledger.relational.db import array
 
 
 class _Offer(msgspec.Struct):
@@ -66,7 +41,7 @@ def claim(batch: Batch, command: Claim) -> Claimed:
         for offer in offers:
             _charge(batch, offer)
         taken += chosen
-    jobs.fill(batch.db, taken)
+    batch.db.fill(taken)
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
@@ -75,29 +50,22 @@ def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
         names = list(set(want.queue.split(",")))
     else:
         batch.flush()
-        names = [name for name in rows(batch.db, named("live_queues"), (), str) if matches(want.queue, name)]
+        names = [name for name in batch.db.rows("live_queues", (), str) if matches(want.queue, name)]
     batch.load_queues(names)
-    found = [batch.queues[name] for name in sorted(names)]
-    for row in found:
-        if row.scheduled:
-            promote(batch, row.name, PROMOTE)
-    return found
+    for name in names:
+        if batch.queues[name].scheduled:
+            promote(batch, name, PROMOTE)
+    batch.gate([name for name in names if is_limited(batch.queues[name])])
+    return [batch.queues[name] for name in sorted(names)]
 
 
 def promote(batch: Batch, queue: str, limit: int) -> int:
     """Make due jobs of the queue ready, the longest due first."""
-    due = rows(batch.db, named("due_jobs"), (queue, batch.now, limit), tuple[int, str | None])
+    due = batch.db.rows("due_jobs", (queue, batch.now, limit), tuple[int, str | None])
     if due:
-        batch.db.execute(_WAKE, (array([seq for seq, _ in due]),))
+        batch.db.run("wake", (array([seq for seq, _ in due]),))
         batch.move(Counter((queue, part, State.SCHEDULED, State.READY) for _, part in due))
     return len(due)
-
-
-_KEPT = ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED]))
-_WAKE = f"""
-UPDATE towpath_job SET state = 'ready', reason = CASE WHEN reason IN ({_KEPT}) THEN reason ELSE '{Reason.NONE}' END
-WHERE seq IN (SELECT value FROM json_each(?))
-"""
 
 
 def _offer(batch: Batch, command: Claim, row: QueueRow, n: int) -> _Offer:
@@ -110,7 +78,7 @@ def _offer(batch: Batch, command: Claim, row: QueueRow, n: int) -> _Offer:
         return _Offer(row, [], [])
     parts = _open_parts(batch, row, room) if row.ready > row.loose else []
     if not parts:
-        return _Offer(row, _fetch(batch, command, row, room, _LOOSE) if row.loose else [], [])
+        return _Offer(row, _fetch(batch, command, row, room) if row.loose else [], [])
     turns = [Turn(part.name, part.served, part.weight, _room(part, batch.now, room)) for part in parts]
     if row.loose:
         turns.append(Turn(None, row.served, 1, row.loose))
@@ -119,7 +87,8 @@ def _offer(batch: Batch, command: Claim, row: QueueRow, n: int) -> _Offer:
 
 def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
     batch.flush()
-    return batch.adopt_parts(rows(batch.db, named("open_parts"), (row.name, batch.now, room), PartRow))
+    found = batch.db.rows("open_parts", (row.name, batch.now, room), PartRow)
+    return [batch.parts.setdefault((part.queue, part.name), part) for part in found]
 
 
 def _room(part: PartRow, now: int, most: int) -> int:
@@ -127,10 +96,11 @@ def _room(part: PartRow, now: int, most: int) -> int:
     return room if part.cap is None else min(room, part.cap - part.running)
 
 
-def _fetch(batch: Batch, command: Claim, row: QueueRow, n: int, sql: str, parts: str = "[]") -> list[Job]:
+def _fetch(batch: Batch, command: Claim, row: QueueRow, n: int, parts: str | None = None) -> list[Job]:
+    """The best n ready jobs without a part, or of each of these parts, as they will be once they are taken."""
     now, lease = batch.now, command.lease
-    args = {"queue": row.name, "n": n, "owner": command.owner, "until": now + lease, "lease": lease, "now": now, "parts": parts}
-    return rows(batch.db, sql, args, Job)
+    args = (row.name, n, now, command.owner, now + lease, lease)
+    return batch.db.rows("offer_loose", args, Job) if parts is None else batch.db.rows("offer_parted", (*args, parts), Job)
 
 
 def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick]) -> _Offer:
@@ -138,9 +108,9 @@ def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick]) 
     counts = Counter(pick.part for pick in picks)
     waiting: dict[str | None, list[Job]] = {part: [] for part in counts}
     if loose := counts.pop(None, 0):
-        waiting[None] = _fetch(batch, command, row, loose, _LOOSE)
+        waiting[None] = _fetch(batch, command, row, loose)
     if counts:
-        for job in _fetch(batch, command, row, max(counts.values()), _PARTED, array(counts)):
+        for job in _fetch(batch, command, row, max(counts.values()), array(counts)):
             waiting[job.part].append(job)
     for found in waiting.values():
         found.sort(key=_order, reverse=True)
@@ -189,24 +159,26 @@ def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
     if chosen:
         until = batch.now + command.lease
         seqs = array([job.seq for job in chosen])
-        batch.db.execute(named("take"), (command.owner, until, command.lease, batch.now, seqs))
+        batch.db.run("take", (command.owner, until, command.lease, batch.now, seqs))
         places = Counter([(job.queue, job.part) for job in chosen])
         batch.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
 
 
 def _charge(batch: Batch, offer: _Offer) -> None:
     """Rates are spent and turns are used up by what was really taken."""
-    if not offer.taken:
+    if not offer.taken or not (offer.picks or offer.row.rate_count is not None):
         return
     row = batch.change_queue(offer.row.name)
     row.next_at = spend(row.next_at, row.rate, batch.now, offer.taken)
+    if not offer.picks:
+        return
     picks = offer.picks[: offer.taken]
-    for pick in picks:
-        if pick.part is None:
-            row.served = pick.served
+    row.clock = picks[-1].clock
+    counts = Counter([pick.part for pick in picks])
+    for last in {pick.part: pick for pick in picks}.values():
+        if last.part is None:
+            row.served = last.served
         else:
-            batch.change_part(row.name, pick.part).served = pick.served
-        row.clock = pick.clock
-    for part, count in Counter(pick.part for pick in picks if pick.part is not None).items():
-        slot = batch.change_part(row.name, part)
-        slot.next_at = spend(slot.next_at, slot.rate, batch.now, count)
+            slot = batch.change_part(row.name, last.part)
+            slot.served = last.served
+            slot.next_at = spend(slot.next_at, slot.rate, batch.now, counts[last.part])

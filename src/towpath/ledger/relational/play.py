@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import apsw
 import msgspec
 
 from towpath.core.commands import (
@@ -40,14 +39,11 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Spec, State
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.sqlite import ageing, appends, bulk, claims, guests, jobs, notes, settings, settles, upkeep
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import named, one
+from towpath.ledger.relational import ageing, appends, bulk, claims, notes, settings, settles, upkeep
+from towpath.ledger.relational.batch import Batch, by_id
 
 READ_AHEAD = 5000
 Player = Callable[[Batch, Sequence[Command]], list[Answer]]
-OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
 
 _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Claim: claims.claim,
@@ -86,20 +82,18 @@ def play_one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
     answers: list[Answer] = []
     for command in commands:
         mark = batch.mark()
-        batch.db.execute("SAVEPOINT towpath_command")
+        batch.db.save()
         try:
             played = play(batch, [command])
             batch.flush()
             answers += played
-        except guests.TransactionEnded:
-            raise
         except Exception as error:
-            if isinstance(error, apsw.Error) and not isinstance(error, OUR_OWN):
+            if not batch.db.is_ours(error):
                 raise
-            batch.db.execute("ROLLBACK TO towpath_command")
+            batch.db.undo()
             batch.forget(mark)
             answers.append(CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}"))
-        batch.db.execute("RELEASE towpath_command")
+        batch.db.keep()
     return answers
 
 
@@ -130,7 +124,7 @@ def _single(batch: Batch, command: Any) -> Answer:
         return refusal
     if token and (text := _worth_keeping(answer)):
         batch.wrote = True
-        batch.db.execute(named("write_reply"), (token, text, batch.now + TOMBSTONE))
+        batch.db.run("write_reply", (token, text, batch.now + TOMBSTONE))
     return answer
 
 
@@ -151,15 +145,15 @@ def _worth_keeping(answer: Answer) -> str:
 
 
 def _recall(batch: Batch, token: str) -> Answer | None:
-    row = one(batch.db, named("read_reply"), (token,))
+    row = batch.db.one("read_reply", (token,))
     if row is None:
         return None
     if not row[0].startswith("["):
         return msgspec.json.decode(row[0], type=Canceled | Revived | Purged | Noted)
     pairs = msgspec.json.decode(row[0], type=list[tuple[str, int]])
-    found = jobs.by_id(batch.db, [id for id, _ in pairs])
+    found = by_id(batch, [id for id, _ in pairs])
     held = [
         job for id, fence in pairs if (job := found.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
     ]
-    jobs.fill(batch.db, held)
+    batch.db.fill(held)
     return Claimed(tuple([ClaimedJob(job) for job in held]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,10 +28,9 @@ from towpath.core.job import (
 from towpath.core.lifecycle import Change, settle
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, Refused
-from towpath.ledger.sqlite import appends, endings, guests, notes
-from towpath.ledger.sqlite.batch import Batch
-from towpath.ledger.sqlite.db import array, named, one, rows
-from towpath.ledger.sqlite.jobs import CURSOR, ERROR, HELD, RESULT, SLOTS, Held, by_id, parts, put_bodies
+from towpath.ledger.relational import appends, endings, notes
+from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, by_id
+from towpath.ledger.relational.db import CURSOR, ERROR, RESULT, Body, Held, array
 
 Settling = Job | Held
 
@@ -43,7 +42,7 @@ class _Gathered(msgspec.Struct):
     over: list[tuple[Settling, Change]] = []
     """Failed or canceled, with nobody who waits for them and no group."""
     again: list[tuple[Settling, Change]] = []
-    bodies: list[tuple[int, bytes]] = []
+    bodies: list[Body] = []
     with_edges: list[int] = []
 
 
@@ -73,7 +72,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
         plain.append(command)
     if not plain:
         return gathered, None
-    held = {job.id: job for job in rows(batch.db, HELD, (array([c.id for c in plain]),), Held)}
+    held = {job.id: job for job in batch.db.held([c.id for c in plain])}
     settled: dict[tuple[str, int], State] = {}
     for command in plain:
         job = held.get(command.id)
@@ -88,7 +87,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
         if type(command.outcome) is Done:
             gathered.done.append(job)
             if command.outcome.result is not None:
-                gathered.bodies += parts(job.seq, RESULT, command.outcome.result)
+                gathered.bodies.append((job.seq, RESULT, command.outcome.result))
         else:
             change = settle(job, command.outcome, batch.now)
             state = change.state
@@ -121,28 +120,32 @@ def _is_last(batch: Batch, group: str) -> bool:
     return row is not None and row.unfinished == 0 and row.state in (GroupState.SEALED, GroupState.ABORTING)
 
 
-def _bodies(job: Settling, outcome: Outcome) -> Iterable[tuple[int, bytes]]:
+def _bodies(job: Settling, outcome: Outcome) -> list[Body]:
     if type(outcome) is Done:
-        return () if outcome.result is None else parts(job.seq, RESULT, outcome.result)
+        return [] if outcome.result is None else [(job.seq, RESULT, outcome.result)]
     if isinstance(outcome, Retry | Refuse | Fail | Stop) and outcome.error is not None:
-        return parts(job.seq, ERROR, outcome.error.encode())
-    return ()
+        return [(job.seq, ERROR, outcome.error.encode())]
+    return []
 
 
 def _refund(batch: Batch, job: Settling) -> None:
     """An attempt that did not begin gives its permit back."""
-    row = batch.change_queue(job.queue)
-    row.next_at = spend(row.next_at, row.rate, batch.now, -1)
-    if job.part is not None:
-        slot = batch.change_part(job.queue, job.part)
-        slot.next_at = spend(slot.next_at, slot.rate, batch.now, -1)
+    row: QueueRow | PartRow = batch.queue(job.queue)
+    if row.rate_count is not None:
+        batch.gate([job.queue])
+        row = batch.change_queue(job.queue)
+        row.next_at = spend(row.next_at, row.rate, batch.now, -1)
+    if job.part is not None and batch.part(job.queue, job.part).rate_count is not None:
+        batch.gate([job.queue])
+        row = batch.change_part(job.queue, job.part)
+        row.next_at = spend(row.next_at, row.rate, batch.now, -1)
 
 
 def _not_held(batch: Batch, job: Settling | None, command: Settle) -> Settled | Refused:
     if job is not None:
         fence, state = job.settled_fence, job.settled_as
     else:
-        fence, state = one(batch.db, named("tombstone"), (command.id,)) or (0, None)
+        fence, state = batch.db.one("tombstone", (command.id,)) or (0, None)
     if state is not None and fence == command.fence:
         return Settled(command.id, State(state))
     return LostClaim(id=command.id, fence=command.fence)
@@ -158,15 +161,15 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
         by_time.setdefault(endings.purge_of(batch, jobs[0], DONE), []).extend([job.seq for job in jobs])
         moves[queue, part, RUNNING, DONE] += len(jobs)
     for purge_at, seqs in by_time.items():
-        batch.db.execute(named("settle_done"), (batch.now, purge_at, array(seqs)))
+        batch.db.run("settle_done", (batch.now, purge_at, array(seqs)))
     if gathered.over:
         _write_over(batch, gathered.over)
         moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.over)
     if gathered.again:
         changes = [(job.seq, c.state, c.reason, c.attempts, c.failures, c.ready_at) for job, c in gathered.again]
-        batch.db.execute(named("settle_again"), (array(changes),))
+        batch.db.run("settle_again", (array(changes),))
         moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.again)
-    put_bodies(batch.db, gathered.bodies)
+    batch.db.put_bodies(gathered.bodies)
     if moves:
         batch.move(moves)
     held = [(job.seq, job.queue, job.part, c.state) for job, c in gathered.again if endings.is_open(batch, job.group)]
@@ -179,11 +182,11 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
 
 def _write_over(batch: Batch, over: Sequence[tuple[Settling, Change]]) -> None:
     ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, endings.purge_of(batch, job, c.state)) for job, c in over]
-    batch.db.execute(named("settle_over"), (batch.now, array(ends)))
+    batch.db.run("settle_over", (batch.now, array(ends)))
 
 
 def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
-    job = by_id(batch.db, [command.id]).get(command.id)
+    job = by_id(batch, [command.id]).get(command.id)
     if job is None or job.state is not State.RUNNING or job.fence != command.fence:
         return _not_held(batch, job, command)
     if command.within is None:
@@ -194,42 +197,43 @@ def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
     if (spoiled := batch.spoiled.get(command.id)) is not None:
         return spoiled
     mark = batch.mark()
-    batch.db.execute("SAVEPOINT towpath_within")
+    batch.db.save()
     try:
         answer = _settle_with_care(batch, job, command)
     except Refused as refusal:
-        batch.db.execute("ROLLBACK TO towpath_within; RELEASE towpath_within")
+        batch.db.undo()
+        batch.db.keep()
         batch.forget(mark)
         return refusal
     batch.flush()
-    batch.db.execute("RELEASE towpath_within")
+    batch.db.keep()
     return answer
 
 
 def _settle_with_care(batch: Batch, job: Job, command: Settle) -> Settled:
-    """Decide all of it first: a refusal leaves nothing behind. (`within` comes after the writes, under a savepoint.)"""
-    admission = None
+    """Decide all of it first: a refusal leaves nothing behind but what `within` wrote, which is under a savepoint."""
+    decision = None
     if command.spawn:
         origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)
-        admission = appends.decide(batch, command.spawn, origin)
+        decision = appends.decide(batch, command.spawn, origin)
     written = notes.decide(batch, command.notes) if command.notes else None
-    if admission is not None:
-        appends.write(batch, admission)
+    if command.within is not None:
+        batch.db.call(command.id, command.within)
+    if decision is not None:
+        appends.write(batch, decision)
     if written is not None:
         notes.write(batch, written)
-    if command.within is not None:
-        guests.call_within(batch.db, command.id, command.within)
     return _change(batch, job, command)
 
 
 def _change(batch: Batch, job: Job, command: Settle) -> Settled:
     # Children may have asked this very job to stop, so what it becomes is decided last.
-    job = by_id(batch.db, [job.id])[job.id]
+    job = by_id(batch, [job.id])[job.id]
     change = settle(job, command.outcome, batch.now)
     batch.wrote = True
-    put_bodies(batch.db, _bodies(job, command.outcome))
+    batch.db.put_bodies(_bodies(job, command.outcome))
     if change.state in FINISHED:
-        batch.db.execute(named("settle_end"), (change.attempts, change.failures, change.state, job.seq))
+        batch.db.run("settle_end", (change.attempts, change.failures, change.state, job.seq))
         if type(command.outcome) is Release or type(command.outcome) is Refuse:
             _refund(batch, job)
         endings.finish(batch, [job.seq], change.state, change.reason)
@@ -244,10 +248,10 @@ def _change(batch: Batch, job: Job, command: Settle) -> Settled:
 def renew(batch: Batch, command: Renew) -> Renewed:
     until = batch.now + command.lease
     pairs = array(command.held)
-    held = rows(batch.db, named("held_pairs"), (pairs,), tuple[int, str, int, Reason | None])
+    held = batch.db.rows("held_pairs", (pairs,), tuple[int, str, int, Reason | None])
     if held:
         batch.wrote = True
-        batch.db.execute(named("renew"), (until, command.lease, array([seq for seq, _, _, _ in held])))
+        batch.db.run("renew", (until, command.lease, array([seq for seq, _, _, _ in held])))
     asked = {(id, fence): reason for _, id, fence, reason in held}
     lost = tuple([id for id, fence in command.held if (id, fence) not in asked])
     cancel = tuple([(id, reason) for id, fence in command.held if (reason := asked.get((id, fence))) is not None])
@@ -255,12 +259,12 @@ def renew(batch: Batch, command: Renew) -> Renewed:
 
 
 def progress(batch: Batch, command: Progress) -> Progressed | Refused:
-    row: Any = one(batch.db, named("held_job"), (command.id, command.fence))
+    row: Any = batch.db.one("held_job", (command.id, command.fence))
     if row is None:
         return LostClaim(id=command.id, fence=command.fence)
     seq, asked = row
     batch.wrote = True
-    batch.db.execute(named("progress"), (command.done, command.total, seq))
+    batch.db.run("progress", (command.done, command.total, seq))
     if command.cursor is not None:
-        put_bodies(batch.db, [(seq * SLOTS + CURSOR * 1024, command.cursor)])
+        batch.db.put_bodies([(seq, CURSOR, command.cursor)])
     return Progressed(None if asked is None else Reason(asked))

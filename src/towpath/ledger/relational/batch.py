@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
@@ -18,7 +17,7 @@ from towpath.core.job import FINISHED, READY, RUNNING, SERIAL, Job, Reason, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.limits import Rate
 from towpath.errors import Refused
-from towpath.ledger.sqlite.db import array, insert, named, one, rows
+from towpath.ledger.relational.db import Db, array
 
 
 class QueueRow(msgspec.Struct, array_like=True):
@@ -47,6 +46,11 @@ class QueueRow(msgspec.Struct, array_like=True):
     @property
     def rate(self) -> Rate | None:
         return rate_of(self)
+
+
+def is_limited(row: QueueRow) -> bool:
+    """May a claim take only some of its ready jobs, or not in their plain order?"""
+    return row.ready > row.loose or row.cap is not None or row.rate_count is not None
 
 
 class PartRow(msgspec.Struct, array_like=True):
@@ -93,22 +97,32 @@ class GroupRow(msgspec.Struct, array_like=True):
     why: str | None = None
 
 
-_QUEUE = f"INSERT OR REPLACE INTO towpath_queue ({', '.join(QueueRow.__struct_fields__)})"
-_PART = f"INSERT OR REPLACE INTO towpath_part ({', '.join(PartRow.__struct_fields__)})"
-_GROUP = f"INSERT OR REPLACE INTO towpath_group ({', '.join(GroupRow.__struct_fields__)})"
+class Ground(msgspec.Struct):
+    """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
+    whether any of their ids is known."""
+
+    schema: int
+    min_schema: int
+    next_seq: int
+    next_version: int
+    last: int
+    queues: list[QueueRow]
+    known: bool
 
 
 class Batch:
     """`now` is the ledger's time. `wrote` tells whether anything changed."""
 
-    def __init__(self, db: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> None:
-        """`first`: specs that the batch begins with. What their append must know is read along."""
+    def __init__(self, db: Db, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec] = ()) -> None:
+        """`first`: specs that the batch begins with, about which `ground` tells already."""
         self.db = db
         self.jumps = jumps
-        self.queues: dict[str, QueueRow] = {}
-        last, known = self._begin(first)
-        self.now = max(now, last)
-        self.absent: set[str] = set() if known else {spec.id for spec in first}
+        self.schema, self.min_schema = ground.schema, ground.min_schema
+        self.next_seq, self.next_version = ground.next_seq, ground.next_version
+        self.now = max(now, ground.last)
+        self.queues: dict[str, QueueRow] = {spec.queue: QueueRow(spec.queue) for spec in first}
+        self.queues.update({row.name: row for row in ground.queues})
+        self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
         """Ids that neither a job nor a tombstone has, as long as nothing is written."""
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
@@ -119,20 +133,23 @@ class Batch:
         self._changed_parts: set[tuple[str, str]] = set()
         self._changed_groups: set[str] = set()
 
-    def _begin(self, first: Sequence[Spec]) -> tuple[int, bool]:
-        names = {spec.queue for spec in first}
-        args = (array(names), array([spec.id for spec in first]))
-        self.schema, self.min_schema, self.next_seq, self.next_version, last, queues, known = one(
-            self.db, named("begin_batch"), args
-        )
-        if names:
-            self.queues = {name: QueueRow(name) for name in names}
-            self.queues.update({found.name: found for found in _queue_rows(queues)})
-        return last, bool(known)
+    def relate(self) -> None:
+        """Keys, groups, dependencies or notes are about to be looked at and changed: nobody else may, until the end of the
+        batch. A store with one writer at a time has nothing to do for it."""
+
+    def gate(self, queues: Iterable[str]) -> None:
+        """The same for the limits of these queues and the turns of their parts."""
+
+    def take_seqs(self, n: int) -> int:
+        """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if no other
+        process takes some meanwhile."""
+        first = self.next_seq
+        self.next_seq += n
+        return first
 
     def load_queues(self, names: Iterable[str]) -> None:
         if missing := [name for name in set(names) if name not in self.queues]:
-            found = rows(self.db, named("queues_by_name"), (array(missing),), QueueRow)
+            found = self.db.rows("queues_by_name", (array(missing),), QueueRow)
             self.queues.update({row.name: row for row in found})
             for name in missing:
                 self.queues.setdefault(name, QueueRow(name))
@@ -146,27 +163,27 @@ class Batch:
         self._changed_queues.add(name)
         return self.queue(name)
 
-    def load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
+    def _load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
         if missing := [key for key in set(keys) if key not in self.parts]:
-            found = rows(self.db, named("parts_by_name"), (array(missing),), PartRow)
+            found = self.db.rows("parts_by_name", (array(missing),), PartRow)
             self.parts.update({(row.queue, row.name): row for row in found})
             for queue, name in missing:
                 self.parts.setdefault((queue, name), PartRow(queue, name, cap=1 if name.startswith(SERIAL) else None))
 
-    def change_part(self, queue: str, name: str) -> PartRow:
-        self._changed_parts.add((queue, name))
+    def part(self, queue: str, name: str) -> PartRow:
         if (queue, name) not in self.parts:
-            self.load_parts([(queue, name)])
+            self._load_parts([(queue, name)])
         return self.parts[queue, name]
 
-    def adopt_parts(self, found: Iterable[PartRow]) -> list[PartRow]:
-        """Rows read by a caller's own statement, or the copies already in hand."""
-        return [self.parts.setdefault((row.queue, row.name), row) for row in found]
+    def change_part(self, queue: str, name: str) -> PartRow:
+        self._changed_parts.add((queue, name))
+        return self.part(queue, name)
 
     def load_groups(self, ids: Iterable[str]) -> None:
         if missing := [id for id in set(ids) if id not in self.groups]:
+            self.relate()
             self.groups.update(dict.fromkeys(missing))
-            found = rows(self.db, named("groups_by_id"), (array(missing),), GroupRow)
+            found = self.db.rows("groups_by_id", (array(missing),), GroupRow)
             self.groups.update({row.id: row for row in found})
 
     def group(self, id: str) -> GroupRow | None:
@@ -189,7 +206,9 @@ class Batch:
         if len(moves) > 1:
             self.load_queues({queue for queue, _, _, _ in moves})
             active = (READY, RUNNING)
-            self.load_parts({(q, part) for q, part, old, new in moves if part is not None and (old in active or new in active)})
+            self._load_parts(
+                {(q, part) for q, part, old, new in moves if part is not None and (old in active or new in active)}
+            )
         for (queue, part, old, new), count in moves.items():
             if old is not None:
                 self._count(queue, part, old, -count)
@@ -220,20 +239,20 @@ class Batch:
     def flush(self) -> None:
         """Write the counter rows in hand."""
         if self._changed_queues:
-            insert(self.db, _QUEUE, [_fields(self.queues[name]) for name in self._changed_queues])
+            self.db.put("queue", [_fields(self.queues[name]) for name in self._changed_queues])
             self._changed_queues.clear()
         if self._changed_parts:
-            insert(self.db, _PART, [_fields(self.parts[key]) for key in self._changed_parts])
+            self.db.put("part", [_fields(self.parts[key]) for key in self._changed_parts])
             self._changed_parts.clear()
         if self._changed_groups:
-            insert(self.db, _GROUP, [_fields(row) for id in self._changed_groups if (row := self.groups[id])])
+            self.db.put("group", [_fields(row) for id in self._changed_groups if (row := self.groups[id])])
             self._changed_groups.clear()
 
     def finish(self) -> None:
         """Everything of the batch is written; only COMMIT is missing."""
         self.flush()
         if self.wrote:
-            self.db.execute(named("write_meta"), (self.next_seq, self.next_version, self.now))
+            self.db.run("write_meta", (self.next_seq, self.next_version, self.now))
 
     def mark(self) -> tuple[int, int, bool]:
         """A point to come back to with `forget`. Everything in hand is written."""
@@ -250,8 +269,16 @@ class Batch:
 
 
 _fields = msgspec.structs.astuple
-_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 
 
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:
     return Counter((job.queue, job.part, job.state, to) for job in jobs)
+
+
+def by_seq(batch: Batch, seqs: Iterable[int]) -> list[Job]:
+    """The jobs (without bodies), in the order of seq, held until the end of the batch."""
+    return batch.db.rows("by_seq", (array(sorted(seqs)),), Job)
+
+
+def by_id(batch: Batch, ids: Iterable[str]) -> dict[str, Job]:
+    return {job.id: job for job in batch.db.rows("by_id", (array(ids),), Job)}

@@ -13,10 +13,9 @@ from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import awaken, purge_time
-from towpath.ledger.sqlite import appends
-from towpath.ledger.sqlite.batch import Batch, GroupRow, moved
-from towpath.ledger.sqlite.db import array, named, one, rows
-from towpath.ledger.sqlite.jobs import Held, by_seq
+from towpath.ledger.relational import appends
+from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, moved
+from towpath.ledger.relational.db import Held, array
 
 Ending = tuple[list[int], State, Reason]
 
@@ -40,7 +39,7 @@ def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> N
 
 def expire(batch: Batch, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time; how many there were."""
-    seqs = rows(batch.db, named("expired_jobs"), (batch.now, limit), int)
+    seqs = batch.db.rows("expired_jobs", (batch.now, limit), int)
     finish(batch, seqs, State.FAILED, Reason.EXPIRED)
     return len(seqs)
 
@@ -53,14 +52,16 @@ def look_after(batch: Batch, groups: Iterable[str]) -> None:
 
 
 def _run(batch: Batch, work: deque[Ending]) -> None:
+    if work:
+        batch.relate()
     while work:
         seqs, state, reason = work.popleft()
-        ended = [job for job in by_seq(batch.db, seqs) if job.state not in FINISHED]
+        ended = [job for job in by_seq(batch, seqs) if job.state not in FINISHED]
         if not ended:
             continue
         _end(batch, ended, state, reason)
         if state is not State.DONE:
-            doomed = by_seq(batch.db, _doomed(batch, ended))
+            doomed = by_seq(batch, _doomed(batch, ended))
             if doomed:
                 _end(batch, doomed, state, Reason.DEPENDENCY)
                 ended += doomed
@@ -75,7 +76,7 @@ def _end(batch: Batch, jobs: Sequence[Job], state: State, reason: Reason) -> Non
         if job.group is not None:
             batch.count_member(job.group, state, reason, False)
     for purge_at, seqs in by_time.items():
-        batch.db.execute(named("end_jobs"), (state, reason, batch.now, purge_at, array(seqs)))
+        batch.db.run("end_jobs", (state, reason, batch.now, purge_at, array(seqs)))
     batch.move(moved(jobs, state))
     free_keys(batch, jobs)
 
@@ -87,16 +88,18 @@ def purge_of(batch: Batch, job: Job | Held, state: State) -> int | None:
 def free_keys(batch: Batch, jobs: Iterable[Job | Held]) -> None:
     held = [(namespace(job.queue), job.key, job.seq) for job in jobs if job.key is not None]
     if held:
-        batch.db.execute(named("free_keys"), (batch.now, array(held)))
+        batch.relate()
+        batch.db.run("free_keys", (batch.now, array(held)))
 
 
 def _doomed(batch: Batch, ended: Sequence[Job]) -> list[int]:
-    return rows(batch.db, named("doomed"), (array([job.seq for job in ended]),), int)
+    return batch.db.rows("doomed", (array([job.seq for job in ended]),), int)
 
 
 def release(batch: Batch, ended: Iterable[int]) -> None:
     """Lower the waits of the blocked jobs with an edge from something that ended."""
-    lower(batch, rows(batch.db, named("dependents"), (array(ended),), Dependent))
+    batch.relate()
+    lower(batch, batch.db.rows("dependents", (array(ended),), Dependent))
 
 
 def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
@@ -115,10 +118,10 @@ def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
         woken.setdefault(state, []).append(seq)
         moves[queue, part, State.BLOCKED, state] += 1
     if still:
-        batch.db.execute(named("lower_waits"), (array(still),))
+        batch.db.run("lower_waits", (array(still),))
     for state, seqs in woken.items():
         reason = Reason.DELAY if state is State.SCHEDULED else Reason.NONE
-        batch.db.execute(named("unblock"), (state, reason, array(seqs)))
+        batch.db.run("unblock", (state, reason, array(seqs)))
     batch.move(moves)
 
 
@@ -144,8 +147,8 @@ def start_abort(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     batch.wrote = True
     row = batch.change_group(group.id)
     row.state, row.paused, row.why = GroupState.ABORTING, 0, None
-    batch.db.execute(named("ask_members_to_stop"), (Reason.ABORTED, group.id))
-    if waiting := rows(batch.db, named("waiting_members"), (group.id,), int):
+    batch.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
+    if waiting := batch.db.rows("waiting_members", (group.id,), int):
         work.append((waiting, State.CANCELED, Reason.ABORTED))
 
 
@@ -160,19 +163,18 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, batch.now
     batch.wrote = True
     _open_gates(batch, group.id, outcome, work)
-    then = one(batch.db, named("then_of"), (group.id,))
+    then = batch.db.one("then_of", (group.id,))
     if then is not None and (specs := appends.specs_of(then[0]).get(outcome)):
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
-        admission = appends.decide(batch, follow, Origin())
-        appends.insert_admitted(batch, admission)
+        admission = appends.insert_admitted(batch, appends.decide(batch, follow, Origin()))
         # What it supersedes ends after what this group had already put on the list.
         work.append(([old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED))
 
 
 def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:
-    met = rows(batch.db, named("gates_met"), (outcome, group), Dependent)
-    doomed = rows(batch.db, named("gates_shut"), (outcome, group), int)
-    batch.db.execute(named("delete_gates"), (group,))
+    met = batch.db.rows("gates_met", (outcome, group), Dependent)
+    doomed = batch.db.rows("gates_shut", (outcome, group), int)
+    batch.db.run("delete_gates", (group,))
     lower(batch, met)
     if doomed:
         state = State.FAILED if outcome is State.FAILED else State.CANCELED
@@ -183,7 +185,7 @@ def seal(batch: Batch, group: GroupRow) -> None:
     batch.wrote = True
     row = batch.change_group(group.id)
     row.state, row.paused, row.why = GroupState.SEALED, 0, None
-    lower(batch, rows(batch.db, named("sealed_members"), (group.id,), Dependent))
+    lower(batch, batch.db.rows("sealed_members", (group.id,), Dependent))
     look_after(batch, [group.id])
 
 
@@ -191,14 +193,14 @@ def unseal(batch: Batch, group: GroupRow, why: str | None) -> None:
     batch.wrote = True
     row = batch.change_group(group.id)
     row.state, row.paused, row.why = GroupState.OPEN, 1, why
-    batch.db.execute(named("one_more_wait"), (group.id,))
-    hold(batch, rows(batch.db, named("members_that_could_run"), (group.id,), tuple[int, str, str | None, State]))
+    batch.db.run("one_more_wait", (group.id,))
+    hold(batch, batch.db.rows("members_that_could_run", (group.id,), tuple[int, str, str | None, State]))
 
 
 def hold(batch: Batch, members: Sequence[tuple[int, str, str | None, State]]) -> None:
     """These (seq, queue, part, scheduled or ready) belong to an open group: they wait for its seal."""
     if members:
-        batch.db.execute(named("hold"), (array([seq for seq, _, _, _ in members]),))
+        batch.db.run("hold", (array([seq for seq, _, _, _ in members]),))
         batch.move(Counter((queue, part, state, State.BLOCKED) for _, queue, part, state in members))
 
 

@@ -1,0 +1,178 @@
+"""How fast the engine is on PostgreSQL, next to its peers and to raw psycopg in the same run. Ratios, because machines are noisy.
+
+    python bench/postgres.py [--quick] [--dir DIR]
+
+Starts a server of its own (`PG_BINDIR` chooses another version) with fsync on. No-op handlers, 100-byte arguments, history kept. All
+sides take turns in every round; a ratio is the median over the rounds. The last line is JSON. What each ratio must reach is in TARGETS.
+
+`two_processes` compares two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time. An idle worker
+is measured by its CPU and by the statements in the server's log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from contest import Contest
+from ledger import sync_rate
+from pg_peers import IN_TURNS, peers
+from pg_raw import Raw
+from rounds import Alternating, Report, rate
+from stage import ARGUMENT, PATIENCE, Ours
+
+from towpath.testing.postgres import Server, place
+
+TARGETS = {
+    "vs_best_peer": 1.5,
+    "vs_raw": 0.45,
+    "two_processes": 1.3,
+    "enqueue_single": 0.8,
+    "enqueue_30": 2.5,
+    "enqueue_many": 0.4,
+}
+MAX_IDLE_CPU, MAX_IDLE_STATEMENTS = 1.0, 2.0
+STAGE = Path(__file__).with_name("stage.py")
+
+
+class Sizes:
+    """How much of everything: jobs per round, and rounds."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 5 if quick else 11
+        self.jobs = 6_000 if quick else 20_000
+        self.enqueue_rounds = 11
+        self.singles = 100
+        self.callers, self.each = 30, 20
+        self.bulk = 3_000
+        self.budget = 20.0 if quick else 600.0
+        self.idle = 5 if quick else 20
+
+
+def bench_jobs(server: Server, report: Report, sizes: Sizes) -> None:
+    """Jobs completed per second by one worker process: ours, the peers, and the raw loop that claims and settles 100 at a time."""
+    contest, raw = Contest(peers(server, IN_TURNS)), Raw(server.create_database())
+
+    def raw_loop() -> float:
+        raw.append(raw.rows(sizes.jobs))
+        return rate(sizes.jobs, lambda: raw.done(sizes.jobs))
+
+    with Ours(server.create_database()) as ours:
+        runs: dict[str, Callable[[], float]] = {"ours": lambda: ours.complete(sizes.jobs, ours.noop), "raw": raw_loop}
+        for name, length in IN_TURNS.items():
+            runs[name] = partial(contest.rate, name, int(sizes.jobs * length))
+        found = Alternating(sizes.rounds, runs, sizes.budget)
+    best = max(contest.peers, key=lambda name: statistics.median(found[name]))
+    report.ratio("vs_best_peer", found["ours"], found[best])
+    report.ratio("vs_raw", found["ours"], found["raw"])
+    rates = "; ".join(f"{name}: {statistics.median(found[name]):,.0f}" for name in contest.peers)
+    print(f"{'':20} peers, jobs/s: {rates}; {len(found['ours'])} rounds")
+    contest.close()
+    raw.close()
+
+
+def bench_processes(server: Server, report: Report, sizes: Sizes) -> None:
+    with workers(server.create_database(), 1) as one, workers(server.create_database(), 2) as two:
+        runs = {"one": partial(one.completed_by_others, sizes.jobs), "two": partial(two.completed_by_others, sizes.jobs)}
+        found = Alternating(sizes.rounds, runs, sizes.budget / 2)
+    report.ratio("two_processes", found["two"], found["one"])
+
+
+@contextlib.contextmanager
+def workers(url: str, count: int) -> Iterator[Ours]:
+    """So many worker processes, all there, and an App on their ledger."""
+    with Ours(url) as ours:
+        # The ledger is made before they come.
+        ours.done()
+        children = [subprocess.Popen([sys.executable, str(STAGE), "work", url]) for _ in range(count)]
+        try:
+            until = time.monotonic() + PATIENCE
+            while len(ours.app.workers.list()) < count:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{count} workers did not start within {PATIENCE:g} s")
+                time.sleep(0.05)
+            yield ours
+        finally:
+            for child in children:
+                child.terminate()
+            for child in children:
+                child.wait()
+
+
+def bench_enqueues(server: Server, report: Report, sizes: Sizes) -> None:
+    raw = Raw(server.create_database())
+
+    def raw_single() -> float:
+        rows = raw.rows(sizes.singles)
+        return rate(sizes.singles, lambda: raw.append_each(rows))
+
+    def raw_bulk() -> float:
+        batches = [raw.rows(1000) for _ in range(sizes.bulk // 1000)]
+        return rate(sizes.bulk, lambda: raw.append_all(batches))
+
+    with Ours(server.create_database()) as ours:
+        found = Alternating(
+            sizes.enqueue_rounds,
+            {
+                "raw": raw_single,
+                "one": lambda: rate(sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]),
+                "callers": lambda: ours.put_from_threads(sizes.callers, sizes.each),
+                "copy": raw_bulk,
+                "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
+            },
+            sizes.budget / 2,
+        )
+    report.ratio("enqueue_single", found["one"], found["raw"])
+    report.ratio("enqueue_30", found["callers"], found["raw"])
+    report.ratio("enqueue_many", found["many"], found["copy"])
+    raw.close()
+
+
+def idle(server: Server, seconds: int) -> dict[str, float]:
+    """What a worker with nothing to do costs its machine and the server."""
+    url = server.create_database()
+    server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET log_statement = 'all'")
+    with Ours(url) as ours, ours.working():
+        # Started, and done with looking around.
+        time.sleep(2.0)
+        spent, said = time.process_time(), statements(server)
+        time.sleep(seconds)
+        spent, said = time.process_time() - spent, statements(server) - said
+    cost = {"cpu_percent": round(100 * spent / seconds, 3), "statements_per_second": round(said / seconds, 3)}
+    Report.limit("idle worker", cost["cpu_percent"], MAX_IDLE_CPU, "% CPU")
+    Report.limit("idle worker", cost["statements_per_second"], MAX_IDLE_STATEMENTS, "statements a second")
+    return cost
+
+
+def statements(server: Server) -> int:
+    """How many there are in the log, however they were sent."""
+    log = server.log.read_bytes()
+    return log.count(b"LOG:  statement: ") + log.count(b"LOG:  execute ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds; ends within 90 s")
+    parser.add_argument("--dir", type=Path, help="where to put the server (default: a temporary directory)")
+    options = parser.parse_args()
+    sizes = Sizes(options.quick)
+    with place(options.dir) as folder:
+        print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, fsync on")
+        with Server.start(folder / "server", fsync=True) as server:
+            report = Report(TARGETS)
+            for bench in (bench_enqueues, bench_jobs, bench_processes):
+                bench(server, report, sizes)
+            cost = idle(server, sizes.idle)
+    print(json.dumps({"ratios": {name: report.ratios[name] for name in TARGETS}, "idle": cost}))
+
+
+if __name__ == "__main__":
+    main()

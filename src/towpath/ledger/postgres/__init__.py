@@ -1,0 +1,356 @@
+"""The ledger for many machines: PostgreSQL 14 or newer, no extension, one schema.
+
+A batch is one transaction of READ COMMITTED. Plain work of several processes runs side by side: claims skip what others hold,
+counts are only inserted. Keys, groups, dependencies and notes are one process's at a time (see `locks`). Leases are counted by
+the server's clock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from towpath.clock import Clock
+from towpath.core import checks
+from towpath.core.commands import Appended, Command, Placed, Upkeep
+from towpath.core.explain import Explanation
+from towpath.core.job import Job, Spec
+from towpath.core.jumps import Jumps
+from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
+from towpath.ledger import Answer, Capabilities
+from towpath.ledger.postgres import guests, migrations, state
+from towpath.ledger.postgres.batch import PostgresBatch
+from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
+from towpath.ledger.postgres.db import PostgresDb, Statements
+from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen, mentioned
+from towpath.ledger.postgres.quick import plain_row, plain_spec
+from towpath.ledger.postgres.ringing import Ringing
+from towpath.ledger.relational import reads
+from towpath.ledger.relational.batch import Ground, QueueRow
+from towpath.ledger.relational.db import array
+from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
+
+__all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
+
+T = TypeVar("T")
+
+REPLAYS = 5
+"""How often a batch that met others at the wrong time is played again before it goes command by command."""
+TALLIES = 200
+"""Rows of counts that this process leaves before it folds some."""
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
+_DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+
+
+class PostgresLedger:
+    capabilities = Capabilities(durable=True, shared=True, transactional=True)
+
+    def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
+        """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
+        self.place = shown(url)
+        self._url = url
+        self._options = options or PostgresOptions()
+        self._statements = Statements(self._options.schema)
+        self._clock = clock
+        self._jumps = Jumps()
+        self._pid = os.getpid()
+        self._closed = self._forked = False
+        self._inside: int | None = None
+        self._tallies = 0
+        self._related = False
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._writer: PostgresDb | None = None
+        self._reader: PostgresDb | None = None
+        with self._translated():
+            self._writer = self._connect()
+            migrations.migrate(self._writer.connection, self._statements, self.place)
+        self._ringing = Ringing(url, self._options, self._peek)
+        self._ringing.start()
+        _open_here.add(self)
+
+    # Writing
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        self._guard()
+        if now is not None:
+            checks.whole("now", now)
+        check_commands(commands)
+        spec = plain_spec(commands)
+        with self._write_lock:
+            self._guard()
+            self._inside = threading.get_ident()
+            try:
+                with self._translated():
+                    answers, wrote = (spec and self._append_alone(spec, now)) or self._again_if_gone(commands, now)
+            finally:
+                self._inside = None
+        if wrote:
+            self._ringing.ring()
+        return answers
+
+    def _append_alone(self, spec: Spec, now: int | None) -> tuple[list[Answer], bool] | None:
+        """The commonest batch, in one statement. None if it is not so plain, or went wrong: the general way does it again."""
+        try:
+            db = self._db
+            self._undo(db)
+            if self._clock is not None and now is None:
+                now = self._clock.now()
+            row = db.one("append_plain", (*plain_row(spec), len(migrations.steps()), now))
+        except psycopg.Error:
+            return None
+        if row is None:
+            return None
+        self._tallies += 1
+        return [Appended((Placed(spec.id, row[0]),))], True
+
+    def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
+        """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
+        applied twice, so once more on a new one; if that dies too, the server is away."""
+        try:
+            return self._transact(commands, now)
+        except psycopg.OperationalError as error:
+            if not is_gone(error):
+                raise
+            self._drop_writer()
+        try:
+            return self._transact(commands, now)
+        except BaseException:
+            self._drop_writer()
+            raise
+
+    def _transact(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
+        spoiled: dict[str, Refused] = {}
+        locks, run, replays = foreseen(commands) | Locks(self._related), play, 0
+        while True:
+            try:
+                return self._attempt(commands, now, spoiled, locks, run)
+            except NeedsLock as needed:
+                locks |= needed.locks
+            except guests.TransactionEnded as ended:
+                # Its neighbours did nothing wrong: play them again, without the function that did.
+                spoiled[ended.answer.details["id"]] = ended.answer
+            except psycopg.Error as error:
+                if is_gone(error):
+                    raise
+                replays += 1
+                if not is_replayable(error) and (run is play_one_by_one or not self._db.is_ours(error)):
+                    raise
+                if replays > REPLAYS or not is_replayable(error):
+                    if run is play_one_by_one:
+                        raise
+                    run = play_one_by_one
+            except _DEFECTS as error:
+                # A defect, or data that was tampered with. It must not take its neighbours along.
+                if run is play_one_by_one:
+                    raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
+                run = play_one_by_one
+
+    def _attempt(
+        self, commands: Sequence[Command], now: int | None, spoiled: dict[str, Refused], locks: Locks, run: Player
+    ) -> tuple[list[Answer], bool]:
+        db = self._db
+        try:
+            self._undo(db)
+            db.execute(b"BEGIN")
+            batch = self._begin(db, commands, now, locks)
+            batch.spoiled = spoiled
+            answers = run(batch, commands)
+            batch.finish()
+            db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
+        except BaseException:
+            with suppress(psycopg.Error):
+                self._undo(db)
+            raise
+        self._related = batch.related
+        self._tallies += batch.tallies
+        return answers, batch.wrote
+
+    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
+        first = first_specs(commands)
+        args = array([spec.id for spec in first]), array(mentioned(commands))
+        schema, least, seq, version, last, present, known, queues, *_ = db.one("begin_batch", args)
+        migrations.check_schema(self.place, schema, least)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
+        batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
+        self._jumps.note(batch.now)
+        batch.lock(locks, commands)
+        if any(type(command) is Upkeep for command in commands):
+            batch.tidy(1)
+        elif self._tallies >= TALLIES:
+            batch.tidy(TALLIES // 4)
+            self._tallies = 0
+        return batch
+
+    def _now(self, present: int) -> int:
+        return present if self._clock is None else self._clock.now()
+
+    @property
+    def _db(self) -> PostgresDb:
+        if self._writer is None or self._writer.connection.closed:
+            self._writer = self._connect()
+        return self._writer
+
+    def _connect(self) -> PostgresDb:
+        return PostgresDb(connect(self._url, self._options), self._statements)
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            with suppress(psycopg.Error):
+                self._writer.connection.close()
+            self._writer = None
+
+    @staticmethod
+    def _undo(db: PostgresDb) -> None:
+        """Also before every transaction: an interrupt may have come before the last one was undone."""
+        status = db.connection.info.transaction_status
+        if status is TransactionStatus.ACTIVE:
+            # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
+            db.connection.close()
+            raise psycopg.OperationalError("the last statement was interrupted")
+        if status is not TransactionStatus.IDLE:
+            db.execute(b"ROLLBACK")
+
+    # Reading
+
+    def get(self, id: str) -> Job | None:
+        return self._read(lambda db: reads.get(db, id))
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        return self._read(lambda db: reads.get_many(db, ids, bodies))
+
+    def find(self, query: Query) -> Page:
+        return self._read(lambda db: reads.find(db, query))
+
+    def queues(self) -> dict[str, QueueView]:
+        return self._read(reads.queues)
+
+    def parts(self, queue: str) -> dict[str, PartView]:
+        return self._read(lambda db: reads.parts(db, queue))
+
+    def group(self, id: str) -> GroupView | None:
+        return self._read(lambda db: reads.group(db, id))
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None:
+        return self._read(lambda db: reads.note(db, key, self._time(db, now)))
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
+
+    def last(self) -> int:
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        return self._read(lambda db: int(db.one("last")[0]))
+
+    def check(self) -> list[str]:
+        return self._study(lambda db: state.check(db.connection, self._statements))
+
+    def dump(self) -> dict[str, Any]:
+        return self._study(lambda db: state.dump(db, self._statements))
+
+    def version(self) -> int:
+        self._guard()
+        return self._ringing.version()
+
+    def wait(self, seen: int, timeout: float) -> int:
+        self._guard()
+        version = self._ringing.wait(seen, timeout)
+        self._guard()
+        return version
+
+    def listens(self) -> bool:
+        """Do wake-ups of other processes reach this one? Otherwise it looks once a second."""
+        return self._ringing.listening
+
+    def close(self) -> None:
+        if self._closed or self._forked:
+            return
+        self._guard()
+        with self._write_lock, self._read_lock:
+            self._closed = True
+            self._drop_writer()
+            if self._reader is not None:
+                self._reader.connection.close()
+        self._ringing.close()
+
+    def _peek(self) -> str:
+        """Something that is different after every commit that wrote, whoever made it."""
+        return self._read(lambda db: str(db.one("snapshot")[0]))
+
+    def _read(self, question: Callable[[PostgresDb], T]) -> T:
+        """One question on one snapshot, on a connection of its own: it never waits for a commit."""
+        self._guard()
+        with self._read_lock, self._translated():
+            self._guard()
+            for attempt in range(2):
+                if self._reader is None or self._reader.connection.closed:
+                    self._reader = self._connect()
+                try:
+                    return self._ask(self._reader, question)
+                except psycopg.OperationalError as error:
+                    self._reader.connection.close()
+                    if attempt or not is_gone(error):
+                        raise
+        raise AssertionError("unreachable")
+
+    def _study(self, question: Callable[[PostgresDb], T]) -> T:
+        """A long question: on a connection of its own, so that it keeps nobody waiting."""
+        self._guard()
+        with self._translated():
+            db = self._connect()
+            try:
+                return self._ask(db, question)
+            finally:
+                db.connection.close()
+
+    def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
+        try:
+            self._undo(db)
+            db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            return question(db)
+        except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
+            raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
+        finally:
+            with suppress(psycopg.Error):
+                self._undo(db)
+
+    def _time(self, db: PostgresDb, now: int | None) -> int:
+        last, present = db.one("last")
+        if now is not None:
+            checks.whole("now", now)
+        return max(int(last), self._now(present) if now is None else now)
+
+    def _guard(self) -> None:
+        if self._closed:
+            raise LedgerClosed(path=self.place)
+        if self._forked:
+            raise Forked(path=self.place, opener=self._pid)
+        if self._inside == threading.get_ident():
+            raise NestedCall(path=self.place)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate(error, self.place) from error
+
+
+_open_here: WeakSet[PostgresLedger] = WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: the connections are its parent's."""
+    for ledger in list(_open_here):
+        ledger._forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

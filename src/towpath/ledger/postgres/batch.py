@@ -1,0 +1,147 @@
+"""A batch among others: it holds what it must (see `locks`), counts by tallies, and numbers its jobs from a common counter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import asdict
+
+from towpath.core.commands import Command
+from towpath.core.job import READY, RUNNING, Spec, State
+from towpath.core.jumps import Jumps
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.locks import Locks, NeedsLock, mentioned
+from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
+from towpath.ledger.relational.db import array
+
+_STATES = tuple(State)
+_COUNTS = frozenset({*_STATES, "loose"})
+
+
+class PostgresBatch(Batch):
+    def __init__(self, db: PostgresDb, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec]) -> None:
+        super().__init__(db, now, jumps, ground, first)
+        self.related = False
+        self.gated: set[str] = set()
+        self._tallies: Counter[tuple[str, str | None, State]] = Counter()
+        self._version = self.next_version
+        self._tidied: set[str] = set()
+        self.tallies = 0
+        """How many rows of counts this batch left for somebody to fold."""
+
+    def lock(self, locks: Locks, commands: Sequence[Command]) -> None:
+        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for."""
+        if locks.relations:
+            self.db.run("lock_relations")
+            self._is_related()
+        names = mentioned(commands)
+        limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
+        if wanted := sorted(limited | locks.queues):
+            self.db.run("make_queues", (array(wanted),))
+            self.db.run("lock_queues", (array(wanted),))
+            self._is_gated(wanted)
+
+    def relate(self) -> None:
+        if not self.related:
+            if not self.db.one("try_relations")[0]:
+                raise NeedsLock(Locks(relations=True))
+            self._is_related()
+
+    def _is_related(self) -> None:
+        self.related = True
+        self._version = self.next_version = self.db.one("next_version")[0]
+
+    def gate(self, queues: Iterable[str]) -> None:
+        if wanted := sorted(set(queues) - self.gated):
+            if set(self.db.rows("try_queues", (array(wanted),), str)) != set(wanted):
+                raise NeedsLock(Locks(queues=frozenset(wanted)))
+            self._is_gated(wanted)
+
+    def _is_gated(self, queues: Sequence[str]) -> None:
+        """They are ours until the end: the counts can be folded, and nobody else claims from them."""
+        self.flush()
+        self.gated.update(queues)
+        self._fold(queues)
+        for name in queues:
+            self.queues.pop(name, None)
+            for key in [key for key in self.parts if key[0] == name]:
+                del self.parts[key]
+        self.load_queues(queues)
+
+    def _fold(self, queues: Iterable[str]) -> None:
+        """Into the rows of these queues, which must be locked, the tallies of this transaction and of those that are over."""
+        self.db.run("fold", (array(queues), self.db.one("horizon")[0]))
+
+    def tidy(self, least: int) -> None:
+        """Fold the counts of queues with so many tallies, as far as nobody is at it, and those of this batch with them."""
+        if found := self.db.rows("tallied", (least,), str):
+            self.db.run("make_queues", (array(found),))
+            self._tidied = set(self.db.rows("try_queues", (array(found),), str))
+            self._fold(self._tidied)
+
+    def take_seqs(self, n: int) -> int:
+        first: int = self.db.one("take_seqs", (n,))[0]
+        self.next_seq = first + n
+        return first
+
+    def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
+        self.wrote = True
+        for (queue, part, old, new), count in moves.items():
+            if old is not None:
+                self._count(queue, part, old, -count)
+            if new is not None:
+                self._count(queue, part, new, count)
+
+    def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
+        self._tallies[queue, part, state] += count
+        row = self.queues.get(queue)
+        if row is not None:
+            setattr(row, state, getattr(row, state) + count)
+            if state is READY and part is None:
+                row.loose += count
+        if part is not None and (state is READY or state is RUNNING) and (slot := self.parts.get((queue, part))) is not None:
+            setattr(slot, state, getattr(slot, state) + count)
+
+    def flush(self) -> None:
+        self._flush_tallies()
+        if self._changed_queues:
+            changed = [_settings(self.queues[name]) for name in self._changed_queues]
+            assert self._changed_queues <= self.gated, "a queue's limits were changed without its lock"
+            self.db.run("set_queues", (array(changed),))
+            self._changed_queues.clear()
+        if self._changed_parts:
+            self.db.run("set_parts", (array([asdict(self.parts[key]) for key in self._changed_parts]),))
+            self._changed_parts.clear()
+        super().flush()
+
+    def _flush_tallies(self) -> None:
+        if rows := self._take_tallies():
+            self.db.run("tally", (array(rows),))
+            if self._tidied:
+                self._fold(self._tidied & {str(row[0]) for row in rows})
+
+    def _take_tallies(self) -> list[tuple[object, ...]]:
+        by_place: dict[tuple[str, str | None], dict[State, int]] = {}
+        for (queue, part, state), count in self._tallies.items():
+            if count:
+                by_place.setdefault((queue, part), {})[state] = count
+        self._tallies.clear()
+        self.tallies += len(by_place)
+        return [(*place, *(counts.get(state, 0) for state in _STATES)) for place, counts in by_place.items()]
+
+    def finish(self) -> None:
+        last = [] if self._tidied else self._take_tallies()
+        self.flush()
+        if self.wrote:
+            self.db.run("close_batch", (array(last), self.now))
+        if self.next_version != self._version:
+            self.db.run("write_version", (self.next_version - 1,))
+
+    def forget(self, mark: tuple[int, int, bool]) -> None:
+        super().forget(mark)
+        self._tallies.clear()
+
+
+def _settings(row: QueueRow) -> dict[str, object]:
+    return {name: value for name, value in asdict(row).items() if name not in _COUNTS}

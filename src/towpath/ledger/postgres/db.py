@@ -1,0 +1,270 @@
+"""Named statements on a psycopg connection: lists go in as JSON or COPY, rows come back in binary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+import psycopg
+from msgspec.structs import astuple, force_setattr, replace
+from psycopg import sql
+from psycopg.abc import Query as PgQuery
+from psycopg.types.numeric import Int8BinaryDumper
+
+from towpath.core.commands import Selector
+from towpath.core.job import BODIES, COLUMNS, Job, State
+from towpath.core.lifecycle import REASONS
+from towpath.core.views import Query
+from towpath.ledger.postgres import guests, where
+from towpath.ledger.postgres.locks import NeedsLock
+from towpath.ledger.relational.batch import GroupRow
+from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Held, array, script
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+FEW = 8
+"""Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
+_WIDTH = len(COLUMNS)
+_OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
+
+_TYPES: Mapping[str, Sequence[str]] = {
+    "body": ("bigint", "smallint", "bytea"),
+    "edge": ("bigint", "bigint", "boolean"),
+    "gate": ("text", "bigint", "boolean"),
+    "key": ("text", "text", "text", "bigint", "bigint", "bigint"),
+    "tombstone": ("text", "bigint", "text", "bigint", "text", "bigint"),
+    "note": ("text", "bytea", "bigint", "bigint", "bigint"),
+    "then": ("text", "text"),
+    "group": ("text", "text", "text", "text", *("bigint",) * 8, "smallint", "text"),
+}
+_KEYS: Mapping[str, int] = {"body": 2, "edge": 2, "gate": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1}
+"""How many columns, from the left, are the primary key."""
+_COLUMNS = {**TABLES, "body": ("seq", "what", "data"), "group": GroupRow.__struct_fields__}
+
+
+class Statements:
+    """The statements of one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._quoted = sql.Identifier(schema).as_string() + "."
+        self.named = {name: (first, self.place(body)) for name, (first, body) in _queries().items()}
+        self.puts = {table: self.place(_put(table)) for table in _TYPES}
+        self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
+        self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
+        self.insert_jobs = [
+            self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(_WIDTH, n)}") for n in range(FEW + 1)
+        ]
+
+    def place(self, text: str) -> bytes:
+        """The text with the schema's own name in it."""
+        return text.replace("'towpath.", "'" + self._quoted.replace("'", "''")).replace("towpath.", self._quoted).encode()
+
+
+def _columns() -> str:
+    return ", ".join(f'"{name}"' for name in COLUMNS)
+
+
+def _values(width: int, rows: int) -> str:
+    return ", ".join("(" + ", ".join(f"${row * width + n + 1}" for n in range(width)) + ")" for row in range(rows))
+
+
+def _put(table: str) -> str:
+    columns, key = _COLUMNS[table], _KEYS[table]
+    arrays = ", ".join(_array(n, kind) for n, kind in enumerate(_TYPES[table], 1))
+    sets = ", ".join(f'"{name}" = excluded."{name}"' for name in columns[key:])
+    names = ", ".join(f'"{name}"' for name in columns)
+    keys = ", ".join(f'"{name}"' for name in columns[:key])
+    return f'INSERT INTO towpath."{table}" ({names}) SELECT * FROM unnest({arrays}) ON CONFLICT ({keys}) DO UPDATE SET {sets}'
+
+
+def _array(n: int, kind: str) -> str:
+    # The driver would choose the type of an array by its numbers, and prepare a statement for each.
+    return f"${n}::bytea[]" if kind == "bytea" else f"ARRAY(SELECT json_array_elements_text(${n}::json)::{kind})"
+
+
+@cache
+def _queries() -> dict[str, tuple[str | None, str]]:
+    """(statement to run before, text) by name."""
+    found = re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", script("postgres", "queries.sql"), re.MULTILINE | re.DOTALL)
+    return {name: (_first(body), _filled(" ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; "))) for name, body in found}
+
+
+def _first(body: str) -> str | None:
+    found = re.search(r"^-- first: (\w+)$", body, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _filled(body: str) -> str:
+    for word, text in _WORDS.items():
+        body = body.replace(word, text)
+    return body
+
+
+_TAKEN = {
+    "state": "'running'",
+    "reason": "''",
+    "attempts": "j.attempts + 1",
+    "fence": "j.fence + 1",
+    "owner": "$4::text",
+    "lease_until": "$5::bigint",
+    "lease_len": "$6::bigint",
+    "started_at": "$3::bigint",
+}
+JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
+_WORDS: Mapping[str, str] = {
+    "{job}": JOB,
+    "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
+    "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
+        q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
+        q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
+    "{counted}": """
+        CROSS JOIN LATERAL (
+            SELECT * FROM towpath.queue WHERE name = v
+            UNION ALL
+            SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
+            WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
+                coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
+                coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
+                coalesce(sum(a.canceled), 0)::bigint AS canceled,
+                coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
+            FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
+    "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
+}
+
+
+class Cursor(psycopg.RawCursor[tuple[Any, ...]]):
+    """`$1` instead of `%s`: nothing is parsed on this side."""
+
+
+def prepare(connection: Connection) -> None:
+    """So that a statement has the same types of arguments every time, and stays prepared."""
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
+    connection.prepared_max = 500
+
+
+class PostgresDb:
+    """`relational.db.Db` on a connection."""
+
+    __slots__ = ("_cursor", "_statements", "connection")
+
+    def __init__(self, connection: Connection, statements: Statements) -> None:
+        self.connection = connection
+        self._statements = statements
+        self._cursor = Cursor(connection)
+
+    def execute(self, query: bytes, args: Args = ()) -> Cursor:
+        return self._cursor.execute(query, args, binary=True)
+
+    def _named(self, name: str, args: Args) -> Cursor:
+        first, query = self._statements.named[name]
+        if first is not None:
+            self._named(first, args)
+        return self.execute(query, args)
+
+    def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
+        found = self._named(name, args).fetchall()
+        if type is int or type is str:
+            return [row[0] for row in found]
+        return msgspec.convert(found, list[type])  # type: ignore[valid-type]
+
+    def one(self, name: str, args: Args = ()) -> Any:
+        return self._named(name, args).fetchone()
+
+    def run(self, name: str, args: Args = ()) -> None:
+        self._named(name, args)
+
+    def count(self, name: str, args: Args) -> int:
+        return self._named(name, args).rowcount
+
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        newest = {tuple(row[: _KEYS[table]]): row for row in rows}
+        if newest:
+            columns = zip(_TYPES[table], zip(*newest.values(), strict=True), strict=True)
+            self.execute(self._statements.puts[table], [list(c) if kind == "bytea" else array(c) for kind, c in columns])
+
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        found = self.rows("held", (array(ids),), Held)
+        if sources := set(self.rows("sources", (array([job.seq for job in found]),), int)):
+            return [replace(job, edges=int(job.seq in sources)) for job in found]
+        return found
+
+    def add_jobs(self, jobs: Sequence[Job]) -> None:
+        rows = [astuple(job)[:_WIDTH] for job in jobs]
+        if len(rows) <= FEW:
+            if rows:
+                self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
+            self.put_bodies(_bodies(jobs))
+            return
+        self._copy(self._statements.copy_jobs, rows)
+        self._copy(self._statements.copy_bodies, _bodies(jobs))
+
+    def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
+        with self._cursor.copy(cast(PgQuery, query)) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def put_bodies(self, bodies: Iterable[Body]) -> None:
+        self.put("body", bodies)
+
+    def fill(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        wanted = {job.seq: job for job in jobs}
+        query = self._statements.place(
+            "SELECT seq, what, data FROM towpath.body WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))"
+        )
+        for seq, what, data in self.execute(query, (array(wanted),)):
+            force_setattr(wanted[seq], BODIES[what], _decoded(what, data))
+
+    def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+        found = where.of_selector(selector)
+        found.states(tuple(states))
+        if unasked:
+            found.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
+        return self._jobs(found, "ASC", limit, "FOR UPDATE")
+
+    def find(self, query: Query, limit: int) -> list[Job]:
+        return self._jobs(where.of_query(query), "ASC" if query.oldest_first else "DESC", limit)
+
+    def _jobs(self, found: where.Where, order: str, limit: int, lock: str = "") -> list[Job]:
+        text = f"SELECT {JOB} FROM towpath.job j WHERE {found.sql} ORDER BY j.seq {order} LIMIT ${len(found.args) + 1} {lock}"
+        rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
+        return msgspec.convert(rows, list[Job])
+
+    def save(self) -> None:
+        self.execute(b"SAVEPOINT towpath_save")
+
+    def undo(self) -> None:
+        self.execute(b"ROLLBACK TO SAVEPOINT towpath_save")
+
+    def keep(self) -> None:
+        self.execute(b"RELEASE SAVEPOINT towpath_save")
+
+    def call(self, id: str, function: Callable[[Any], object]) -> None:
+        guests.call_within(self.connection, id, function)
+
+    def is_ours(self, error: Exception) -> bool:
+        if isinstance(error, NeedsLock | guests.TransactionEnded):
+            return False
+        return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
+
+
+def _bodies(jobs: Iterable[Job]) -> Iterator[Body]:
+    for job in jobs:
+        if job.payload:
+            yield job.seq, PAYLOAD, job.payload
+        if job.headers:
+            yield job.seq, HEADERS, msgspec.json.encode(job.headers)
+
+
+def _decoded(what: int, data: bytes) -> Any:
+    if what == HEADERS:
+        return msgspec.json.decode(data)
+    return data.decode() if what == ERROR else data

@@ -1,0 +1,56 @@
+"""Numbered steps forward, under a lock: of many processes that start at once, one migrates and the others find it done."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from psycopg import sql
+from psycopg.abc import Query as PgQuery
+
+from towpath.errors import NewerSchema, NotALedger
+from towpath.ledger.postgres.db import Connection, Statements
+from towpath.ledger.relational import db as relational
+
+
+def steps() -> tuple[str, ...]:
+    return relational.steps("postgres")
+
+
+def migrate(connection: Connection, statements: Statements, place: str) -> None:
+    """Bring the schema up to this version. Needs no right but to create it, or what is in it if somebody made it before."""
+    if _schema(connection, statements, place) >= len(steps()):
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"towpath migration of {statements.schema}",))
+        done = _schema(connection, statements, place)
+        if done == 0 and not _exists(connection, statements):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(statements.schema)))
+        for number, step in enumerate(steps()[done:], done + 1):
+            connection.execute(cast(PgQuery, statements.place(step)))
+            connection.execute(cast(PgQuery, statements.place(f"UPDATE towpath.meta SET schema = {number}")))
+
+
+def _exists(connection: Connection, statements: Statements) -> bool:
+    return connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (statements.schema,)).fetchone() is not None
+
+
+def _schema(connection: Connection, statements: Statements, place: str) -> int:
+    tables = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'",
+        (statements.schema,),
+    ).fetchall()
+    names = {str(name) for (name,) in tables}
+    if "meta" not in names:
+        if names:
+            raise NotALedger(path=place, why=f"its schema {statements.schema} has tables, but no meta among them")
+        return 0
+    found = connection.execute(cast(PgQuery, statements.place("SELECT schema, min_schema FROM towpath.meta"))).fetchone()
+    assert found is not None
+    schema, least = found
+    check_schema(place, schema, least)
+    return int(schema)
+
+
+def check_schema(place: str, schema: int, min_schema: int) -> None:
+    if min_schema > len(steps()):
+        raise NewerSchema(path=place, schema=schema, min_schema=min_schema, known=len(steps()))

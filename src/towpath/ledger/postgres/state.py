@@ -1,0 +1,163 @@
+"""The whole state: recounted by `check`, written out by `dump`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+from psycopg.abc import Query as PgQuery
+
+from towpath.core.job import Job
+from towpath.core.views import NoteView
+from towpath.ledger.postgres.db import JOB, Connection, PostgresDb, Statements
+from towpath.ledger.relational import reads
+from towpath.ledger.relational.appends import specs_of
+from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+
+_UNFINISHED = "('blocked', 'scheduled', 'ready', 'running')"
+_FINISHED = "('done', 'failed', 'canceled')"
+
+# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
+_CHECKS: tuple[tuple[str, str], ...] = (
+    (
+        "queue {} counts {} {} but has {}",
+        """SELECT q.name, c.n, c.state, coalesce(r.n, 0) FROM towpath.queue_now q
+           CROSS JOIN LATERAL (VALUES ('blocked', blocked), ('scheduled', scheduled), ('ready', ready), ('running', running),
+               ('done', done), ('failed', failed), ('canceled', canceled)) AS c (state, n)
+           LEFT JOIN (SELECT queue, state, count(*) AS n FROM towpath.job GROUP BY queue, state) r
+               ON r.queue = q.name AND r.state = c.state
+           WHERE c.n <> coalesce(r.n, 0)""",
+    ),
+    (
+        "queue {} counts {} ready jobs without a part but has {}",
+        """SELECT q.name, q.loose, coalesce(r.n, 0) FROM towpath.queue_now q
+           LEFT JOIN (SELECT queue, count(*) AS n FROM towpath.job WHERE state = 'ready' AND part IS NULL GROUP BY queue) r
+               ON r.queue = q.name WHERE q.loose <> coalesce(r.n, 0)""",
+    ),
+    (
+        "queue {} has jobs but no row",
+        "SELECT DISTINCT queue FROM towpath.job WHERE queue NOT IN (SELECT name FROM towpath.queue_now)",
+    ),
+    (
+        "part {} of {} counts {} ready and {} running, but has {} and {}",
+        """SELECT p.name, p.queue, p.ready, p.running, coalesce(r.ready, 0), coalesce(r.running, 0) FROM towpath.part_now p
+           LEFT JOIN (SELECT queue, part, count(*) FILTER (WHERE state = 'ready') AS ready,
+               count(*) FILTER (WHERE state = 'running') AS running
+               FROM towpath.job WHERE part IS NOT NULL GROUP BY queue, part) r ON r.queue = p.queue AND r.part = p.name
+           WHERE p.ready <> coalesce(r.ready, 0) OR p.running <> coalesce(r.running, 0)""",
+    ),
+    (
+        "part {} of {} has active jobs but no row",
+        """SELECT DISTINCT part, queue FROM towpath.job j WHERE part IS NOT NULL AND state IN ('ready', 'running')
+           AND NOT EXISTS (SELECT 1 FROM towpath.part_now p WHERE p.queue = j.queue AND p.name = j.part)""",
+    ),
+    (
+        "tallies of {} are older than its last fold",
+        "SELECT DISTINCT q.name FROM towpath.tally t JOIN towpath.queue q ON q.name = t.queue AND t.xid < q.folded",
+    ),
+    (
+        "job {} waits for {} but has {} open dependencies",
+        f"""SELECT id, waits, real FROM (SELECT j.id, j.waits,
+            (SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src WHERE e.dst = j.seq
+                AND s.state NOT IN {_FINISHED})
+            + (SELECT count(*) FROM towpath.gate g WHERE g.dst = j.seq)
+            + (EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = j."group" AND g.state = 'open'))::int AS real
+            FROM towpath.job j WHERE j.state = 'blocked') w WHERE waits <> real""",
+    ),
+    (
+        "job {} is {} though its dependency {} is {}",
+        """SELECT j.id, j.state, s.id, s.state FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+           JOIN towpath.job j ON j.seq = e.dst WHERE NOT e.run_anyway AND j.state IN ('blocked', 'scheduled', 'ready')
+           AND s.state IN ('failed', 'canceled')""",
+    ),
+    (
+        "edge {} -> {} has no job at one end",
+        """SELECT src, dst FROM towpath.edge WHERE src NOT IN (SELECT seq FROM towpath.job)
+           OR dst NOT IN (SELECT seq FROM towpath.job)""",
+    ),
+    (
+        "gate {} -> {} belongs to a closed or unknown group or an unknown job",
+        """SELECT src, dst FROM towpath.gate WHERE dst NOT IN (SELECT seq FROM towpath.job)
+           OR NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = src AND g.state <> 'closed')""",
+    ),
+    (
+        "group {} counts {} unfinished but has {}",
+        f"""SELECT id, unfinished, real FROM (SELECT g.id, g.unfinished, (SELECT count(*) FROM towpath.job j
+            WHERE j."group" = g.id AND j.state IN {_UNFINISHED}) AS real FROM towpath."group" g) w WHERE unfinished <> real""",
+    ),
+    (
+        "group {} is {} with nothing unfinished",
+        """SELECT id, state FROM towpath."group" WHERE state IN ('sealed', 'aborting') AND unfinished = 0""",
+    ),
+    (
+        "group {} counts fewer finished members than it has",
+        """SELECT id FROM towpath."group" g LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE state = 'done') AS done,
+               count(*) FILTER (WHERE state = 'failed') AS failed, count(*) FILTER (WHERE state = 'canceled') AS canceled
+               FROM towpath.job j WHERE j."group" = g.id) r ON true
+           WHERE g.done < r.done OR g.failed < r.failed OR g.canceled + g.superseded < r.canceled""",
+    ),
+    (
+        "job {} is in no known group",
+        """SELECT id FROM towpath.job WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath."group")""",
+    ),
+    (
+        "job {} waits in group {}, which is aborting",
+        """SELECT j.id, g.id FROM towpath.job j JOIN towpath."group" g ON g.id = j."group"
+        WHERE g.state = 'aborting' AND j.state IN ('blocked', 'scheduled', 'ready')""",
+    ),
+    (
+        "key {} of {} is held by {}, which is finished or gone",
+        f"""SELECT k.key, k.namespace, k.id FROM towpath.key k LEFT JOIN towpath.job j ON j.seq = k.seq
+           WHERE k.until = 0 AND (j.seq IS NULL OR j.state IN {_FINISHED})""",
+    ),
+    (
+        "job {} should hold its key {}",
+        """SELECT id, key FROM towpath.job j WHERE key_policy IN ('unique', 'replace')
+           AND state IN ('blocked', 'scheduled', 'ready') AND cancel_requested IS NULL
+           AND NOT EXISTS (SELECT 1 FROM towpath.key k WHERE k.seq = j.seq)""",
+    ),
+    ("body {} {} has no job", "SELECT seq, what FROM towpath.body WHERE seq NOT IN (SELECT seq FROM towpath.job)"),
+    ("job {} also has a tombstone", "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)"),
+    (
+        "next_seq is {} but there is a job {}",
+        """SELECT s.last_value + s.is_called::int, j.top FROM towpath.job_seq s, (SELECT max(seq) AS top FROM towpath.job) j
+           WHERE s.last_value + s.is_called::int <= j.top""",
+    ),
+)
+
+
+def check(connection: Connection, statements: Statements) -> list[str]:
+    asked = [(sentence, cast(PgQuery, statements.place(text))) for sentence, text in _CHECKS]
+    return [sentence.format(*row) for sentence, query in asked for row in connection.execute(query)]
+
+
+def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
+    def ask(text: str) -> list[tuple[Any, ...]]:
+        return db.execute(statements.place(text)).fetchall()
+
+    jobs = msgspec.convert(ask(f"SELECT {JOB} FROM towpath.job j ORDER BY seq"), list[Job])
+    db.fill(jobs)
+    ((next_seq, next_version, last),) = ask(
+        """SELECT s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value
+           FROM towpath.job_seq s, towpath.version_seq v, towpath.last_time t"""
+    )
+    thens = {str(id): specs_of(specs) for id, specs in ask('SELECT id, specs FROM towpath."then"')}
+    return {
+        "jobs": jobs,
+        "edges": ask("SELECT src, dst, run_anyway FROM towpath.edge ORDER BY 1, 2"),
+        "gates": ask("SELECT src, dst, run_anyway FROM towpath.gate ORDER BY 1, 2"),
+        "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in db.rows("all_groups", (), GroupRow)],
+        "keys": ask("SELECT namespace, key, id, seq, until, runner FROM towpath.key ORDER BY 1, 2"),
+        "notes": [
+            NoteView(*row) for row in ask("SELECT key, value, version, fence, expires_at FROM towpath.note ORDER BY key")
+        ],
+        "queues": [(reads.queue_view(row, None), row.served, row.clock) for row in db.rows("all_queues", (), QueueRow)],
+        "parts": [(reads.part_view(row), bool(row.configured)) for row in db.rows("parts_of_queue", (None,), PartRow)],
+        "tombstones": ask(
+            "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath.tombstone ORDER BY id"
+        ),
+        "replies": ask("SELECT token, until FROM towpath.reply ORDER BY token"),
+        "next_seq": next_seq,
+        "next_version": next_version,
+        "last": last,
+    }

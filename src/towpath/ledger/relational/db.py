@@ -1,0 +1,134 @@
+"""What the rules need of a database: named statements, rows in and out, jobs and their bodies.
+
+The rules of a ledger of tables are written once, in this package; the statements are written per dialect, under the same
+names (`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text (`array`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from towpath.core.commands import Selector
+from towpath.core.job import Job, Reason, State
+from towpath.core.views import Query
+
+T = TypeVar("T")
+Args = Sequence[Any]
+PAYLOAD, HEADERS, RESULT, ERROR, CURSOR = range(5)
+Body = tuple[int, int, bytes]
+"""(seq, what, data)"""
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "edge": ("src", "dst", "run_anyway"),
+    "gate": ("src", "dst", "run_anyway"),
+    "key": ("namespace", "key", "id", "seq", "until", "runner"),
+    "tombstone": ("id", "seq", "state", "settled_fence", "alias", "until"),
+    "note": ("key", "value", "version", "fence", "expires_at"),
+    "then": ("id", "specs"),
+    "reply": ("token", "answer", "until"),
+}
+"""The columns of the rows that `put` takes, in order."""
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend on it?"""
+
+    id: str
+    seq: int
+    queue: str
+    part: str | None
+    state: State
+    attempts: int
+    failures: int
+    losses: int
+    max_attempts: int
+    fence: int
+    settled_fence: int
+    settled_as: State | None
+    cancel_requested: Reason | None
+    retention: int | None
+    group: str | None
+    key: str | None
+    edges: int
+
+
+class Db(Protocol):
+    def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
+        """All rows of a named statement: as values of `type`, or the bare values of its only column."""
+        ...
+
+    def one(self, name: str, args: Args = ()) -> Any:
+        """The first row or None."""
+        ...
+
+    def run(self, name: str, args: Args = ()) -> None: ...
+
+    def count(self, name: str, args: Args) -> int:
+        """Run it; how many rows it changed."""
+        ...
+
+    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of two stays."""
+        ...
+
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        """The jobs of some settles, held until the end of the batch."""
+        ...
+
+    def add_jobs(self, jobs: Sequence[Job]) -> None:
+        """New jobs with their bodies."""
+        ...
+
+    def put_bodies(self, bodies: Iterable[Body]) -> None: ...
+
+    def fill(self, jobs: Sequence[Job]) -> None:
+        """Give freshly read jobs their bodies. (They are nobody else's yet, so this may write them.)"""
+        ...
+
+    def matching(self, where: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+        """For bulk commands, in the order of seq. `unasked`: not those that run and were asked to stop already."""
+        ...
+
+    def find(self, query: Query, limit: int) -> list[Job]: ...
+
+    def save(self) -> None:
+        """A savepoint, ended by `keep`. One at a time, or one inside another."""
+        ...
+
+    def undo(self) -> None:
+        """Back to the last savepoint, which is still there."""
+        ...
+
+    def keep(self) -> None: ...
+
+    def call(self, id: str, function: Callable[[Any], object]) -> None:
+        """The user's own function in this transaction, for the settle of a job."""
+        ...
+
+    def is_ours(self, error: Exception) -> bool:
+        """Does it tell of a command, or of a defect of ours? The others tell of the store or the machine."""
+        ...
+
+
+def array(values: Iterable[Any]) -> str:
+    """A list as one argument."""
+    return msgspec.json.encode(list(values)).decode()
+
+
+@cache
+def script(dialect: str, name: str) -> str:
+    return (files("towpath.ledger") / "sql" / dialect / name).read_text("utf-8")
+
+
+@cache
+def steps(dialect: str) -> tuple[str, ...]:
+    """The migrations in order; step n makes schema n."""
+    folder = files("towpath.ledger") / "sql" / dialect
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
+    assert [int(name[:4]) for name in found] == list(range(1, len(found) + 1))
+    return tuple((folder / name).read_text("utf-8") for name in found)

@@ -1,0 +1,139 @@
+"""Reads: on a connection of their own, so that they never wait for a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from towpath.core.checks import storable
+from towpath.core.explain import SHOWN, Explanation, Facts, explain
+from towpath.core.job import Job, Reason, State
+from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, page_token
+from towpath.errors import UnknownJob
+from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.relational.db import Db, array
+
+AHEAD = 1000
+"""How many jobs in front of one are counted at most."""
+
+
+def get(db: Db, id: str) -> Job | None:
+    return get_many(db, [id], True).get(id)
+
+
+def get_many(db: Db, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
+    found = _by_id(db, ids)
+    if bodies:
+        db.fill(list(found.values()))
+    return found
+
+
+def _by_id(db: Db, ids: Iterable[str]) -> dict[str, Job]:
+    return {job.id: job for job in db.rows("read_by_id", (array(filter(storable, ids)),), Job)}
+
+
+def find(db: Db, query: Query) -> Page:
+    found = db.find(query, query.limit + 1)
+    page = found[: query.limit]
+    if query.bodies:
+        db.fill(page)
+    return Page(tuple(page), page_token(page[-1].seq) if len(found) > query.limit else None)
+
+
+def queues(db: Db) -> dict[str, QueueView]:
+    return {row.name: queue_view(row, _oldest_ready(db, row)) for row in db.rows("all_queues", (), QueueRow)}
+
+
+def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
+    counts = Counts(row.blocked, row.scheduled, row.ready, row.running, row.done, row.failed, row.canceled)
+    return QueueView(
+        name=row.name,
+        counts=counts,
+        oldest_ready=oldest_ready,
+        paused=bool(row.paused),
+        why=row.why,
+        capacity=row.capacity,
+        cap=row.cap,
+        rate=row.rate,
+        next_at=row.next_at,
+        retention=row.retention,
+        keep=row.keep,
+    )
+
+
+def _oldest_ready(db: Db, row: QueueRow) -> int | None:
+    if not row.ready:
+        return None
+    return db.one("oldest_ready", (row.name,))[0]  # type: ignore[no-any-return]
+
+
+def parts(db: Db, queue: str) -> dict[str, PartView]:
+    found = db.rows("parts_of_queue", (queue,), PartRow) if storable(queue) else []
+    return {row.name: part_view(row) for row in found}
+
+
+def part_view(row: PartRow) -> PartView:
+    return PartView(
+        queue=row.queue,
+        name=row.name,
+        ready=row.ready,
+        running=row.running,
+        paused=bool(row.paused),
+        why=row.why,
+        cap=row.cap,
+        rate=row.rate,
+        next_at=row.next_at,
+        weight=row.weight,
+        served=row.served,
+    )
+
+
+def group(db: Db, id: str) -> GroupView | None:
+    found = db.rows("groups_by_id", (array(filter(storable, [id])),), GroupRow)
+    return group_view(found[0]) if found else None
+
+
+def group_view(row: GroupRow) -> GroupView:
+    fields = {field: getattr(row, field) for field in GroupView.__struct_fields__}
+    return GroupView(**{**fields, "paused": bool(row.paused)})
+
+
+def note(db: Db, key: str, now: int) -> NoteView | None:
+    row = db.one("read_note", (key, now)) if storable(key) else None
+    return None if row is None else NoteView(*row)
+
+
+def explain_job(db: Db, id: str, now: int) -> Explanation:
+    found = _by_id(db, [id])
+    if id not in found:
+        raise UnknownJob(id=id)
+    job = found[id]
+    if job.reason is Reason.REFUSED:
+        db.fill([job])
+    (queue,) = db.rows("queues_by_name", (array([job.queue]),), QueueRow)
+    facts = Facts(job=job, queue=queue_view(queue, None))
+    if job.state is State.BLOCKED:
+        facts.open_jobs = tuple(db.rows("open_dependencies", (job.seq, SHOWN), str))
+        facts.open_groups = tuple(db.rows("open_groups", (job.seq, SHOWN), str))
+        facts.group = None if job.group is None else group(db, job.group)
+    elif job.state in (State.READY, State.SCHEDULED):
+        _add_gates(db, facts, job, queue)
+    return explain(facts, now)
+
+
+def _add_gates(db: Db, facts: Facts, job: Job, queue: QueueRow) -> None:
+    part = None
+    if job.part is not None:
+        part = next(iter(db.rows("parts_by_name", (array([(job.queue, job.part)]),), PartRow)), None)
+    if part is not None:
+        facts.part = part_view(part)
+    part_full = part is not None and part.cap is not None and part.running >= part.cap
+    queue_full = queue.cap is not None and queue.running >= queue.cap
+    if queue_full or part_full:
+        args = (job.queue, None if queue_full else job.part, SHOWN)
+        facts.holders = tuple(db.rows("running_jobs", args, str))
+    if job.part is None:
+        where: tuple[Any, ...] = (job.queue, job.priority, job.seq, AHEAD)
+        facts.ahead = db.one("ahead_loose", where)[0]
+    else:
+        facts.ahead = db.one("ahead_parted", (job.queue, job.part, job.priority, job.seq, AHEAD))[0]

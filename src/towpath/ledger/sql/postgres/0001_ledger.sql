@@ -1,0 +1,285 @@
+-- The ledger. "towpath" stands for the schema it lives in. Times are microseconds. Text is compared by bytes.
+
+CREATE TABLE towpath.meta (
+    one        int PRIMARY KEY CHECK (one = 1),
+    schema     int NOT NULL,
+    min_schema int NOT NULL
+);
+INSERT INTO towpath.meta VALUES (1, 0, 1);
+
+-- Counters that only grow, outside transactions: a row for them would be a queue that every commit stands in.
+CREATE SEQUENCE towpath.job_seq;
+CREATE SEQUENCE towpath.version_seq;
+CREATE SEQUENCE towpath.last_time MINVALUE 0 START 0;
+
+-- n numbers in a row. The lock is held inside this call only, never until the end of the transaction.
+CREATE FUNCTION towpath.take_seqs(n bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    lock constant bigint := 'towpath.job_seq'::regclass::oid::bigint + 1;
+    first bigint;
+BEGIN
+    PERFORM pg_advisory_lock(lock);
+    first := nextval('towpath.job_seq');
+    IF n > 1 THEN
+        PERFORM setval('towpath.job_seq', first + n - 1);
+    END IF;
+    PERFORM pg_advisory_unlock(lock);
+    RETURN first;
+EXCEPTION WHEN OTHERS OR query_canceled THEN
+    PERFORM pg_advisory_unlock(lock);
+    RAISE;
+END $$;
+
+-- The small columns of a job, in the order of core.job.COLUMNS. They change with every claim and settle.
+CREATE TABLE towpath.job (
+    id               text COLLATE "C" NOT NULL UNIQUE,
+    seq              bigint PRIMARY KEY,
+    queue            text COLLATE "C" NOT NULL,
+    part             text COLLATE "C",
+    kind             text COLLATE "C" NOT NULL,
+    priority         int    NOT NULL,
+    state            text COLLATE "C" NOT NULL,
+    reason           text COLLATE "C" NOT NULL,
+    ready_at         bigint NOT NULL,
+    expires_at       bigint,
+    attempts         int    NOT NULL,
+    failures         int    NOT NULL,
+    losses           int    NOT NULL,
+    max_attempts     int    NOT NULL,
+    max_losses       int    NOT NULL,
+    fence            bigint NOT NULL,
+    owner            text COLLATE "C",
+    lease_until      bigint,
+    lease_len        bigint,
+    settled_fence    bigint NOT NULL,
+    settled_as       text COLLATE "C",
+    cancel_requested text COLLATE "C",
+    timeout          bigint,
+    retention        bigint,
+    purge_at         bigint,
+    waits            int    NOT NULL,
+    "group"          text COLLATE "C",
+    parent           text COLLATE "C",
+    generation       bigint NOT NULL,
+    key              text COLLATE "C",
+    key_policy       text COLLATE "C",
+    progress_done    bigint,
+    progress_total   bigint,
+    correlation_id   text COLLATE "C",
+    created_at       bigint NOT NULL,
+    started_at       bigint,
+    finished_at      bigint,
+    size             bigint NOT NULL,
+    content_type     text COLLATE "C" NOT NULL,
+    CHECK (CASE state
+        WHEN 'ready'     THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
+        WHEN 'running'   THEN reason = ''
+        WHEN 'done'      THEN reason = ''
+        WHEN 'blocked'   THEN reason IN ('', 'revived')
+        WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'revived')
+        WHEN 'failed'    THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
+        WHEN 'canceled'  THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
+        ELSE false END),
+    CHECK ((state = 'blocked') = (waits > 0)),
+    CHECK ((state = 'running') = (owner IS NOT NULL) AND (owner IS NULL) = (lease_until IS NULL)),
+    CHECK ((state IN ('done', 'failed', 'canceled')) = (finished_at IS NOT NULL)),
+    CHECK (settled_fence <= fence AND attempts >= 0 AND waits >= 0)
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+        autovacuum_analyze_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX job_ready       ON towpath.job (queue, priority, seq, ready_at) WHERE state = 'ready' AND part IS NULL;
+CREATE INDEX job_parted      ON towpath.job (queue, part, priority, seq, ready_at) WHERE state = 'ready' AND part IS NOT NULL;
+CREATE INDEX job_scheduled   ON towpath.job (queue, ready_at, seq) WHERE state = 'scheduled';
+CREATE INDEX job_leased      ON towpath.job (lease_until) WHERE state = 'running';
+CREATE INDEX job_expiring    ON towpath.job (expires_at) WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready');
+CREATE INDEX job_purgeable   ON towpath.job (queue, purge_at) WHERE purge_at IS NOT NULL;
+CREATE INDEX job_failed      ON towpath.job (queue) WHERE state = 'failed';
+CREATE INDEX job_group       ON towpath.job ("group") WHERE "group" IS NOT NULL;
+CREATE INDEX job_key         ON towpath.job (key) WHERE key IS NOT NULL;
+CREATE INDEX job_correlation ON towpath.job (correlation_id) WHERE correlation_id IS NOT NULL;
+
+-- Payload 0, headers 1, result 2, error 3, cursor 4: never touched by claim or settle.
+CREATE TABLE towpath.body (
+    seq  bigint   NOT NULL,
+    what smallint NOT NULL,
+    data bytea    NOT NULL,
+    PRIMARY KEY (seq, what)
+);
+
+CREATE TABLE towpath.edge (
+    src        bigint  NOT NULL,
+    dst        bigint  NOT NULL,
+    run_anyway boolean NOT NULL,
+    PRIMARY KEY (src, dst)
+);
+CREATE INDEX edge_dst ON towpath.edge (dst, src);
+
+CREATE TABLE towpath.gate (
+    src        text COLLATE "C" NOT NULL,
+    dst        bigint  NOT NULL,
+    run_anyway boolean NOT NULL,
+    PRIMARY KEY (src, dst)
+);
+CREATE INDEX gate_dst ON towpath.gate (dst, src);
+
+CREATE TABLE towpath."group" (
+    id         text COLLATE "C" PRIMARY KEY,
+    state      text COLLATE "C" NOT NULL CHECK (state IN ('open', 'sealed', 'aborting', 'closed')),
+    outcome    text COLLATE "C" CHECK (outcome IN ('done', 'failed', 'canceled')),
+    on_failure text COLLATE "C" NOT NULL CHECK (on_failure IN ('continue', 'abort')),
+    total      bigint NOT NULL,
+    unfinished bigint NOT NULL CHECK (unfinished >= 0),
+    done       bigint NOT NULL,
+    failed     bigint NOT NULL,
+    canceled   bigint NOT NULL,
+    superseded bigint NOT NULL,
+    created_at bigint NOT NULL,
+    closed_at  bigint,
+    paused     smallint NOT NULL CHECK (paused IN (0, 1)),
+    why        text,
+    CHECK ((state = 'closed') = (outcome IS NOT NULL) AND (outcome IS NULL) = (closed_at IS NULL)),
+    CHECK (total = unfinished + done + failed + canceled + superseded)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX group_closed ON towpath."group" (closed_at) WHERE state = 'closed';
+
+-- What follows when a group closes; apart, because the counters beside it change with every member.
+CREATE TABLE towpath."then" (
+    id    text COLLATE "C" PRIMARY KEY,
+    specs text NOT NULL
+);
+
+CREATE TABLE towpath.key (
+    namespace text COLLATE "C" NOT NULL,
+    key       text COLLATE "C" NOT NULL,
+    id        text COLLATE "C" NOT NULL,
+    seq       bigint NOT NULL,
+    until     bigint NOT NULL,
+    runner    bigint,
+    PRIMARY KEY (namespace, key)
+);
+CREATE INDEX key_until ON towpath.key (until) WHERE until > 0;
+
+-- Counts as they were when they were last folded; the rest is in towpath.tally. loose: ready jobs without a part.
+-- folded: the tallies of transactions before this one are in the counts, and no longer there.
+-- listed: there were jobs in it or it was set. Otherwise the row is there for its parts, or to be locked.
+CREATE TABLE towpath.queue (
+    name        text COLLATE "C" PRIMARY KEY,
+    blocked     bigint NOT NULL DEFAULT 0,
+    scheduled   bigint NOT NULL DEFAULT 0,
+    ready       bigint NOT NULL DEFAULT 0,
+    running     bigint NOT NULL DEFAULT 0,
+    done        bigint NOT NULL DEFAULT 0,
+    failed      bigint NOT NULL DEFAULT 0,
+    canceled    bigint NOT NULL DEFAULT 0,
+    loose       bigint NOT NULL DEFAULT 0,
+    paused      smallint NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    why         text,
+    capacity    bigint,
+    cap         bigint,
+    rate_count  bigint,
+    rate_period bigint,
+    rate_burst  bigint,
+    next_at     bigint NOT NULL DEFAULT 0,
+    retention   bigint,
+    keep        bigint,
+    served      bigint NOT NULL DEFAULT 0,
+    clock       bigint NOT NULL DEFAULT 0,
+    folded      bigint NOT NULL DEFAULT 0,
+    listed      boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE towpath.part (
+    queue       text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    ready       bigint NOT NULL DEFAULT 0,
+    running     bigint NOT NULL DEFAULT 0,
+    paused      smallint NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    why         text,
+    cap         bigint,
+    rate_count  bigint,
+    rate_period bigint,
+    rate_burst  bigint,
+    next_at     bigint NOT NULL DEFAULT 0,
+    weight      bigint NOT NULL DEFAULT 1 CHECK (weight > 0),
+    served      bigint NOT NULL DEFAULT 0,
+    configured  smallint NOT NULL DEFAULT 0 CHECK (configured IN (0, 1)),
+    PRIMARY KEY (queue, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX part_open ON towpath.part (queue, served, name)
+    WHERE ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap);
+CREATE INDEX part_held ON towpath.part (next_at) WHERE ready > 0;
+CREATE INDEX part_idle ON towpath.part (queue, name) WHERE ready = 0 AND running = 0 AND configured = 0;
+
+-- What a transaction did to the counts of a queue, or of a part of it: only ever inserted, so that nobody waits for anybody.
+CREATE TABLE towpath.tally (
+    queue     text COLLATE "C" NOT NULL,
+    part      text COLLATE "C",
+    xid       bigint NOT NULL DEFAULT (pg_current_xact_id()::text::bigint),
+    blocked   bigint NOT NULL,
+    scheduled bigint NOT NULL,
+    ready     bigint NOT NULL,
+    running   bigint NOT NULL,
+    done      bigint NOT NULL,
+    failed    bigint NOT NULL,
+    canceled  bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX tally_queue ON towpath.tally (queue, xid);
+
+-- The counts as they are.
+CREATE VIEW towpath.queue_now AS
+SELECT n.name, coalesce(q.blocked, 0) + t.blocked AS blocked, coalesce(q.scheduled, 0) + t.scheduled AS scheduled,
+    coalesce(q.ready, 0) + t.ready AS ready, coalesce(q.running, 0) + t.running AS running, coalesce(q.done, 0) + t.done AS done,
+    coalesce(q.failed, 0) + t.failed AS failed, coalesce(q.canceled, 0) + t.canceled AS canceled,
+    coalesce(q.loose, 0) + t.loose AS loose, coalesce(q.paused, 0) AS paused, q.why, q.capacity, q.cap, q.rate_count,
+    q.rate_period, q.rate_burst, coalesce(q.next_at, 0) AS next_at, q.retention, q.keep, coalesce(q.served, 0) AS served,
+    coalesce(q.clock, 0) AS clock, coalesce(q.folded, 0) AS folded
+FROM (SELECT name FROM towpath.queue WHERE listed UNION SELECT queue FROM towpath.tally) n
+LEFT JOIN towpath.queue q ON q.name = n.name
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
+        coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
+        coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
+        coalesce(sum(a.canceled), 0)::bigint AS canceled,
+        coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
+    FROM towpath.tally a WHERE a.queue = n.name AND a.xid >= coalesce(q.folded, 0)) t;
+
+CREATE VIEW towpath.part_now AS
+SELECT n.queue, n.name, coalesce(p.ready, 0) + t.ready AS ready, coalesce(p.running, 0) + t.running AS running,
+    coalesce(p.paused, 0) AS paused, p.why,
+    CASE WHEN p.name IS NULL AND starts_with(n.name, 'serial:') THEN 1 ELSE p.cap END AS cap,
+    p.rate_count, p.rate_period, p.rate_burst, coalesce(p.next_at, 0) AS next_at, coalesce(p.weight, 1) AS weight,
+    coalesce(p.served, 0) AS served, coalesce(p.configured, 0) AS configured
+FROM (SELECT queue, name FROM towpath.part
+      UNION SELECT queue, part FROM towpath.tally WHERE part IS NOT NULL AND (ready <> 0 OR running <> 0)) n
+LEFT JOIN towpath.part p ON p.queue = n.queue AND p.name = n.name
+LEFT JOIN towpath.queue q ON q.name = n.queue
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running
+    FROM towpath.tally a WHERE a.queue = n.queue AND a.part = n.name AND a.xid >= coalesce(q.folded, 0)) t;
+
+CREATE TABLE towpath.note (
+    key        text COLLATE "C" PRIMARY KEY,
+    value      bytea  NOT NULL,
+    version    bigint NOT NULL,
+    fence      bigint NOT NULL,
+    expires_at bigint
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX note_expires ON towpath.note (expires_at) WHERE expires_at IS NOT NULL;
+
+-- What is left of a deleted job, or of an id that was refused in favour of another (alias).
+CREATE TABLE towpath.tombstone (
+    id            text COLLATE "C" PRIMARY KEY,
+    seq           bigint NOT NULL,
+    state         text COLLATE "C" NOT NULL,
+    settled_fence bigint NOT NULL,
+    alias         text COLLATE "C",
+    until         bigint NOT NULL
+);
+CREATE INDEX tombstone_until ON towpath.tombstone (until);
+
+-- Answers kept by token, so that every command may be applied twice.
+CREATE TABLE towpath.reply (
+    token  text COLLATE "C" PRIMARY KEY,
+    answer text   NOT NULL,
+    until  bigint NOT NULL
+);
+CREATE INDEX reply_until ON towpath.reply (until);

