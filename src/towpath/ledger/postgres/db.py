@@ -135,6 +135,7 @@ _WORDS: Mapping[str, str] = {
                 coalesce(sum(a.canceled), 0)::bigint AS canceled,
                 coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
             FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
+    "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
 
