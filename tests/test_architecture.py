@@ -18,7 +18,7 @@ SOURCE = ROOT / "src"
 
 _BASE = ("errors", "clock", "events")
 _DRIVER = ("ledger", "ledger.sql", "core", "errors", "clock")
-_FRONT = ("core", "ledger", "runtime", *_BASE)
+_FRONT = ("core", "fleet", "ledger", "runtime", *_BASE)
 # The rooms between the engine and the App, each may import those before it.
 _TASKS = ("codec", "control", "handles", "options", "tasks")
 
@@ -36,7 +36,8 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "ledger.postgres": (*_DRIVER, "ledger.relational"),
     "ledger.objects": (*_DRIVER, "ledger.sqlite"),
     "ledger.remote": (*_DRIVER, "http"),
-    "runtime": ("core", "ledger", "tracing", *_BASE),
+    "fleet": ("core", "ledger"),
+    "runtime": ("core", "fleet", "ledger", "tracing", *_BASE),
     "flows": ("core", "ledger", "errors"),
     "metrics": ("core", "ledger", *_BASE),
     "tracing": (),
@@ -58,8 +59,8 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "progress": ("attempts", "context", *_FRONT),
     "display": ("progress",),
     "breakers": (*_TASKS, "attempts", "context", *_FRONT),
-    "workers": ("core", "ledger", "runtime", *_BASE),
-    "steering": ("display", "progress", "workers", *_FRONT),
+    "workers": ("core", "fleet", "ledger", "runtime", *_BASE),
+    "steering": ("display", "progress", "settings", "workers", *_FRONT),
     "service": (
         *_TASKS,
         "bandwidth",
@@ -81,7 +82,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "": (*_TASKS, "app", "bandwidth", "breakers", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
-    "cli": ("", "app", "breakers", "queues", "settings", "schedules", "workers", "commands", "http", "apps", *_BASE),
+    "cli": ("", "app", "breakers", "fleet", "queues", "settings", "schedules", "workers", "commands", "http", "apps", *_BASE),
     "__main__": ("cli",),
     "testing": (
         "",

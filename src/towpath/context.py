@@ -6,6 +6,7 @@ stop (`ask`), and takes what the handler collected for the settling transaction 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,6 +35,16 @@ Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | Non
 """Children, notes and the function for the transaction that settles the job."""
 _posting = threading.Lock()
 """For the progress of all jobs: it is held for a moment, and most jobs never say how far they are."""
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held it."""
+    global _posting  # noqa: PLW0603
+    _posting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Poster(Protocol):

@@ -39,6 +39,8 @@ def drawn(snapshot: Snapshot, transfers: Mapping[str, str]) -> RenderableType:
     rows: list[RenderableType] = [table] if known else []
     if len(known) > LINES:
         rows.append(Text(f"and {len(known) - LINES} more"))
+    if snapshot.lanes:
+        rows.append(Text(snapshot.by_lane(transfers)))
     return Group(*rows, Text(sentence(snapshot, transfers)))
 
 

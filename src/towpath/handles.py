@@ -11,6 +11,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import CANCELED, DONE, Job, Spec
 from towpath.core.views import GroupView, Query
 from towpath.errors import JobCanceled, JobFailed, NotRevivable, UnknownGroup, UnknownJob
+from towpath.fleet import explained
 from towpath.ledger import Ledger
 from towpath.runtime.engine import Engine
 
@@ -55,7 +56,7 @@ class JobHandle(Generic[R_co]):
 
     def explain(self) -> Explanation:
         """Why it does not run; `str()` of it is one sentence."""
-        return self._engine.ledger.explain(self.id)
+        return explained(self._engine.ledger, self.id, self._engine.clock.now())
 
     def cancel(self) -> bool:
         """Cancel it if it waits, ask it to stop if it runs. False: it had finished, or was asked already."""
@@ -142,12 +143,12 @@ class GroupHandle(Generic[R_co]):
     async def acancel(self) -> None:
         await self._engine.acall(Abort(self.id))
 
-    def pause(self) -> None:
+    def pause(self, why: str | None = None) -> None:
         """Those of its jobs that wait do not start until `resume`; those that run go on, and wait as well if they come back."""
-        self._engine.call(Unseal(self.id))
+        self._engine.call(Unseal(self.id, why))
 
-    async def apause(self) -> None:
-        await self._engine.acall(Unseal(self.id))
+    async def apause(self, why: str | None = None) -> None:
+        await self._engine.acall(Unseal(self.id, why))
 
     def resume(self) -> None:
         self._engine.call(Seal(self.id))

@@ -18,6 +18,7 @@ import msgspec
 from towpath.attempts import Attempt
 from towpath.context import Running
 from towpath.core import checks
+from towpath.core.fleet import spell_lanes
 from towpath.core.job import State
 from towpath.core.views import MAX_PAGE, Counts, GroupView, Query
 from towpath.errors import TowpathError, UnknownGroup
@@ -44,6 +45,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     total: int | None
     rate: float
     eta: float | None
+    lane: str | None = None
 
 
 class KindProgress(msgspec.Struct, frozen=True):
@@ -66,6 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     kinds: Mapping[str, KindProgress]
     queues: Mapping[str, int]
     """Running here, by queue."""
+    lanes: Mapping[str, Mapping[str, int]]
+    """Running here, by lane and kind; empty without lanes."""
     waiting: Mapping[str, int]
     age: float
     in_flight: int
@@ -90,6 +94,10 @@ class Snapshot(msgspec.Struct, frozen=True):
                 size = f" ({size_of(each.total)})" if kind in names and each.total else ""
                 words.append(f"{each.running} {names.get(kind, kind)}{size}")
         return ", ".join([*words, f"{self.waits} waiting"])
+
+    def by_lane(self, transfers: Mapping[str, str] | None = None) -> str:
+        """`interactive: 3 downloading; bulk: 5 uploading`."""
+        return spell_lanes(self.lanes, transfers or {})
 
 
 def size_of(count: float) -> str:
@@ -173,7 +181,7 @@ class Live:
 
     def _running(self, now: float, group: str | None) -> Iterable[RunningJob]:
         seen = set()
-        for run in [run for worker in list(self._host.local_workers) for run in worker.running]:
+        for worker, run in [(each, run) for each in list(self._host.local_workers) for run in each.running]:
             job, attempt = run.claim.job, run.attempt
             if not isinstance(attempt, Attempt):
                 continue
@@ -185,7 +193,8 @@ class Live:
             done, total = attempt.running.at or (None, None)
             eta = None if done is None or total is None or rate <= 0 else max(0.0, (total - done) / rate)
             seconds = time.monotonic() - run.started
-            yield RunningJob(job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta)
+            lane = worker.intake.lane_of(job.queue)
+            yield RunningJob(job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta, lane)
         for key in self._amounts.keys() - seen:
             del self._amounts[key]
 
@@ -224,6 +233,7 @@ class Live:
             running=running,
             kinds=kinds,
             queues=Counter(job.queue for job in running),
+            lanes=self._lanes(running),
             waiting=waiting,
             age=max(0.0, now - look.at),
             in_flight=sum(each.done for each in kinds.values()),
@@ -233,6 +243,10 @@ class Live:
             eta=0.0 if left == 0 else left / jobs_rate if jobs_rate > 0 else None,
             group=look.view,
         )
+
+    def _lanes(self, running: tuple[RunningJob, ...]) -> Mapping[str, Mapping[str, int]]:
+        names = dict.fromkeys(lane.name for worker in list(self._host.local_workers) for lane in worker.intake.lanes)
+        return {name: Counter(job.kind for job in running if job.lane == name) for name in names}
 
 
 class _Look:

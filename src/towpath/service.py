@@ -20,7 +20,7 @@ from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
-from towpath.errors import InvalidInput, TowpathError
+from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.queues import set_limits
 from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
@@ -123,6 +123,7 @@ class Service:
         self._stopped = False
         self._orders = Orders()
         self._paused = False
+        self._paused_lanes: frozenset[str] = frozenset()
         self._reloading = threading.Lock()
         self.stale = True
 
@@ -140,8 +141,15 @@ class Service:
 
     def _look_around(self) -> None:
         """In the committing thread, after a claim that brought nothing: is the burst over? If not, another claim will ask."""
+        if self._stopped:
+            return
+        lanes, paused = self._chosen.lanes, self._orders.lanes
+        held = ",".join(queue for name, lane in lanes.items() if name in paused for queue in lane.queues)
         try:
-            over = at_rest(self._app.ledger, ",".join(self._chosen.queues), self._app.clock.now())
+            over = at_rest(self._app.ledger, ",".join(self._chosen.queues), self._app.clock.now(), held)
+        except LedgerClosed:
+            # The worker was stopped and its app closed while this batch was under way.
+            return
         except TowpathError as error:
             log.warning("whether the burst is over cannot be seen now: %s", error)
             return
@@ -169,10 +177,23 @@ class Service:
             log.warning("the pause is over")
         self._paused = paused
         self._worker.pause(paused)
+        self._obey_lanes(orders.lanes)
         if orders.drain:
             log.warning("told to end: no new jobs are taken; running ones may finish")
             self.stop()
         self._report(draining=orders.drain)
+
+    def _obey_lanes(self, lanes: Mapping[str, str | None]) -> None:
+        paused = self._mine(lanes)
+        for name in sorted(paused - self._paused_lanes):
+            log.warning("lane %s is paused: %s. What runs goes on; its slots are lent.", name, lanes[name] or "no reason given")
+        for name in sorted(self._paused_lanes - paused):
+            log.warning("lane %s goes on", name)
+        self._paused_lanes = paused
+        self._worker.pause_lanes(lanes.keys())
+
+    def _mine(self, lanes: Mapping[str, str | None]) -> frozenset[str]:
+        return frozenset(lanes.keys() & self._chosen.lanes.keys())
 
     def _report(self, draining: bool = False) -> None:
         with contextlib.suppress(TowpathError):
@@ -181,12 +202,22 @@ class Service:
                 concurrency=self._chosen.concurrency,
                 running=len(self._worker.running),
                 draining=draining or self._stopped,
+                lanes=self._worker.intake.lanes,
+                limits=self._worker.intake.limits,
             )
 
     async def _keep_reporting(self) -> None:
         while True:
             self._report()
-            await asyncio.sleep(AGAIN)
+            held = self._held_limits()
+            for _ in range(AGAIN):
+                await asyncio.sleep(1)
+                if self._held_limits() != held:
+                    break
+
+    def _held_limits(self) -> list[str]:
+        """Those for which nothing starts now, because a service said so: whoever asks should know it soon."""
+        return [limit.name for limit in self._worker.intake.limits if limit.until is not None]
 
     def _write_down(self) -> None:
         """What the code declares and what the settings say, before the first job is taken."""
@@ -260,6 +291,7 @@ class Service:
 
     def _change(self, chosen: WorkerOptions) -> None:
         self._worker.change(chosen)
+        self._obey_lanes(self._orders.lanes)
         log.warning("settings reloaded: queues %s, concurrency %d", ",".join(chosen.queues), chosen.concurrency)
         self._report()
 

@@ -201,7 +201,7 @@ def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
         try:
             found[name] = table if isinstance(table, Lane) else msgspec.convert(table, Lane)
         except msgspec.ValidationError as error:
-            expected = f"queues, and if you like reserved, lends and ageing: {error}"
+            expected = f"queues, and if you like reserved, lends, ageing and adaptive: {error}"
             raise InvalidInput(field=f"lanes.{name} ({where})", value=table, expected=expected) from error
     check(found)
     return found

@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING
 from towpath.core.commands import Cancel, Canceled, Result, Selector
 from towpath.runtime.engine import Engine
 from towpath.runtime.worker import Worker
-from towpath.workers import Workers
+from towpath.settings import Settings
+from towpath.workers import Lanes, Workers
 
 if TYPE_CHECKING:
     from towpath.progress import KindHistory, Live, Snapshot
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class Steering(Engine):
     """What an App is besides its tasks."""
 
+    settings: Settings
     local_workers: list[Worker]
     _live: Live | None = None
 
@@ -66,6 +68,11 @@ class Steering(Engine):
     def workers(self) -> Workers:
         """Who works on this ledger, in any process: to list, pause, resume and drain."""
         return Workers(self)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of these workers: to list, pause and resume."""
+        return Lanes(self, self.settings.lanes)
 
 
 def _by_key(key: str) -> Cancel:

@@ -1,7 +1,7 @@
 """Workers as others see them: who is there, and the words with which they are paused and ended from afar.
 
-`towpath/workers` is one note for a whole fleet: who has come (`known`), who is paused and why (by name, `*` stands for any letters), and who
-shall end (by incarnation, so that whoever is started after it under the same name works). `worker/<owner>` is what a worker says of
+`towpath/workers` is one note for a whole fleet: who has come (`known`), who is paused and why (by name, `*` stands for any letters), which lanes are
+paused, and who shall end (by incarnation, so that whoever is started after it under the same name works). `worker/<owner>` is what a worker says of
 itself; it has a time to live, and who is killed is gone from the list when that is over.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol, TypeVar
 
@@ -20,15 +20,17 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note
-from towpath.core.views import NoteView
-from towpath.errors import NoteConflict
+from towpath.core.fleet import Fleet, lanes_together
+from towpath.core.fleet import LaneView as LaneView
+from towpath.core.fleet import WorkerView as WorkerView
+from towpath.errors import InvalidInput, NoteConflict
+from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
-KEY: Final = "towpath/workers"
 TTL: Final = 30 * SECOND
-AGAIN: Final = 10.0
+AGAIN: Final = 10
 """Seconds between two reports of a worker: a commit each."""
 DEPARTED: Final = 60 * SECOND
 """How long a worker whose report ran out is kept in the list of those who may report again."""
@@ -49,41 +51,13 @@ class Host(Protocol):
     def clock(self) -> Clock: ...
 
 
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker last said of itself, at most ten seconds ago. Times are microseconds."""
-
-    name: str
-    owner: str
-    host: str
-    pid: int
-    queues: tuple[str, ...]
-    concurrency: int
-    running: int
-    started_at: int
-    seen_at: int
-    paused: bool = False
-    draining: bool = False
-    why: str | None = None
-
-
-class _Fleet(msgspec.Struct):
-    """The note. `known`: when each worker came. `drain`: when it was told to end."""
-
-    known: dict[str, int] = {}
-    paused: dict[str, str | None] = {}
-    drain: dict[str, int] = {}
-
-    def pause_of(self, name: str) -> str | None:
-        """The entry that pauses a worker of this name."""
-        return next((each for each in sorted(self.paused) if fnmatchcase(name, each)), None)
-
-
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told: the entry that pauses it (None: it works), why, and whether to end."""
+    """What a worker is told: the entry that pauses it (None: it works), why, whether to end, and which lanes are paused."""
 
     paused_by: str | None = None
     why: str | None = None
     drain: bool = False
+    lanes: Mapping[str, str | None] = {}
 
 
 class Workers:
@@ -95,7 +69,7 @@ class Workers:
 
     def list(self) -> Sequence[WorkerView]:
         """Those that are there, by name."""
-        return _present(self._host, _read(self._host)[1])
+        return workers_of(self._host.ledger)
 
     async def alist(self) -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.list)
@@ -105,7 +79,7 @@ class Workers:
         _check(name)
         checks.optional_text("why", why, 1000)
 
-        def change(fleet: _Fleet) -> Sequence[WorkerView]:
+        def change(fleet: Fleet) -> Sequence[WorkerView]:
             fleet.paused[name] = why
             return self._named(fleet, name)
 
@@ -118,7 +92,7 @@ class Workers:
         """Lift the pauses that this name or pattern covers; those names that were lifted. `*` lifts all."""
         _check(name)
 
-        def change(fleet: _Fleet) -> Sequence[str]:
+        def change(fleet: Fleet) -> Sequence[str]:
             lifted = [each for each in sorted(fleet.paused) if fnmatchcase(each, name)]
             for each in lifted:
                 del fleet.paused[each]
@@ -140,7 +114,7 @@ class Workers:
         """Those that are there now finish what runs and end, as after a first signal. Who they are."""
         _check(name)
 
-        def change(fleet: _Fleet) -> Sequence[WorkerView]:
+        def change(fleet: Fleet) -> Sequence[WorkerView]:
             told = self._named(fleet, name)
             fleet.drain |= dict.fromkeys([each.owner for each in told], self._host.clock.now())
             return told
@@ -150,8 +124,58 @@ class Workers:
     async def adrain(self, name: str = "*") -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.drain, name)
 
-    def _named(self, fleet: _Fleet, name: str) -> Sequence[WorkerView]:
-        return [each for each in _present(self._host, fleet) if fnmatchcase(each.name, name)]
+    def _named(self, fleet: Fleet, name: str) -> Sequence[WorkerView]:
+        return [each for each in present(self._host.ledger, fleet) if fnmatchcase(each.name, name)]
+
+
+class Lanes:
+    """The lanes of all workers on this ledger, by name. A pause is for every worker that has a lane of that name, also for those that
+    start later, and stays until `resume`. `declared` are the names that the settings have."""
+
+    def __init__(self, host: Host, declared: Iterable[str] = ()) -> None:
+        self._host = host
+        self._declared = tuple(declared)
+
+    def list(self) -> Sequence[LaneView]:
+        """Those that are there, and those that are paused, as the workers said at most ten seconds ago."""
+        return lanes_of(self._host.ledger)
+
+    async def alist(self) -> Sequence[LaneView]:
+        return await asyncio.to_thread(self.list)
+
+    def pause(self, name: str, why: str | None = None) -> None:
+        """Nothing of the lane starts; what runs goes on, what was claimed and not started goes back, and its slots are lent."""
+        checks.optional_text("why", why, 1000)
+
+        def change(fleet: Fleet) -> None:
+            self._must_know(fleet, name)
+            fleet.lanes[name] = why
+
+        _edit(self._host, change)
+
+    async def apause(self, name: str, why: str | None = None) -> None:
+        await asyncio.to_thread(self.pause, name, why)
+
+    def resume(self, name: str) -> bool:
+        """Let it go on. Was it paused?"""
+
+        def change(fleet: Fleet) -> bool:
+            self._must_know(fleet, name)
+            paused = name in fleet.lanes
+            fleet.lanes.pop(name, None)
+            return paused
+
+        return _edit(self._host, change)
+
+    async def aresume(self, name: str) -> bool:
+        return await asyncio.to_thread(self.resume, name)
+
+    def _must_know(self, fleet: Fleet, name: str) -> None:
+        found = {lane.name for lane in lanes_together(present(self._host.ledger, fleet), fleet.lanes)}
+        known = sorted(found.union(self._declared))
+        if name not in known:
+            expected = f"a lane of a worker that is there or of the settings: {', '.join(known) or 'none'}"
+            raise InvalidInput(field="lane", value=name, expected=expected)
 
 
 class Badge:
@@ -168,9 +192,11 @@ class Badge:
     def enter(self) -> None:
         """Be known. Those who have not been heard of for long are forgotten by this."""
 
-        def change(fleet: _Fleet) -> None:
+        def change(fleet: Fleet) -> None:
             now = self._host.clock.now()
-            gone = [owner for owner, at in fleet.known.items() if at < now - DEPARTED and _report(self._host, owner) is None]
+            gone = [
+                owner for owner, at in fleet.known.items() if at < now - DEPARTED and report(self._host.ledger, owner) is None
+            ]
             for owner in gone:
                 del fleet.known[owner]
             for owner in (*gone, self._owner):
@@ -189,11 +215,11 @@ class Badge:
         if version != self._version:
             by = fleet.pause_of(self.name)
             why = None if by is None else fleet.paused[by]
-            self._orders, self._version = Orders(by, why, self._owner in fleet.drain), version
+            self._orders, self._version = Orders(by, why, self._owner in fleet.drain, fleet.lanes), version
         return self._orders
 
     def report(self, **now: Any) -> None:
-        """`queues`, `concurrency`, `running`, `draining`. Not waited for."""
+        """`queues`, `concurrency`, `running`, `draining`, `lanes`, `limits`. Not waited for."""
         view = WorkerView(
             name=self.name,
             owner=self._owner,
@@ -205,40 +231,22 @@ class Badge:
             why=self._orders.why,
             **now,
         )
-        self._host.committer.post([Note(key=_key(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore)
+        self._host.committer.post([Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore)
 
     def leave(self) -> None:
-        self._host.committer.post([Note(key=_key(self._owner), value=None)], _ignore)
+        self._host.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)
 
 
 def _check(name: str) -> None:
     checks.text("name", name, 200, least=1)
 
 
-def _key(owner: str) -> str:
-    return f"worker/{owner}"
-
-
-def _read(host: Host) -> tuple[int, _Fleet]:
+def _read(host: Host) -> tuple[int, Fleet]:
     view = host.ledger.note(KEY)
-    return (0 if view is None else view.version), _decoded(view)
+    return (0 if view is None else view.version), decoded(view)
 
 
-def _decoded(view: NoteView | None) -> _Fleet:
-    return _Fleet() if view is None else msgspec.json.decode(view.value, type=_Fleet)
-
-
-def _report(host: Host, owner: str) -> WorkerView | None:
-    view = host.ledger.note(_key(owner))
-    return None if view is None else msgspec.json.decode(view.value, type=WorkerView)
-
-
-def _present(host: Host, fleet: _Fleet) -> Sequence[WorkerView]:
-    found = [view for owner in fleet.known if (view := _report(host, owner)) is not None]
-    return sorted(found, key=lambda each: (each.name, each.started_at))
-
-
-def _edit(host: Host, change: Callable[[_Fleet], T]) -> T:
+def _edit(host: Host, change: Callable[[Fleet], T]) -> T:
     """By compare-and-set: who changes it at the same time is not undone."""
     while True:
         version, fleet = _read(host)

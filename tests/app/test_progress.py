@@ -12,7 +12,7 @@ import pytest
 
 import towpath
 from tests.engine.test_worker import working
-from towpath import App, Claim
+from towpath import App, Claim, Lane
 from towpath.attempts import Attempt
 from towpath.commands import Progress
 from towpath.display import drawn, sentence
@@ -87,6 +87,26 @@ def test_a_picture_of_what_runs_and_waits(app: App) -> None:
         assert (after.running, after.in_flight) == ((), 0)
         assert sum(kind.finished for kind in after.kinds.values()) == 20
         assert after.jobs_rate > 0
+
+
+def test_what_runs_is_counted_by_lane_and_kind(app: App) -> None:
+    transfers = Transfers(app)
+    transfers.fetch.enqueue(10)
+    for _ in range(2):
+        transfers.push.options(queue="bulk").enqueue(10)
+    lanes = {name: Lane(queues=queues, reserved=1) for name, queues in (("a", ("net",)), ("b", ("bulk",)), ("c", ("none",)))}
+    with working(app, concurrency=4, lanes=lanes):
+        transfers.await_running(3)
+        seen = app.progress()
+        assert seen.lanes == {"a": {transfers.fetch.kind: 1}, "b": {transfers.push.kind: 2}, "c": {}}
+        assert {(job.lane, job.queue) for job in seen.running} == {("a", "net"), ("b", "bulk")}
+        assert seen.by_lane(named(transfers)) == "a: 1 downloading; b: 2 uploading; c: nothing"
+        file = io.StringIO()
+        with app.show_progress(named(transfers), file=file):
+            pass
+        assert "a: 1 downloading; b: 2 uploading; c: nothing" in file.getvalue()
+        transfers.go_on.set()
+    assert app.progress().lanes == {}
 
 
 def test_nobody_listens_before_somebody_asks(app: App) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from towpath import App, Bandwidth, State
+from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
 from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
 from towpath.schedules import list_schedules
-from towpath.service import RunOptions, Service
+from towpath.service import RunOptions, Service, worker_options
 from towpath.testing import ManualClock
 from towpath.workers import TTL, Badge
 
@@ -126,6 +127,143 @@ def test_a_group_is_paused_and_goes_on(app: App) -> None:
             assert {job.status().state for job in group.jobs[1:]} == {State.BLOCKED}
             await group.aresume()
             assert await group.aresult(20) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+LANES = {"front": Lane(queues=("default",)), "back": Lane(queues=("bulk",))}
+
+
+def test_a_lane_is_paused_and_goes_on(app: App) -> None:
+    task = app.task(name="t")(lambda: 1)
+    bulk = task.options(queue="bulk")
+
+    async def main() -> None:
+        handle = await bulk.aenqueue()
+        assert str(handle.explain()).endswith("first in line in bulk, but no worker that is there takes from bulk")
+        await handle.acancel()
+        async with working(app, concurrency=4, lanes=LANES):
+            await until(app, lambda: len(app.lanes.list()) == 2)
+            asked = time.monotonic()
+            await app.lanes.apause("back", "a new disk")
+            await until(app, lambda: [lane.paused for lane in app.workers.list()[0].lanes] == [False, True])
+            assert time.monotonic() - asked < 1
+            handle = await bulk.aenqueue()
+            assert await (await task.aenqueue()).aresult(20) == 1
+            [back, front] = await app.lanes.alist()
+            assert (back.name, back.paused, back.why, back.queues, back.workers) == ("back", True, "a new disk", ("bulk",), 1)
+            assert (front.name, front.paused, front.reserved) == ("front", False, 2)
+            assert handle.explain().gate == "lane-paused"
+            assert str(handle.explain()).endswith("in bulk, but lane back is paused by hand: a new disk")
+            assert handle.status().attempts == 0
+            asked = time.monotonic()
+            assert await app.lanes.aresume("back")
+            assert await handle.aresult(20) == 1
+            assert time.monotonic() - asked < 1
+            assert not app.lanes.resume("back")
+
+    asyncio.run(main())
+
+
+def test_a_lane_is_paused_for_those_who_start_later_until_it_is_resumed(app: App) -> None:
+    task = app.task(name="t", queue="bulk")(lambda: 1)
+    app.settings = replace(app.settings, lanes=LANES)
+    app.lanes.pause("back")
+    assert [(lane.name, lane.paused, lane.workers) for lane in app.lanes.list()] == [("back", True, 0)]
+    handle = task.enqueue()
+
+    async def main() -> None:
+        async with working(app):
+            assert await task.options(queue="default").enqueue().aresult(20) == 1
+            assert handle.status().attempts == 0
+            app.lanes.resume("back")
+            assert await handle.aresult(20) == 1
+
+    asyncio.run(main())
+
+
+def test_an_unknown_lane_is_refused_with_those_that_exist(app: App) -> None:
+    with pytest.raises(InvalidInput, match=r"lane is 'bakc': .* none"):
+        app.lanes.pause("bakc")
+    app.settings = replace(app.settings, lanes=LANES)
+    for verb in (app.lanes.pause, app.lanes.resume):
+        with pytest.raises(InvalidInput, match="back, front"):
+            verb("bakc")
+    with pytest.raises(InvalidInput, match="why"):
+        app.lanes.pause("back", "")
+    assert app.lanes.list() == []
+
+
+def test_explain_knows_what_a_resource_is_waiting_for(app: App) -> None:
+    app.resource("api", max=1)
+    started, let_go = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="call", queue="calls", resource="api", backoff=0)
+    async def call() -> None:
+        started.set()
+        await let_go.wait()
+        raise Throttled(after=60)
+
+    async def main() -> None:
+        async with working(app, concurrency=4, grace=0) as (service, _):
+            await call.aenqueue()
+            await started.wait()
+            waiting = await call.aenqueue()
+            service._report()
+            await until(app, lambda: waiting.explain().gate == "limit")
+            assert str(waiting.explain()).endswith("in calls, but resource api is at its limit: 1 of 1 run")
+            let_go.set()
+            await until(app, lambda: waiting.explain().until is not None)
+            assert "but resource api is held until 20" in str(waiting.explain())
+
+    asyncio.run(main())
+
+
+def test_explain_names_a_paused_group(app: App) -> None:
+    task = app.task(name="t")(lambda: 1)
+    group = app.group([task.of()], id="g")
+    group.pause("a new disk")
+    [job] = group.jobs
+    assert str(job.explain()).endswith(": group g is paused: a new disk; `towpath groups resume g` lets it go on")
+    assert (group.status().paused, group.status().why) == (True, "a new disk")
+    group.resume()
+    assert job.status().state is State.READY
+
+
+def test_the_end_of_a_burst_is_not_asked_of_a_closed_app(caplog: pytest.LogCaptureFixture) -> None:
+    """A batch may be under way while the worker stops and its app is closed."""
+    app = App("memory://")
+    app.task(name="t")(lambda: 1)
+    service = Service(app, {"burst": True})
+    app.close()
+    service._look_around()
+    assert caplog.records == []
+
+
+def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
+    let_go, started = asyncio.Event(), asyncio.Semaphore(0)
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        started.release()
+        await let_go.wait()
+
+    async def main() -> None:
+        async with working(app, concurrency=3, lanes={"old": Lane(queues=("bulk", "gone"))}) as (service, _):
+            held = [await hold.options(queue=queue).aenqueue() for queue in ("bulk", "bulk", "gone")]
+            for _ in held:
+                await asyncio.wait_for(started.acquire(), 20)
+            service._change(worker_options(app, {"lanes": LANES, "concurrency": 4}))
+            with app.batch():
+                more = [hold.options(queue=queue).enqueue() for queue in ("bulk", "default")]
+            await asyncio.wait_for(started.acquire(), 20)
+            assert more[1].status().state is State.RUNNING, "the one free slot belongs to the lane that is short of its own"
+            assert more[0].status().state is State.READY
+            assert {lane.name: lane.running for lane in service._worker.intake.lanes} == {"front": 1, "back": 2}
+            let_go.set()
+            for each in (*held, *more):
+                await each.aresult(20)
+            await until(app, lambda: all(lane.running == 0 for lane in service._worker.intake.lanes))
 
     asyncio.run(main())
 

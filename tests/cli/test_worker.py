@@ -7,7 +7,7 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,9 @@ import pytest
 
 import towpath
 from tests.cli.shell import Shell
+from towpath.cli import worker
+from towpath.cli.base import Session
+from towpath.cli.family import Child
 from towpath.cli.reload import project_files
 
 SHOP = """
@@ -306,3 +309,28 @@ def test_only_the_files_of_the_program_are_watched() -> None:
     assert project_files([os, pytest, signal, towpath]) == []
     [own] = project_files([__import__(__name__, fromlist=["x"])])
     assert own == __file__
+
+
+class Newborn(Child):
+    """While it is being started, the parent is told to stop."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.told, self.looks = False, 0
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @property
+    def code(self) -> int | None:
+        self.looks += 1
+        assert self.looks < 20, "nobody tells it to stop"
+        return 0 if self.told else None
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        self.told = True
+
+    def close(self, grace: float = 0.0) -> int:
+        return 0
+
+
+def test_a_child_that_is_started_while_a_signal_comes_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "Child", Newborn)
+    assert worker._several(Session(), [["first"]]) == 0

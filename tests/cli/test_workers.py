@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -51,6 +52,67 @@ def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:
     shop("workers", "drain", "box-1", code=3)
 
 
+HOLDS = """
+import os
+import towpath
+
+app = towpath.App("sqlite:///towpath.db")
+
+@app.task(name="hold", queue="hall")
+def hold(name: str) -> None:
+    os.write(1, f"holding {name}\\n".encode())
+    open(f"{name}.pipe").read()  # until somebody opens it for writing
+"""
+
+
+def test_lanes_of_a_fleet_are_paused_from_outside(shop: Shell) -> None:
+    lanes = ("--lane", "front:1=hall", "--lane", "back:1=cellar")
+    with talking(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "4", *lanes) as parent:
+        for _ in range(2):
+            parent.until("Worker ")
+        listed = shop("lanes", "list", "--json").json["lanes"]
+        assert [(each["name"], each["workers"], each["reserved"], each["paused"]) for each in listed] == [
+            ("back", 2, 2, False),
+            ("front", 2, 2, False),
+        ]
+        assert "back, front" in shop("lanes", "pause", "bakc", code=3).err
+        told = time.monotonic()
+        assert shop("lanes", "pause", "front", "--why", "a new disk").out == "lane front is paused\n"
+        for _ in range(2):
+            parent.until("lane front is paused: a new disk")
+        assert time.monotonic() - told < 2, "with the time that the command itself took"
+        id = greet(shop, "ada")
+        shop("enqueue", "greet", "--queue", "cellar", "--args", '{"name": "bob"}')
+        parent.until("hello bob")
+        job = shop("jobs", "show", id, "--json").json
+        assert (job["state"], job["attempts"]) == ("ready", 0)
+        explained = shop("jobs", "explain", id, "--json").json
+        assert explained["gate"] == "lane-paused"
+        assert explained["sentence"].endswith("but lane front is paused by hand: a new disk")
+        assert "a new disk" in shop("lanes", "list").out
+        assert shop("lanes", "resume", "front", "--json").json == {"lane": "front", "paused": False, "was_paused": True}
+        parent.until("hello ada")
+        assert shop("lanes", "resume", "front").out == "lane front was not paused\n"
+        assert parent.end() == 0
+    assert shop("lanes", "list").out == "No worker that is there has lanes, and none is paused.\n"
+    id = greet(shop, "eve")
+    assert "no worker that is there takes from hall" in shop("jobs", "explain", id).out
+
+
+def test_stats_watch_counts_by_lane(shop: Shell) -> None:
+    (shop.folder / "holds.py").write_text(HOLDS)
+    os.mkfifo(shop.folder / "ada.pipe")
+    shop("enqueue", "hold", "--queue", "hall", "--args", '{"name": "ada"}')
+    with talking(shop, "worker", "holds:app", "--lane", "front=hall", "--lane", "back=cellar") as worker:
+        worker.until("holding ada")
+        [seen] = [json.loads(shop("stats", "--watch", "--count", "1", "--json").out)]
+        assert seen["lanes"] == {"back": {}, "front": {"hold": 1}}
+        assert [entry["lane"] for entry in seen["running"]] == ["front"]
+        assert "back: nothing; front: 1 hold\n" in shop("stats", "--watch", "--count", "1").out
+        (shop.folder / "ada.pipe").write_text("go")
+        assert worker.end() == 0
+
+
 def test_hangup_reads_the_settings_again(shop: Shell) -> None:
     file = shop.folder / "towpath.toml"
     file.write_text('queues = ["cellar"]\n')
@@ -69,6 +131,35 @@ def test_hangup_reads_the_settings_again(shop: Shell) -> None:
         greet(shop, "bob")
         parent.until("hello bob")
         assert parent.end() == 0
+
+
+def test_hangup_counts_what_runs_in_the_new_lanes(shop: Shell) -> None:
+    (shop.folder / "holds.py").write_text(HOLDS)
+    file = shop.folder / "towpath.toml"
+    file.write_text('concurrency = 4\n[lanes.all]\nqueues = ["hall", "cellar"]\n')
+    names = ("ada", "bob")
+    for name, queue in zip(names, ("hall", "cellar"), strict=True):
+        os.mkfifo(shop.folder / f"{name}.pipe")
+        shop("enqueue", "hold", "--queue", queue, "--args", f'{{"name": "{name}"}}')
+    with talking(shop, "worker", "holds:app") as worker:
+        for _ in names:
+            worker.until("holding ")
+        file.write_text('concurrency = 2\n[lanes.front]\nqueues = ["hall"]\n[lanes.other]\nqueues = ["attic"]\n')
+        worker.process.send_signal(signal.SIGHUP)
+        worker.until("settings reloaded: queues hall,attic, concurrency 2")
+        found: list[tuple[str, int]] = []
+        for _ in range(500):  # it says so after the next commit
+            found = [(each["name"], each["running"]) for each in shop("lanes", "list", "--json").json["lanes"]]
+            if found != [("all", 0)]:
+                break
+        assert found == [("front", 1), ("other", 0)]
+        os.mkfifo(shop.folder / "eve.pipe")
+        id = shop("enqueue", "hold", "--queue", "hall", "--args", '{"name": "eve"}').out.strip()
+        assert shop("jobs", "show", id, "--json").json["state"] == "ready", "both slots are taken, one by a queue in no lane"
+        for name in (*names, "eve"):
+            (shop.folder / f"{name}.pipe").write_text("go")
+        worker.until("holding eve")
+        assert worker.end() == 0
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -92,7 +183,8 @@ def test_groups_pause_and_resume(shop: Shell) -> None:
     with towpath.App(shop.url) as app:
         task = app.task(name="greet", queue="hall")(lambda name: name)
         group = app.group([task.of(name="ada")], id="g")
-        assert shop("groups", "pause", "g").out == "group g is paused\n"
+        assert shop("groups", "pause", "g", "--why", "a new disk").out == "group g is paused\n"
+        assert "group g is paused: a new disk; `towpath groups resume g`" in shop("jobs", "explain", group.jobs[0].id).out
         assert group.jobs[0].status().state is towpath.State.BLOCKED
         assert shop("groups", "resume", "g", "--json").json == {"id": "g", "state": "sealed"}
         assert group.jobs[0].status().state is towpath.State.READY

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from towpath.core import admission
 from towpath.core.checks import FOREVER, SECOND
-from towpath.core.commands import GroupState
+from towpath.core.commands import GroupState, OnFailure
 from towpath.core.explain import SHOWN, Facts, Gate, explain, when
+from towpath.core.fleet import LaneView, LimitView, WorkerView, among_workers
 from towpath.core.job import Job, Reason, Spec, State
 from towpath.core.limits import Rate
-from towpath.core.views import Counts, PartView, QueueView
+from towpath.core.views import Counts, GroupView, PartView, QueueView
 
 NOW = 1_700_000_000 * SECOND
 LATER = NOW + SECOND
@@ -31,6 +32,10 @@ def queue(**changes: Any) -> QueueView:
 
 def part(**changes: Any) -> PartView:
     return replace(PartView("q", "p", 1, 0, False, None, None, None, 0, 1, 0), **changes)
+
+
+def group(**changes: Any) -> GroupView:
+    return replace(GroupView("g", GroupState.OPEN, None, OnFailure.CONTINUE, 1, 1, 0, 0, 0, 0, NOW, None), **changes)
 
 
 FINISHED = job(state=State.DONE, finished_at=NOW)
@@ -66,12 +71,27 @@ CASES: list[tuple[Facts, Gate, str]] = [
         "waits for 7 jobs: b, c, d, e, f and 2 more",
     ),
     (
-        Facts(job=replace(MEMBER, waits=1), queue=queue(), group_state=GroupState.OPEN),
+        Facts(job=replace(MEMBER, waits=1), queue=queue(), group=group()),
         Gate.UNSEALED,
         "group g is not sealed",
     ),
     (
-        Facts(job=replace(MEMBER, waits=2), queue=queue(), open_jobs=("b",), group_state=GroupState.OPEN),
+        Facts(job=replace(MEMBER, waits=1), queue=queue(), group=group(paused=True)),
+        Gate.GROUP_PAUSED,
+        "group g is paused; `towpath groups resume g` lets it go on",
+    ),
+    (
+        Facts(job=replace(MEMBER, waits=2), queue=queue(), open_jobs=("b",), group=group(paused=True, why="x")),
+        Gate.WAITS,
+        "waits for 1 job: b, and group g is paused: x",
+    ),
+    (
+        Facts(job=replace(MEMBER, waits=1), queue=queue(), open_jobs=("b",), group=group(state=GroupState.SEALED)),
+        Gate.WAITS,
+        "waits for 1 job: b",
+    ),
+    (
+        Facts(job=replace(MEMBER, waits=2), queue=queue(), open_jobs=("b",), group=group()),
         Gate.WAITS,
         "waits for 1 job: b, and group g is not sealed",
     ),
@@ -156,8 +176,50 @@ def test_the_sentence(facts: Facts, gate: Gate, sentence: str) -> None:
     assert len(found.by) <= SHOWN
 
 
+# Who would run it
+
+LANE = LaneView(name="bulk", queues=("q",), reserved=2, running=0)
+API = LimitView(name="resource api", queues=("q",), limit=4, running=4)
+
+
+def worker(**changes: Any) -> WorkerView:
+    plain = WorkerView(
+        name="w", owner="w#1", host="h", pid=1, queues=("q", "x/*"), concurrency=8, running=0, started_at=NOW, seen_at=NOW
+    )
+    return replace(plain, **changes)
+
+
+HELD = replace(API, running=0, until=LATER)
+AMONG: list[tuple[list[WorkerView], Gate, str]] = [
+    ([worker()], Gate.NEXT, ": the next claim takes it"),
+    ([], Gate.NO_WORKER, ", but no worker that is there takes from q"),
+    ([worker(queues=("r", "x/*")), worker(draining=True)], Gate.NO_WORKER, ", but no worker that is there takes from q"),
+    ([worker(paused=True, why="x")], Gate.WORKERS_PAUSED, ", but every worker that takes from q is paused: x"),
+    ([worker(paused=True), worker()], Gate.NEXT, ": the next claim takes it"),
+    ([worker(lanes=(LANE,))], Gate.LANE_PAUSED, ", but lane bulk is paused by hand: a new disk"),
+    ([worker(lanes=(LANE,)), worker()], Gate.NEXT, ": the next claim takes it"),
+    ([worker(lanes=(replace(LANE, name="other"),))], Gate.NEXT, ": the next claim takes it"),
+    ([worker(limits=(API,))], Gate.LIMIT, ", but resource api is at its limit: 4 of 4 run"),
+    ([worker(limits=(replace(API, running=3),))], Gate.NEXT, ": the next claim takes it"),
+    ([worker(limits=(replace(API, queues=("r",)),))], Gate.NEXT, ": the next claim takes it"),
+    ([worker(limits=(API,)), worker()], Gate.NEXT, ": the next claim takes it"),
+    ([worker(limits=(replace(HELD, until=NOW),))], Gate.NEXT, ": the next claim takes it"),
+    (
+        [worker(limits=(HELD,)), worker(limits=(replace(HELD, until=LATER + SECOND),))],
+        Gate.LIMIT,
+        f", but resource api is held until {THEN}: the service was asked too much",
+    ),
+]
+
+
+@pytest.mark.parametrize(("workers", "gate", "rest"), AMONG)
+def test_who_would_run_it(workers: list[WorkerView], gate: Gate, rest: str) -> None:
+    found = among_workers(explain(Facts(job=job(), queue=queue()), NOW), "q", workers, {"bulk": "a new disk"}, NOW)
+    assert (found.gate, str(found)) == (gate, f"job a: ready, first in line in q{rest}")
+
+
 def test_every_gate_is_here() -> None:
-    assert {gate for _, gate, _ in CASES} == set(Gate)
+    assert {gate for _, gate, _ in CASES} | {gate for _, gate, _ in AMONG} == set(Gate)
 
 
 def test_an_unknown_time() -> None:

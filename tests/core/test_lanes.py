@@ -124,6 +124,27 @@ def test_a_lane_that_does_not_lend_may_borrow() -> None:
     assert world.running == [0, 8]
 
 
+@pytest.mark.parametrize("lends", [True, False])
+def test_a_paused_lane_starts_nothing_and_lends_everything(lends: bool) -> None:
+    world = World(8, lane(3, lends=lends), lane(2))
+    world.backlog = [100, 100]
+    world.shares.pause(["lane0", "unknown"])
+    assert set(world.step(ahead=2)) == {1}
+    assert (world.running, world.at_hand[0]) == ([0, 8], 0)
+    world.shares.pause([])
+    world.end(1)
+    assert world.step() == [0], "it gets its own back, as jobs end"
+
+
+def test_what_a_paused_lane_has_at_hand_does_not_start() -> None:
+    world = World(4, lane(2), lane(2))
+    world.at_hand = [2, 1]
+    world.shares.pause(["lane0"])
+    assert world.start() == [1]
+    world.shares.pause(["lane1"])
+    assert world.start() == [0, 0]
+
+
 lanes = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4)
 steps = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["add", "end", "end", "step"]), st.integers(0, 3)), max_size=80)
 
@@ -187,6 +208,10 @@ def test_the_usual_reservation(total: int, reserved: tuple[int | None, ...], fou
         ({"a": lane(queue="mail"), "b": lane(queue="mail")}, "lanes.b.queues"),
         ({"a": lane(queue="mail/x"), "b": lane(queue="mail/*")}, "lanes.b.queues"),
         ({"a": lane(lends=1)}, "lanes.a.lends"),  # type: ignore[arg-type]
+        ({"a": Lane(queues=("q",), adaptive=(5, 4))}, "lanes.a.adaptive"),
+        ({"a": Lane(queues=("q",), adaptive=(0, 4))}, "lanes.a.adaptive"),
+        ({"a": Lane(queues=("q",), adaptive=True)}, "lanes.a.adaptive"),  # type: ignore[arg-type]
+        ({"a": Lane(queues=("q",), adaptive=(1, 2, 3))}, "lanes.a.adaptive"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_lanes_are_refused_with_the_field(lanes: dict[str, Lane], field: str) -> None:

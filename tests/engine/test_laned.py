@@ -1,208 +1,184 @@
-"""What a worker with a resource claims ahead, and what it gives back: its intake on a ledger in memory, without a worker."""
+"""The intake of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it starts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
+from towpath.core import admission
 from towpath.core.adaptive import Bounds
-from towpath.core.commands import Append, Claimed, Command, Hasten
+from towpath.core.commands import Claimed
 from towpath.core.job import Claim, Release, Spec
 from towpath.core.lanes import Lane
-from towpath.errors import TowpathError
-from towpath.events import Bus
-from towpath.ledger.memory import MemoryLedger
-from towpath.runtime.ageing import Ageing
+from towpath.runtime.intake import Plain
 from towpath.runtime.laned import Laned
-from towpath.runtime.newids import new_id
-from towpath.runtime.office import WorkerOptions
+from towpath.runtime.office import Attempt, WorkerOptions
+from towpath.testing import ManualClock
 
-SLOTS = 8
-LIMIT = 2
-HOUR = 3_600_000_000
+LANES = {"front": Lane(queues=("f",), reserved=2), "back": Lane(queues=("b",), reserved=2)}
 
 
-class Desk:
-    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of `other` use nothing."""
+class Throttled:
+    """An attempt whose service was asked too much."""
 
-    def __init__(self, **options: Any) -> None:
-        self.ledger = MemoryLedger()
-        self.kicked = asyncio.Event()
-        committer = SimpleNamespace(add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set)
-        self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
-        self.intake = self.new_intake(**options)
-        self.running: list[Claim] = []
-
-    def new_intake(self, **options: Any) -> Laned:
-        usual: dict[str, Any] = {"queues": ("api", "other"), "concurrency": SLOTS}
-        uses: dict[str, Any] = {"resources": {"api": Bounds(LIMIT, LIMIT)}, "needs": {"call": "api"}, "sources": {"api": "api"}}
-        chosen = WorkerOptions(**usual | uses | options)
-        intake = Laned(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
-        intake.open()
-        return intake
-
-    def _deliver(self, claims: list[Claim]) -> None:
-        self.intake.add(claims)
-
-    def _failed(self, error: TowpathError) -> None:
-        raise error
-
-    def put(self, queue: str, count: int, **options: Any) -> None:
-        kind = "call" if queue == "api" else "other"
-        self.ledger.apply([Append(tuple([Spec(id=new_id(), queue=queue, kind=kind, **options) for _ in range(count)]))])
-
-    def claim(self) -> Counter[str]:
-        """What one commit brings, by queue."""
-        command = self.intake.wanted()
-        if command is None:
-            return Counter()
-        (reply,) = self.ledger.apply([command])
-        assert isinstance(reply, Claimed)
-        self.intake.taken(reply)
-        return Counter(claim.job.queue for claim in reply.claims)
-
-    def start(self) -> Counter[str]:
-        """Start what may start."""
-        began: list[Claim] = []
-        while len(self.running) + len(began) < SLOTS and (claim := self.intake.next()) is not None:
-            began.append(claim)
-        self.running += began
-        return Counter(claim.job.queue for claim in began)
-
-    def end(self, throttled: int | None = None) -> None:
-        attempt: Any = SimpleNamespace(throttled=throttled)
-        for claim in self.running:
-            self.intake.ended(claim, throttled is None, attempt)
-        self.running = []
-
-    def quick(self, ahead: int) -> None:
-        """All that has ended lately was of `api`, and the worker is so quick."""
-        for _ in range(30):
-            self.claim()
-            self.start()
-            self.end()
-            self.intake.ask(SLOTS, 0, kick=False)
-        self.intake.ask(SLOTS, ahead, kick=False)
+    throttled = 60_000_000
 
 
-def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
+class Nobody:
+    """Listens to nothing, commits nothing."""
 
-    return run
-
-
-@scenario
-async def test_quick_jobs_of_a_resource_are_claimed_ahead_and_slow_ones_are_not() -> None:
-    desk = Desk()
-    desk.put("api", 1000)
-    assert desk.claim() == {"api": LIMIT}
-    assert desk.claim() == {}
-    desk.start()
-    desk.end()
-    desk.quick(ahead=100)
-    claimed = desk.claim() + desk.claim() + desk.claim()
-    assert LIMIT + 90 <= claimed["api"] <= LIMIT + 100
-    assert desk.start() == {"api": LIMIT}, "claimed is not started"
-    assert desk.intake.surplus() == [], "they will start soon"
+    def wants(self, kind: object) -> bool:
+        return False
 
 
-@scenario
-async def test_what_waits_for_a_resource_takes_no_slot_of_the_others() -> None:
-    desk = Desk()
-    desk.put("api", 1000)
-    desk.quick(ahead=100)
-    desk.claim()
-    desk.start()
-    desk.put("other", 1000)
-    assert desk.claim()["other"] >= SLOTS - LIMIT
-    assert desk.start() == {"other": SLOTS - LIMIT}
+class Office:
+    owner, clock, dispatcher = "me", ManualClock(), None
+    bus = committer = Nobody()
 
 
-@pytest.mark.parametrize("after", [0, HOUR])
-def test_a_service_that_is_asked_too_much_gets_nothing_that_was_claimed_ahead(after: int) -> None:
-    @scenario
-    async def run() -> None:
-        desk = Desk()
-        desk.put("api", 1000)
-        desk.quick(ahead=100)
-        desk.claim()
-        desk.start()
-        desk.end(throttled=after)
-        desk.intake.ask(SLOTS, 100, kick=False)
-        given = desk.intake.surplus()
-        left = len(desk.intake)
-        assert len(given) > 40
-        assert {type(outcome) for _, outcome in given} == {Release}, "nothing is spent"
-        assert left == (0 if after else LIMIT)
-        assert desk.start().total() == left
-        assert desk.claim() == {}
-        desk.intake.close()
+class Intake(Laned):
+    """Hands out what it is asked for."""
 
-    run()
+    def __init__(self, lanes: dict[str, Lane], concurrency: int = 4, **options: Any) -> None:
+        queues = tuple(queue for lane in lanes.values() for queue in lane.queues)
+        wanted = WorkerOptions(queues=queues, lanes=lanes, concurrency=concurrency, **options)
+        super().__init__(cast("Any", Office()), wanted, 1, self.add, _fail, None)
+        self._is_open = True
 
+    def deliver(self, *claims: Claim) -> None:
+        self.taken(Claimed(claims))
 
-@scenario
-async def test_jobs_with_one_attempt_are_not_claimed_ahead_of_their_resource() -> None:
-    desk = Desk()
-    desk.put("api", 100)
-    desk.quick(ahead=100)
-    while desk.claim() or desk.intake:
-        desk.start()
-        desk.end()
-    desk.put("api", 100, max_attempts=1)
-    desk.intake.ask(SLOTS, 100, kick=False)
-    assert desk.claim() + desk.claim() == {"api": LIMIT}
+    def asks(self) -> dict[str, int]:
+        """How many it would take of each queue alone."""
+        command = self.wanted()
+        found: dict[str, int] = {}
+        for want in () if command is None else command.wants:
+            before = found.get(want.queue, 0)
+            most = want.n if want.upto is None else min(want.n, want.upto - before)
+            found[want.queue] = before + max(0, most)
+        return found
+
+    def start_all(self) -> list[str]:
+        started = []
+        while (claim := self.next()) is not None:
+            started.append(claim.job.queue)
+        return started
 
 
-@scenario
-async def test_what_runs_when_the_options_change_is_counted_on() -> None:
-    desk = Desk(queues=("api", "other", "old"))
-    desk.put("api", LIMIT)
-    desk.put("other", 2)
-    desk.put("old", 1)
-    desk.claim()
-    assert desk.start().total() == 5
-    desk.intake.close()
-    desk.intake = desk.new_intake(queues=("api", "other"))
-    desk.intake.adopt(desk.running)
-    desk.put("api", 50)
-    desk.put("other", 50)
-    assert desk.claim() == {"other": SLOTS - 4}, "the resource is used up, and so are four slots"
-    desk.end()
-    for claim in desk.intake.clear():
-        assert claim.job.queue == "other"
-    desk.intake.ask(SLOTS, 0, kick=False)
-    assert desk.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
+def _fail(error: object) -> None:
+    raise AssertionError(error)
 
 
-@scenario
-async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
-    desk = Desk(lanes={"one": Lane(queues=("api",)), "two": Lane(queues=("other",))})
-    desk.put("api", 10)
-    desk.claim()
-    desk.start()
-    desk.end(throttled=20_000)
-    desk.intake.ask(SLOTS, 0, kick=False)
-    desk.intake.close()
-    desk.intake.open()
-    desk.kicked.clear()
-    assert desk.claim() == {}
-    await asyncio.wait_for(desk.kicked.wait(), 20)
-    assert desk.claim() == {"api": LIMIT}
+def claim(queue: str, n: int = 0, kind: str = "k") -> Claim:
+    (job,) = admission.admit([Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.Facts(), 0, n + 1).jobs
+    return Claim(replace(job, fence=1))
 
 
-@scenario
-async def test_ageing_goes_on_after_a_pause() -> None:
-    posted: list[Command] = []
-    office: Any = SimpleNamespace(committer=SimpleNamespace(post=lambda commands, heard: posted.extend(commands)))
-    ageing = Ageing(office, [Lane(queues=("bulk",), ageing=60)])
-    for rounds in (1, 2):
-        ageing.start()
-        ageing.stop()
-        assert posted == [Hasten("bulk", 60_000_000)] * rounds
+def claims(queue: str, count: int) -> list[Claim]:
+    return [claim(queue, n) for n in range(count)]
+
+
+def test_a_paused_lane_gives_back_what_was_claimed_ahead() -> None:
+    intake = Intake(LANES)
+    back = claims("b", 3)
+    intake.deliver(*back, claim("f"))
+    intake.pause(["back", "of somebody else"])
+    assert sorted(each.id for each, outcome in intake.surplus() if outcome == Release()) == ["b0", "b1", "b2"]
+    assert intake.start_all() == ["f"]
+    assert intake.asks() == {"f": 3}, "all the slots that are left"
+    intake.deliver(claim("b", 7))
+    assert [each.id for each, _ in intake.surplus()] == ["b7"], "it was on its way when the pause came"
+    intake.pause([])
+    assert intake.asks()["b"] == 3
+    assert intake.surplus() == []
+
+
+def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
+    options = WorkerOptions(queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"})
+    intake = Laned(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
+    intake.pause(["all"])
+    intake._is_open = True
+    assert intake.wanted() is not None
+    assert (intake.lanes, intake.lane_of("q")) == ((), None)
+
+
+# Limits of a lane
+
+
+def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
+    lanes = {"front": LANES["front"], "back": Lane(queues=("b", "c"), reserved=2, adaptive=(1, 8))}
+    intake = Intake(lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"})
+    assert intake.asks() == {"f": 32, "b": 4, "c": 4}
+    intake.deliver(*claims("b", 2), claim("c", kind="x"))
+    assert sorted(intake.start_all()) == ["b", "b", "c"]
+    assert intake.asks() == {"f": 29, "b": 1, "c": 1}
+    assert [(each.name, each.running, each.limit) for each in intake.limits] == [("resource api", 1, 4), ("lane back", 3, 4)]
+    assert [each.queues for each in intake.limits] == [("c",), ("b", "c")]
+    intake.ended(claim("b"), True, None)
+    assert [each.running for each in intake.limits] == [1, 2]
+
+
+def test_too_much_in_an_adaptive_lane_holds_the_lane_back() -> None:
+    intake = Intake({"front": LANES["front"], "back": Lane(queues=("b",), adaptive=(1, 8))}, concurrency=32)
+    intake.deliver(*claims("b", 4))
+    intake.start_all()
+    intake.deliver(claim("b", 9))
+    intake.ended(claim("b"), False, cast("Attempt", Throttled()))
+    (limit,) = intake.limits
+    assert (limit.limit, limit.running) == (2, 3)
+    assert limit.until is not None
+    assert [each.id for each, _ in intake.surplus()] == ["b9"]
+    assert intake.next() is None
+
+
+# New settings
+
+
+def test_what_runs_counts_in_the_new_lanes() -> None:
+    before = Intake({"all": Lane(queues=("f", "b"))})
+    running = [*claims("b", 3), claim("f"), claim("gone")]
+    before.deliver(*running[:4])
+    assert len(before.start_all()) == 4
+    intake = Intake(LANES, concurrency=6)
+    intake.adopt(running, before)
+    assert [lane.running for lane in intake.lanes] == [1, 3]
+    assert max(intake.asks().values()) == 1, "five of six slots are taken"
+    intake.deliver(claim("b", 5))
+    intake.deliver(claim("f", 5))
+    assert intake.start_all() == ["f"], "the lane that is short of its own"
+    intake.ended(claim("gone"), True, None)
+    assert intake.start_all() == ["b"]
+    for each in [*claims("b", 3), claim("f"), claim("f", 5), claim("b", 5)]:
+        intake.ended(each, True, None)
+    assert [lane.running for lane in intake.lanes] == [0, 0]
+    assert intake.asks() == {"f": 6, "b": 6}
+
+
+def test_fewer_slots_than_run_already() -> None:
+    intake = Intake({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
+    intake.adopt(claims("b", 4), Plain(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None))
+    assert intake.asks() == {}
+    intake.deliver(claim("f"))
+    assert intake.next() is None
+    for each in claims("b", 3):
+        intake.ended(each, True, None)
+    assert intake.start_all() == ["f"]
+
+
+@pytest.mark.parametrize(("most", "limit", "ran"), [(8, 2, 3), (9, 4, 3)])
+def test_a_limit_with_the_same_bounds_keeps_what_it_has_learned(most: int, limit: int, ran: int) -> None:
+    options: dict[str, Any] = {"needs": {"k": "api"}, "sources": {"b": "api"}}
+    before = Intake(LANES, concurrency=9, resources={"api": Bounds(1, 8)}, **options)
+    before.deliver(*claims("b", 4))
+    before.start_all()
+    throttled = Throttled()
+    throttled.throttled = 0
+    before.ended(claim("b"), False, cast("Attempt", throttled))
+    intake = Intake(LANES, concurrency=9, resources={"api": Bounds(1, most)}, **options)
+    intake.adopt(claims("b", 4)[1:], before)
+    assert [(each.limit, each.running) for each in intake.limits] == [(limit, ran)]
+    for each in claims("b", 4)[1:]:
+        intake.ended(each, False, None)
+    assert [each.running for each in intake.limits] == [0]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import towpath
 from tests.engine.test_worker import WAIT, working
@@ -165,6 +166,65 @@ def test_what_was_claimed_and_not_started_is_given_back(app: App) -> None:
     assert {job.failures for job in jobs} == {0}
 
 
+def test_a_burst_ends_although_a_lane_is_paused(app: App) -> None:
+    done: list[int] = []
+
+    @app.task
+    async def one(n: int) -> None:
+        done.append(n)
+
+    app.settings = replace(app.settings, lanes=LANES)
+    app.lanes.pause("bulk", "a new disk")
+    held = one.options(queue="bulk").enqueue(1)
+    one.options(queue="interactive").enqueue(2)
+    app.run(concurrency=4, burst=True)
+    assert done == [2]
+    assert (held.status().state, held.status().attempts) == (State.READY, 0)
+    app.lanes.resume("bulk")
+    app.run(concurrency=4, burst=True)
+    assert done == [2, 1]
+
+
+def test_a_paused_lane_lends_its_slots(app: App) -> None:
+    gate = Gate(app)
+    app.settings = replace(app.settings, lanes=LANES)
+    app.lanes.pause("bulk")
+    gate.put("bulk", 10)
+    gate.put("interactive", 10)
+    with app.bus.collect(JobStarted) as started, working(app, concurrency=4):
+        started.expect(4)
+        assert running(app) == {"interactive": 4}
+        app.lanes.resume("bulk")
+        gate.let(20)
+        started.expect(20)
+    assert {job.attempts for job in app.ledger.find(Query(queue="bulk")).jobs} == {1}
+
+
+def test_an_adaptive_lane_learns(app: App) -> None:
+    lock, inside, most = threading.Lock(), [0], [0]
+
+    @app.task(queue="bulk", backoff=0, max_attempts=1000)
+    def call(n: int) -> int:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            too_many = inside[0] > 5
+        threading.Event().wait(0.002)
+        with lock:
+            inside[0] -= 1
+        if too_many:
+            raise Throttled("429")
+        return n
+
+    lanes = {"interactive": INTERACTIVE, "bulk": Lane(queues=("bulk",), reserved=2, adaptive=(1, 8))}
+    with app.bus.collect(LimitChanged) as changes, working(app, lanes=lanes, concurrency=16):
+        handles = call.enqueue_many([call.of(n) for n in range(300)])
+        assert [handle.result(WAIT) for handle in handles] == list(range(300))
+    assert {event.resource for event in changes.events} == {"lane bulk"}
+    assert any(event.limit < event.before for event in changes.events)
+    assert most[0] <= 8
+
+
 def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> None:
     @app.task(queue="interactive")
     async def one() -> None: ...
@@ -175,7 +235,7 @@ def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> No
         settled.expect(1)
 
         def change() -> None:
-            before = worker._intake
+            before = worker.intake
             worker.change(worker_options(app, {"lanes": {"bulk": BULK}, "concurrency": 4}))
             late.append(one.enqueue())
             reply = app.call(ClaimCommand(owner=app.owner, wants=(Want("interactive", 1),), lease=30_000_000))

@@ -285,6 +285,51 @@ def test_a_forked_child_is_told_to_open_its_own(path: Path) -> None:
     assert ran.stdout.splitlines() == ["child []", "parent 3 []"], ran.stderr
 
 
+BUSY_FORKS = """
+import os, signal, sys, threading, warnings
+from towpath.commands import Append
+from towpath.core.job import Spec
+from towpath.core.views import Query
+from towpath.ledger.sqlite import SqliteLedger
+
+warnings.simplefilter("ignore")
+ledger = SqliteLedger(sys.argv[1])
+ledger.apply([Append(tuple(Spec(id=f"{n}", queue="q") for n in range(500)))])
+over = threading.Event()
+
+def read():
+    while not over.is_set():
+        ledger.find(Query(limit=500))
+
+threads = [threading.Thread(target=read), threading.Thread(target=read)]
+for thread in threads:
+    thread.start()
+ended = []
+for n in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        own = SqliteLedger(sys.argv[1])
+        own.queues()
+        os._exit(0)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if any(ended):
+        break
+over.set()
+for thread in threads:
+    thread.join()
+print(ended.count(0), flush=True)
+"""
+
+
+def test_a_fork_beside_busy_threads_leaves_the_child_no_locked_library(path: Path) -> None:
+    """SQLite's own mutexes are copied as they are: one that another thread held would be locked in the child for ever."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BUSY_FORKS, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout == "60\n", ran.stderr
+
+
 # A defect in one command
 
 

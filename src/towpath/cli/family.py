@@ -22,6 +22,8 @@ class Child:
     """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through us, once."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False) -> None:
+        self.told = False
+        """Was it asked to stop?"""
         near, self._lifeline = os.pipe()
         output = subprocess.DEVNULL if quiet else None
         command = [sys.executable, "-m", "towpath", *arguments]
@@ -44,6 +46,7 @@ class Child:
         return self.process.poll()
 
     def stop(self, how: int = signal.SIGTERM) -> None:
+        self.told = self.told or how in STOPS
         if self.process.poll() is None:
             self.process.send_signal(how)
 

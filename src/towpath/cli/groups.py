@@ -20,10 +20,11 @@ def groups() -> None:
 
 @groups.command("pause")
 @click.argument("id")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
 @pass_session
-def pause_group(session: Session, /, id: str) -> int:
+def pause_group(session: Session, /, id: str, why: str | None) -> int:
     """Start nothing of this group until `resume`. What runs goes on."""
-    return _told(session, commands.Unseal(id), "is paused", (GroupState.OPEN,))
+    return _told(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
 
 
 @groups.command("resume")

@@ -15,6 +15,7 @@ from towpath.cli.failures import OK, REFUSED, say
 from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, spell, table
 from towpath.cli.values import Header, Moment, now
 from towpath.errors import UnknownJob
+from towpath.fleet import explained
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")
@@ -102,7 +103,7 @@ def show_job(session: Session, /, id: str) -> int:
     """Everything the ledger knows about one job."""
     with session.ledger() as ledger:
         job = _get(ledger, id)
-        why = ledger.explain(id).sentence
+        why = explained(ledger, id, now()).sentence
     show(session.json, {**job_data(job), "explanation": why}, lambda: _described(job, why))
     return OK
 
@@ -155,7 +156,7 @@ def _described(job: Job, why: str) -> None:
 def explain(session: Session, /, id: str) -> int:
     """Why a job does not run, in one sentence."""
     with session.ledger() as ledger:
-        found = ledger.explain(id)
+        found = explained(ledger, id, now())
     data = {"id": found.id, "gate": found.gate, "sentence": found.sentence, "by": found.by, "count": found.count}
     show(session.json, {**data, "until": moment(found.until)}, found.sentence)
     return OK

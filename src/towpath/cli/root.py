@@ -35,6 +35,7 @@ PARTS = {
     "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
     "breakers": ("breakers:breakers", "Circuit breakers: look at them, open and close them."),
     "workers": ("workers:workers", "Workers on this ledger: list, pause, resume and end them."),
+    "lanes": ("lanes:lanes", "Lanes of the workers: list, pause and resume them."),
     "groups": ("groups:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
     "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),

@@ -13,6 +13,7 @@ from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import OK, nothing
 from towpath.cli.output import ago, clean, console, emit, seconds, show, table
 from towpath.cli.values import now
+from towpath.fleet import WorkerView, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
 MOST_LINES = 20
@@ -84,10 +85,17 @@ class Transfers:
     def __init__(self, ledger: Ledger, only: tuple[str, ...]) -> None:
         self._ledger, self._only = ledger, only
         self._before: dict[str, tuple[float, int]] = {}
+        self._workers: dict[str, WorkerView] = {}
+
+    def lanes(self, running: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+        """How many run in each lane that somebody has, by kind."""
+        names = sorted({lane.name for worker in self._workers.values() for lane in worker.lanes})
+        return {name: Counter(entry["kind"] for entry in running if entry["lane"] == name) for name in names}
 
     def look(self, at: float) -> list[dict[str, Any]]:
         jobs = self._ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=1000)).jobs
         mine = [job for job in jobs if not self._only or job.queue in self._only]
+        self._workers = {worker.owner: worker for worker in workers_of(self._ledger)}
         found = [self._entry(job, at) for job in mine]
         self._before = {job.id: (at, job.progress_done) for job in mine if job.progress_done is not None}
         return found
@@ -97,7 +105,9 @@ class Transfers:
         if done is not None and job.id in self._before:
             then, before = self._before[job.id]
             speed = round(max(0, done - before) / max(at - then, 0.001), 1)
-        place = {"id": job.id, "kind": job.kind, "queue": job.queue, "owner": job.owner}
+        worker = self._workers.get(job.owner or "")
+        lane = None if worker is None else worker.lane_of(job.queue)
+        place = {"id": job.id, "kind": job.kind, "queue": job.queue, "owner": job.owner, "lane": lane}
         return {**place, "done": done, "total": job.progress_total, "per_second": speed}
 
 
@@ -116,6 +126,8 @@ def _picture(data: dict[str, Any]) -> object:
         rows.append([entry["kind"], entry["id"], entry["done"], entry["total"], share, entry["per_second"]])
     if rows:
         parts.append(table(("kind", "job", "done", "total", "%", "per second"), rows, ("done", "total", "%", "per second")))
+    if data["lanes"]:
+        parts.append(clean(spell_lanes(data["lanes"], {})))
     kinds = Counter(entry["kind"] or "(message)" for entry in running)
     waiting = sum(data["total"][state] for state in ("ready", "scheduled", "blocked"))
     parts.append(clean(", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])))
@@ -127,7 +139,7 @@ def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: fl
     looks, transfers = 0, Transfers(ledger, only)
     if session.json or not console().is_terminal:
         while count is None or looks < count:
-            seen, data = ledger.version(), {**look(ledger, only), "running": transfers.look(time.monotonic())}
+            seen, data = ledger.version(), _live(ledger, only, transfers)
             if session.json:
                 emit(data)
             else:
@@ -140,12 +152,16 @@ def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: fl
 
     with Live(console=console(), auto_refresh=False) as live:
         while count is None or looks < count:
-            seen = ledger.version()
-            data = {**look(ledger, only), "running": transfers.look(time.monotonic())}
+            seen, data = ledger.version(), _live(ledger, only, transfers)
             live.update(_picture(data), refresh=True)  # type: ignore[arg-type]
             looks += 1
             if looks != count:
                 _rest(ledger, seen, interval)
+
+
+def _live(ledger: Ledger, only: tuple[str, ...], transfers: Transfers) -> dict[str, Any]:
+    running = transfers.look(time.monotonic())
+    return {**look(ledger, only), "running": running, "lanes": transfers.lanes(running)}
 
 
 def _rest(ledger: Ledger, seen: int, interval: float) -> None:

@@ -139,6 +139,10 @@ def _several(session: Session, processes: list[list[str]]) -> int:
             for slot in slots:
                 slot.look(stopping=asked.is_set())
             children[:] = [slot.child for slot in slots if slot.child is not None]
+            for child in children:
+                if asked.is_set() and not child.told:
+                    # The signal came while this one was being started, and it was not among those that heard of it.
+                    child.stop()
             time.sleep(LOOK)
         for slot in slots:
             slot.look(stopping=True)

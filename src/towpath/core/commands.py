@@ -10,14 +10,16 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Outcome, Spec, State, Word, rank
+from towpath.core.job import SERIAL, Outcome, Spec, State, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
 from towpath.core.results import Claimed as Claimed
 from towpath.core.results import GroupSet as GroupSet
+from towpath.core.results import GroupState as GroupState
 from towpath.core.results import Hastened as Hastened
 from towpath.core.results import Noted as Noted
+from towpath.core.results import OnFailure as OnFailure
 from towpath.core.results import Placed as Placed
 from towpath.core.results import Progressed as Progressed
 from towpath.core.results import Purged as Purged
@@ -40,18 +42,6 @@ KEEP = 1_000_000  # done and canceled jobs that a queue keeps at most
 
 _OUTCOMES = frozenset(get_args(Outcome))
 _MAX_NAME = checks.MAX_NAME
-
-
-class GroupState(Word):
-    OPEN = "open"
-    SEALED = "sealed"
-    ABORTING = "aborting"
-    CLOSED = "closed"
-
-
-class OnFailure(Word):
-    CONTINUE = "continue"
-    ABORT = "abort"
 
 
 class _Value(msgspec.Struct, frozen=True, gc=False):
@@ -326,7 +316,13 @@ class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
 
 
 class Unseal(_OfGroup, frozen=True, gc=False, tag="unseal"):
-    """Pause a sealed group: what waits in it waits for another `Seal`."""
+    """Pause a sealed group: what waits in it waits for another `Seal`. Of a paused one it sets the reason."""
+
+    why: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.optional_text("why", self.why, 1000)
 
 
 class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):

@@ -11,7 +11,7 @@ from towpath.core.breaker import heard
 from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.views import PartView, QueueView
+from towpath.core.views import GroupView, PartView, QueueView
 
 
 class Gate(StrEnum):
@@ -19,6 +19,7 @@ class Gate(StrEnum):
     RUNNING = "running"
     WAITS = "waits"
     UNSEALED = "unsealed"
+    GROUP_PAUSED = "group-paused"
     SCHEDULED = "scheduled"
     EXPIRED = "expired"
     QUEUE_PAUSED = "queue-paused"
@@ -31,6 +32,14 @@ class Gate(StrEnum):
     PART_CAP = "part-cap"
     BREAKER = "breaker"
     NEXT = "next"
+    NO_WORKER = "no-worker"
+    WORKERS_PAUSED = "workers-paused"
+    LANE_PAUSED = "lane-paused"
+    LIMIT = "limit"
+
+
+OF_WORKERS = frozenset([Gate.NO_WORKER, Gate.WORKERS_PAUSED, Gate.LANE_PAUSED, Gate.LIMIT])
+"""Gates that a ledger does not know of: see `core.fleet`."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -55,7 +64,7 @@ class Facts(msgspec.Struct, kw_only=True):
     part: PartView | None = None
     open_jobs: tuple[str, ...] = ()
     open_groups: tuple[str, ...] = ()
-    group_state: GroupState | None = None
+    group: GroupView | None = None
     holders: tuple[str, ...] = ()
     """The running jobs that fill the cap (of the queue if it is full, else of the part), the first few."""
     ahead: int = 0
@@ -85,11 +94,19 @@ def explain(facts: Facts, now: int) -> Explanation:
 
 
 def _blocked(facts: Facts) -> Explanation:
-    job, open_ = facts.job, facts.open_jobs + facts.open_groups
-    if facts.group_state is GroupState.OPEN and len(open_) == job.waits - 1 == 0:
-        return _say(job, Gate.UNSEALED, f"group {job.group} is not sealed", by=(str(job.group),), count=1)
-    extra = f", and group {job.group} is not sealed" if facts.group_state is GroupState.OPEN else ""
-    count = job.waits - bool(extra)
+    job, group, open_ = facts.job, facts.group, facts.open_jobs + facts.open_groups
+    if group is None or group.state is not GroupState.OPEN:
+        return _waits(job, facts, open_, job.waits)
+    what = f"group {group.id} is paused{_why(group.why)}" if group.paused else f"group {group.id} is not sealed"
+    if len(open_) == job.waits - 1 == 0:
+        if not group.paused:
+            return _say(job, Gate.UNSEALED, what, by=(group.id,), count=1)
+        text = f"{what}; `towpath groups resume {group.id}` lets it go on"
+        return _say(job, Gate.GROUP_PAUSED, text, by=(group.id,), count=1)
+    return _waits(job, facts, open_, job.waits - 1, f", and {what}")
+
+
+def _waits(job: Job, facts: Facts, open_: tuple[str, ...], count: int, extra: str = "") -> Explanation:
     what = "job" if not facts.open_groups else "group" if not facts.open_jobs else "job or group"
     return _say(job, Gate.WAITS, f"waits for {count} {what}{'s' * (count > 1)}: {_names(open_, count)}{extra}", open_, count)
 
@@ -143,9 +160,13 @@ def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, ga
 
 
 def _next(facts: Facts) -> Explanation:
-    if facts.ahead == 0:
-        return _say(facts.job, Gate.NEXT, f"ready, first in line in {facts.queue.name}: the next claim takes it")
-    return _say(facts.job, Gate.NEXT, f"ready, {facts.ahead} ahead of it in {facts.queue.name}", count=facts.ahead)
+    now = ": the next claim takes it" if facts.ahead == 0 else ""
+    return _say(facts.job, Gate.NEXT, place(facts.ahead, facts.queue.name) + now, count=facts.ahead)
+
+
+def place(ahead: int, queue: str) -> str:
+    """Where in the line of its queue a job is."""
+    return f"ready, {f'{ahead} ahead of it' if ahead else 'first in line'} in {queue}"
 
 
 def _say(job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None) -> Explanation:

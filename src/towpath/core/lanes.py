@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from towpath.core import checks
+from towpath.core.adaptive import Bounds
 from towpath.core.commands import Claim, Want
 from towpath.core.job import Job
 from towpath.errors import InvalidInput
@@ -23,12 +24,16 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     they stay free, so that a job of this lane never waits for one of another.
 
     With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was appended after it, and is
-    not more urgent than that, comes before it any more."""
+    not more urgent than that, comes before it any more.
+
+    With `adaptive` (the least and the most) a worker learns between these two how many of the lane may run at once, as it does for
+    a resource."""
 
     queues: tuple[str, ...]
     reserved: int | None = None
     lends: bool = True
     ageing: float | None = None
+    adaptive: tuple[int, int] | None = None
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -40,14 +45,20 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shares:
-    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets a second look."""
+    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets a second look. `total`
+    may change: what runs and belongs to no lane has slots too."""
 
     def __init__(self, total: int, lanes: Mapping[str, Lane]) -> None:
         self.total = total
+        self.paused: frozenset[int] = frozenset()
         self.names = tuple(lanes)
         self.reserved = _reserved(total, lanes)
         self._keeps = tuple(index for index, lane in enumerate(lanes.values()) if not lane.lends)
         self.lending = not self._keeps
+
+    def pause(self, names: Collection[str]) -> None:
+        """These lanes, and no others, start nothing and keep no slots."""
+        self.paused = frozenset([lane for lane, name in enumerate(self.names) if name in names])
 
     def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int]) -> list[Call]:
         """What to claim now, where so many run in each lane and so many were claimed and not started: reservations first, then
@@ -63,7 +74,7 @@ class Shares:
         empty = self._short(running)
         for lane, more in enumerate(ahead):
             mine = free - sum([empty[other] for other in self._keeps if other != lane])
-            if (n := min(shared, max(0, mine) + more - at_hand[lane])) > 0:
+            if lane not in self.paused and (n := min(shared, max(0, mine) + more - at_hand[lane])) > 0:
                 if calls and calls[-1].lane == lane and calls[-1].n <= n:
                     calls.pop()
                 calls.append(Call(lane, n, shared))
@@ -74,12 +85,12 @@ class Shares:
         free = self.total - sum(running)
         if free <= 0:
             return None
-        kept = sum([max(0, self.reserved[lane] - running[lane]) for lane in self._keeps]) if self._keeps else 0
+        kept = sum([self._short_of(lane, running) for lane in self._keeps]) if self._keeps else 0
         first: int | None = None
         for lane, waits in enumerate(waiting):
-            if not waits:
+            if not waits or lane in self.paused:
                 continue
-            short = max(0, self.reserved[lane] - running[lane])
+            short = self._short_of(lane, running)
             if free > kept - (short if lane in self._keeps else 0):
                 if short:
                     return lane
@@ -88,7 +99,10 @@ class Shares:
         return first
 
     def _short(self, held: Sequence[int]) -> list[int]:
-        return [max(0, reserved - count) for reserved, count in zip(self.reserved, held, strict=True)]
+        return [self._short_of(lane, held) for lane in range(len(held))]
+
+    def _short_of(self, lane: int, held: Sequence[int]) -> int:
+        return 0 if lane in self.paused else max(0, self.reserved[lane] - held[lane])
 
 
 def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
@@ -136,8 +150,20 @@ def _check_lane(name: str, lane: Lane) -> None:
     checks.optional_whole(f"{field}.reserved", lane.reserved, 0, 10_000)
     if lane.ageing is not None:
         checks.whole(f"{field}.ageing", checks.micros(lane.ageing, f"{field}.ageing"), checks.SECOND)
+    if lane.adaptive is not None:
+        bounds_of(name, lane.adaptive)
     if type(lane.lends) is not bool:
         raise InvalidInput(field=f"{field}.lends", value=lane.lends, expected="true or false")
+
+
+def bounds_of(name: str, adaptive: tuple[int, int]) -> Bounds:
+    """Between what the limit of a lane may move."""
+    try:
+        least, most = adaptive
+        return Bounds(least, most)
+    except (TypeError, ValueError, InvalidInput) as error:
+        expected = "the least and the most that may run at once, such as (1, 16)"
+        raise InvalidInput(field=f"lanes.{name}.adaptive", value=adaptive, expected=expected) from error
 
 
 def _reserved(total: int, lanes: Mapping[str, Lane]) -> tuple[int, ...]:

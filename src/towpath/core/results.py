@@ -1,10 +1,22 @@
-"""What commands are answered with. A business error takes the place of a result (see `errors.Refused`)."""
+"""What commands are answered with, and the words of groups. A business error takes the place of a result (see `errors.Refused`)."""
 
 from __future__ import annotations
 
 import msgspec
 
-from towpath.core.job import Claim, Reason, State
+from towpath.core.job import Claim, Reason, State, Word
+
+
+class GroupState(Word):
+    OPEN = "open"
+    SEALED = "sealed"
+    ABORTING = "aborting"
+    CLOSED = "closed"
+
+
+class OnFailure(Word):
+    CONTINUE = "continue"
+    ABORT = "abort"
 
 
 class _Value(msgspec.Struct, frozen=True, gc=False):

@@ -85,6 +85,9 @@ class GroupView(msgspec.Struct, frozen=True, gc=False):
     superseded: int
     created_at: int
     closed_at: int | None
+    paused: bool = False
+    """It was sealed, and is open again until it is sealed anew."""
+    why: str | None = None
 
 
 class NoteView(msgspec.Struct, frozen=True, gc=False):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import Claim, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.dispatcher import Waiter
@@ -17,14 +18,28 @@ class Intake(Protocol):
 
     counts: bool
 
+    @property
+    def lanes(self) -> tuple[LaneView, ...]: ...
+
+    @property
+    def limits(self) -> tuple[LimitView, ...]: ...
+
+    def lane_of(self, queue: str) -> str | None:
+        """The lane that a queue belongs to; from any thread."""
+        ...
+
+    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
+        """Before it is opened: these run already, given out by the one before. They count from now on as if it had been this."""
+        ...
+
+    def pause(self, lanes: Collection[str]) -> None:
+        """These lanes, and no others, start nothing."""
+        ...
+
     def open(self) -> None: ...
 
     def close(self) -> None:
         """Ask for nothing more. May be called again."""
-        ...
-
-    def adopt(self, claims: Iterable[Claim]) -> None:
-        """These were given out by another and have not ended: from now on it is told here."""
         ...
 
     def __len__(self) -> int:
@@ -62,6 +77,8 @@ class Plain:
     """First come, first served."""
 
     counts = False
+    lanes = ()
+    limits = ()
 
     def __init__(
         self,
@@ -84,14 +101,20 @@ class Plain:
     def close(self) -> None:
         self._office.dispatcher.remove(self._waiter)
 
-    def adopt(self, claims: Iterable[Claim]) -> None:
-        return
-
     def __len__(self) -> int:
         return len(self._claims)
 
     def next(self) -> Claim | None:
         return self._claims.popleft() if self._claims else None
+
+    def lane_of(self, queue: str) -> str | None:
+        return None
+
+    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
+        return
+
+    def pause(self, lanes: Collection[str]) -> None:
+        return
 
     def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
         return

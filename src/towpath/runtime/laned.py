@@ -1,7 +1,7 @@
 """What a worker with lanes or resources has claimed and not started, and how it asks for more.
 
 A line is what is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes` says whose turn
-it is, `core.adaptive` how many may use a resource. What may not start soon is not claimed, so nothing lies in anybody's way.
+it is, `core.adaptive` how many may use a resource or run in a lane. What may not start soon is not claimed, so nothing lies in anybody's way.
 
 Two threads look at the counts: the committing one writes `_delivered`, the worker's loop everything else.
 """
@@ -11,39 +11,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Sequence
 
 from towpath.core.adaptive import Limiter, Ticket
 from towpath.core.checks import SECOND, matches
 from towpath.core.commands import MAX_BULK, Claimed, Want
 from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import Claim, Outcome, Refuse, Release
-from towpath.core.lanes import Lane, Shares
+from towpath.core.lanes import Lane, Shares, bounds_of
 from towpath.errors import TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.ageing import Ageing
+from towpath.runtime.intake import Intake
+from towpath.runtime.lines import limit_of, lines_of, shown
 from towpath.runtime.office import Attempt, Office, WorkerOptions
-
-
-class Line(msgspec.Struct, frozen=True):
-    """Queues (with commas between them) of one lane that are claimed together."""
-
-    lane: int
-    queues: str
-    resource: str | None = None
-
-
-def lines_of(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[Line]:
-    """`sources`: queue -> the resource that all its jobs use."""
-    found: list[Line] = []
-    for number, lane in enumerate(lanes.values()):
-        by_resource: dict[str | None, list[str]] = {}
-        for queue in lane.queues:
-            by_resource.setdefault(sources.get(queue), []).append(queue)
-        found += [Line(number, ",".join(queues), resource) for resource, queues in by_resource.items()]
-    return found
 
 
 class Laned:
@@ -63,6 +45,7 @@ class Laned:
         self._office, self._lease = office, lease
         self._deliver, self._failed, self._empty = deliver, failed, empty
         lanes = options.lanes or {"all": Lane(queues=options.queues, reserved=0)}
+        self._declared = options.lanes
         self._ageing = Ageing(office, lanes.values())
         self._shares = Shares(options.concurrency, lanes)
         self._lines = lines_of(lanes, options.sources)
@@ -72,14 +55,16 @@ class Laned:
         self._running = [0] * len(lanes)
         self._gone, self._delivered = ([0] * len(self._lines) for _ in range(2))
         self._needs = options.needs
-        self._limiters = {name: Limiter(bounds) for name, bounds in options.resources.items()}
+        own = {limit_of(name): bounds_of(name, lane.adaptive) for name, lane in lanes.items() if lane.adaptive is not None}
+        self._limiters = {name: Limiter(bounds) for name, bounds in {**options.resources, **own}.items()}
         self._limits = {name: limiter.limit for name, limiter in self._limiters.items()}
-        """How many of a resource may be held; 0 while it has told us to wait."""
+        """How many of a resource or lane may be held; 0 while it has told us to wait."""
         self._told = dict.fromkeys(self._limits, 0)
         self._kept = dict.fromkeys(self._limits, (0.0, 0))
-        """How many claims of a resource may lie here beyond what it has room for, and when that was found."""
-        self._out: dict[tuple[str, int], tuple[int, Ticket | None]] = {}
-        """What was given out and has not ended: its line, and its ticket if it uses a resource."""
+        """How many claims may lie here beyond what a limit has room for, and when that was found."""
+        self._out: dict[tuple[str, int], tuple[int | None, dict[str, Ticket]]] = {}
+        """What was given out and has not ended: its line (None: it belongs to no lane any more, and only has a slot), and its tickets by
+        the names of its limits."""
         self._strangers: dict[str, Claim] = {}
         """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -109,6 +94,52 @@ class Laned:
                 timer.cancel()
             self._timers.clear()
 
+    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
+        tickets = self._learn(before) if isinstance(before, Laned) else {}
+        for claim in running:
+            line = self._find_line(claim.job.queue)
+            if line is None:
+                self._shares.total -= 1
+            else:
+                self._delivered[line] += 1
+            self._give_out(claim, line, _now(), tickets.get((claim.id, claim.fence), {}))
+
+    def _learn(self, before: Laned) -> dict[tuple[str, int], dict[str, Ticket]]:
+        """Limits with the same bounds go on with what they have learned. They count already what runs; their tickets."""
+        kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
+        kept = {name: old for name, old in kept.items() if old.bounds == self._limiters[name].bounds}
+        self._limiters.update(kept)
+        self._told.update({name: before._told[name] for name in kept})
+        out = before._out.items()
+        return {key: {name: ticket for name, ticket in tickets.items() if name in kept} for key, (_, tickets) in out}
+
+    def pause(self, lanes: Collection[str]) -> None:
+        self._shares.pause([name for name in lanes if name in self._declared])
+        self._again = True
+
+    @property
+    def lanes(self) -> tuple[LaneView, ...]:
+        running, reserved, paused = self._running, self._shares.reserved, self._shares.paused
+        return tuple(
+            LaneView(name=name, queues=lane.queues, reserved=reserved[n], running=running[n], paused=n in paused)
+            for n, (name, lane) in enumerate(self._declared.items())
+        )
+
+    @property
+    def limits(self) -> tuple[LimitView, ...]:
+        # Limits wait by a clock that only goes forward; whoever reads this knows the ledger's.
+        now, ahead = _now(), self._office.clock.now() - _now()
+        found: list[LimitView] = []
+        for name, limiter in self._limiters.items():
+            queues = tuple(queue for line in self._lines if name in line.limits for queue in line.queues.split(","))
+            until = limiter.until + ahead if limiter.until > now else None
+            found.append(LimitView(name=shown(name), queues=queues, limit=limiter.limit, running=limiter.running, until=until))
+        return tuple(found)
+
+    def lane_of(self, queue: str) -> str | None:
+        line = self._find_line(queue) if self._declared else None
+        return None if line is None else self._shares.names[self._lines[line].lane]
+
     # In the committing thread
 
     def wanted(self) -> ClaimCommand | None:
@@ -133,8 +164,9 @@ class Laned:
                 # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
                 n = min(call.n, free + (ahead[call.lane] + 1) // 2, MAX_BULK)
                 line, once = self._lines[number], None
-                if line.resource is not None:
-                    room, once = (max(0, count - asked[number]) for count in rooms[line.resource])
+                if line.limits:
+                    least = map(min, zip(*[rooms[name] for name in line.limits], strict=True))
+                    room, once = (max(0, count - asked[number]) for count in least)
                     n = min(n, room)
                 if n > 0:
                     asked[number] += n
@@ -165,30 +197,35 @@ class Laned:
         left = {name: max(limit, self._limiters[name].running) for name, limit in self._limits.items()}
         found = list(held)
         for number, line in enumerate(self._lines):
-            if line.resource is not None:
-                found[number] = min(held[number], left[line.resource])
-                left[line.resource] -= found[number]
+            found[number] = min([held[number], *[left[name] for name in line.limits]])
+            for name in line.limits:
+                left[name] -= found[number]
         return found
 
     def _rooms(self, held: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """How many more to claim of each resource, and how many of them may be jobs with a single attempt."""
+        """How many more to claim under each limit, and how many of them may be jobs with a single attempt."""
         rooms: dict[str, tuple[int, int]] = {}
         for name, limit in self._limits.items():
-            mine = [number for number, line in enumerate(self._lines) if line.resource == name]
+            mine = self._lines_under(name)
             room = limit - sum([held[number] for number in mine])
             rooms[name] = room + sum([self._ahead[number] for number in mine]) if limit else 0, max(0, min(room, MAX_BULK))
         return rooms
 
+    def _lines_under(self, limit: str) -> list[int]:
+        return [number for number, line in enumerate(self._lines) if limit in line.limits]
+
     def _line(self, claim: Claim) -> int:
-        line = self._line_of.get(claim.job.queue)
-        if line is None:
-            line = self._find_line(claim.job.queue)
-            assert line is not None, f"nobody asked for a job of {claim.job.queue}"
-            self._line_of[claim.job.queue] = line
+        line = self._find_line(claim.job.queue)
+        assert line is not None, f"nobody asked for a job of {claim.job.queue}"
         return line
 
     def _find_line(self, queue: str) -> int | None:
-        return next((number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None)
+        line = self._line_of.get(queue)
+        if line is None:
+            line = next((number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None)
+            if line is not None:
+                self._line_of[queue] = line
+        return line
 
     # On the worker's loop
 
@@ -199,42 +236,44 @@ class Laned:
         for claim in claims:
             line = self._line(claim)
             self._at_hand[line].append(claim)
-            if claim.job.kind in self._needs and self._lines[line].resource is None:
+            need = self._needs.get(claim.job.kind)
+            if need is not None and need not in self._lines[line].limits:
                 self._strangers[claim.id] = claim
         # A lane that keeps its slots may have got others: those that it kept are free for another look.
-        self._again = not self._shares.lending
+        self._again = self._again or not self._shares.lending
 
     def next(self) -> Claim | None:
         now = _now() if self._limiters else 0
-        # Without resources each lane is one line.
+        # Without limits each lane is one line.
         line = self._next_line(now) if self._limiters else self._shares.next(self._running, self._at_hand)
         if line is None:
             return None
         claim = self._at_hand[line].popleft()
-        self._give_out(claim, line, now)
+        self._give_out(claim, line, now, {})
         return claim
 
-    def _give_out(self, claim: Claim, line: int, now: int) -> None:
-        job, ticket = claim.job, None
-        self._running[self._lines[line].lane] += 1
-        if (name := self._needs.get(job.kind)) is not None:
-            ticket = self._limiters[name].start(now)
+    def _give_out(self, claim: Claim, line: int | None, now: int, tickets: dict[str, Ticket]) -> None:
+        """`tickets`: of the limits that count it already."""
+        job = claim.job
+        limits: tuple[str, ...] = ()
+        if line is not None:
+            limits = self._lines[line].limits
+            self._running[self._lines[line].lane] += 1
+        if (need := self._needs.get(job.kind)) is not None and need not in limits:
+            limits = (*limits, need)
             self._strangers.pop(job.id, None)
-        self._out[job.id, job.fence] = line, ticket
-
-    def adopt(self, claims: Iterable[Claim]) -> None:
-        for claim in claims:
-            if (line := self._find_line(claim.job.queue)) is not None:
-                self._delivered[line] += 1
-                self._give_out(claim, line, _now())
+        for name in limits:
+            if name not in tickets:
+                tickets[name] = self._limiters[name].start(now)
+        self._out[job.id, job.fence] = line, tickets
 
     def _next_line(self, now: int) -> int | None:
         ready: list[list[int]] = []
         for lines in self._by_lane:
             ready.append([])
             for line in lines:
-                name = self._lines[line].resource
-                if self._at_hand[line] and (name is None or self._limiters[name].room(now) > 0):
+                limits = self._lines[line].limits
+                if self._at_hand[line] and all(self._limiters[name].room(now) > 0 for name in limits):
                     ready[-1].append(line)
         lane = self._shares.next(self._running, ready)
         return None if lane is None else min(ready[lane], key=self._rank)
@@ -244,40 +283,48 @@ class Laned:
         return job.priority, job.seq
 
     def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
-        job = claim.job
-        if (out := self._out.pop((job.id, job.fence), None)) is None:
+        line, tickets = self._out.pop((claim.job.id, claim.job.fence))
+        throttled = None if attempt is None or not tickets else attempt.throttled
+        for name, ticket in tickets.items():
+            if throttled is None:
+                self._limiters[name].ended(ticket, _now(), ok)
+            else:
+                self._limiters[name].throttled(ticket, _now(), throttled)
+                self._kept[name] = 0.0, 0
+        if line is None:
+            self._shares.total += 1
             return
-        line, ticket = out
         self._running[self._lines[line].lane] -= 1
         self._gone[line] += 1
-        if ticket is None:
+        if throttled is None:
             self._ends[line] += 1
-            return
-        name = self._needs[job.kind]
-        if attempt is not None and attempt.throttled is not None:
-            self._limiters[name].throttled(ticket, _now(), attempt.throttled)
-            self._kept[name], self._shares_of_ends[line] = (0.0, 0), 0.0
         else:
-            self._limiters[name].ended(ticket, _now(), ok)
-            self._ends[line] += 1
+            self._shares_of_ends[line] = 0.0
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
+        paused = [line for lane in self._shares.paused for line in self._by_lane[lane]]
+        found: list[tuple[Claim, Outcome]] = [(claim, Release()) for line in paused for claim in self._take_out(line)]
         if not self._limiters:
-            return []
+            return found
         now = _now()
-        found: list[tuple[Claim, Outcome]] = []
-        # The same resource in two lanes was claimed for both: they take turns to keep what they got.
+        # The same limit for two lines was claimed for both: they take turns to keep what they got.
         turn = self._turn % len(self._lines)
         for name, limiter in self._limiters.items():
             room = limiter.room(now) + int(self._kept[name][0])
             for number in [*range(turn, len(self._lines)), *range(turn)]:
-                claims = self._at_hand[number]
-                if self._lines[number].resource == name:
-                    while len(claims) > room:
-                        found.append((claims.pop(), Release()))
-                        self._gone[number] += 1
-                    room -= len(claims)
+                if name in self._lines[number].limits:
+                    found += [(claim, Release()) for claim in self._take_out(number, but=room)]
+                    room -= len(self._at_hand[number])
         return found + self._put_off(now)
+
+    def _take_out(self, line: int, but: int = 0) -> list[Claim]:
+        """All that is at hand in a line, but the first few."""
+        claims, taken = self._at_hand[line], []
+        while len(claims) > but:
+            taken.append(claims.pop())
+            self._strangers.pop(taken[-1].id, None)
+        self._gone[line] += len(taken)
+        return taken
 
     def _put_off(self, now: int) -> list[tuple[Claim, Outcome]]:
         """Strangers whose resource has no room would come back at once."""
@@ -309,10 +356,10 @@ class Laned:
         self._ahead = [int(ahead * part) for part in self._shares_of_ends]
 
     def _look(self, name: str) -> None:
-        """Let the committing thread know the limit of a resource, and whoever listens."""
+        """Let the committing thread know a limit, and whoever listens."""
         limiter, now = self._limiters[name], _now()
         self._limits[name] = limiter.limit if now >= limiter.until else 0
-        ahead = sum([self._ahead[number] for number, line in enumerate(self._lines) if line.resource == name])
+        ahead = sum([self._ahead[number] for number in self._lines_under(name)])
         before, at = self._kept[name]
         # What was asked for may still be on its way: it is given back only where jobs have become slow.
         kept = max(ahead, before * max(0.0, 1 - (now - at) / SECOND)) if self._limits[name] else 0.0
@@ -341,12 +388,7 @@ class Laned:
         return None
 
     def clear(self) -> list[Claim]:
-        self._strangers.clear()
-        left = [claim for claims in self._at_hand for claim in claims]
-        for number, claims in enumerate(self._at_hand):
-            self._gone[number] += len(claims)
-            claims.clear()
-        return left
+        return [claim for line in range(len(self._lines)) for claim in self._take_out(line)]
 
 
 def _now() -> int:

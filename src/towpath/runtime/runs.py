@@ -7,7 +7,9 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from towpath.core.commands import Settle
 from towpath.core.job import Claim, Reason
+from towpath.runtime.executors import Processes
 from towpath.runtime.office import Attempt
 
 
@@ -33,6 +35,21 @@ class TimedOut(Exception):
 
 class Stopped(Exception):
     """The handler was told to stop: canceled, superseded, or its group aborted."""
+
+
+def in_process(run: Run, processes: Processes | None) -> Settle:
+    """Run the handler in another process; what it says at its end."""
+    assert processes is not None
+    answer: list[Settle] = []
+
+    def heard(message: bytes) -> bool:
+        settle = run.attempt.heard(message)
+        if settle is not None:
+            answer.append(settle)
+        return settle is not None
+
+    processes.run((run.claim.id, run.claim.fence), run.attempt.request(), heard)
+    return answer[0]
 
 
 async def until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+from towpath.clock import SystemClock
 from towpath.core.commands import GroupState
 from towpath.core.job import FINISHED, Job
 from towpath.core.views import GroupView
 from towpath.errors import LedgerClosed, TowpathError, UnknownGroup, UnknownJob
+from towpath.fleet import explained
 from towpath.ledger import Ledger
 
 T = TypeVar("T", Job, GroupView)
@@ -123,7 +125,7 @@ class Watch:
         return view if view.state is GroupState.CLOSED else None
 
     def _late(self, id: str, group: bool, timeout: float | None) -> str:
-        what = f"group {id} is not closed" if group else str(self._ledger.explain(id))
+        what = f"group {id} is not closed" if group else str(explained(self._ledger, id, SystemClock().now()))
         return f"no result after {timeout:g} s; {what}"
 
     @contextlib.contextmanager

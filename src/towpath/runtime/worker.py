@@ -10,7 +10,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from towpath.core import checks
@@ -26,7 +27,7 @@ from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
-from towpath.runtime.runs import Run, Stopped, TimedOut, until
+from towpath.runtime.runs import Run, Stopped, TimedOut, in_process, until
 
 log = logging.getLogger("towpath.worker")
 
@@ -53,13 +54,14 @@ class Worker:
         self._child = child
         self._empty = empty
         self._lease = checks.micros(options.lease)
-        self._intake = self._new_intake()
+        self.intake = self._new_intake()
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
         self._pace = Pace(options.concurrency)
         self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
         self._flushing = self._stopping = self._paused = False
+        self._paused_lanes: Collection[str] = ()
         self._ruin: TowpathError | None = None
 
     @property
@@ -87,8 +89,8 @@ class Worker:
             await until(self._settled, lambda: self._outbox.empty, LAST_WORD)
         finally:
             self._stopping = True
-            self._intake.close()
-            self._give_back(self._intake)
+            self.intake.close()
+            self._give_back(self.intake)
             self._let_go()
             self._flush()
             self._threads.close()
@@ -119,15 +121,24 @@ class Worker:
             self._paused = paused
             self._stand_in_line()
 
+    def pause_lanes(self, names: Collection[str]) -> None:
+        """On the loop, or before `run`: the same for these lanes, and no others."""
+        self._paused_lanes = names
+        self.intake.pause(names)
+        if hasattr(self, "_loop"):
+            self._fill()
+            self._flush_soon()
+
     def change(self, options: WorkerOptions) -> None:
         """On the loop: work like this from now on. What runs here goes on; what was claimed and not started goes back."""
-        self._intake.close()
-        self._give_back(self._intake)
+        self.intake.close()
+        self._give_back(self.intake)
         self._options, self._lease = options, checks.micros(options.lease)
         self._threads.resize(options.concurrency)
         self._pace.slots = options.concurrency
-        self._intake = self._new_intake()
-        self._intake.adopt([run.claim for run in self.running])
+        before, self.intake = self.intake, self._new_intake()
+        self.intake.adopt([run.claim for run in self.running], before)
+        self.intake.pause(self._paused_lanes)
         self._stand_in_line()
 
     def _new_intake(self) -> Intake:
@@ -139,12 +150,12 @@ class Worker:
         return intake
 
     def _stand_in_line(self) -> None:
-        self._intake.close()
+        self.intake.close()
         if self._paused:
-            self._give_back(self._intake)
+            self._give_back(self.intake)
         elif not self._stopping and hasattr(self, "_loop"):
-            self._intake.open()
-            self._intake.ask(self._free(), 0, kick=False)
+            self.intake.open()
+            self.intake.ask(self._free(), 0, kick=False)
             self._office.committer.kick()
 
     # Claims arrive
@@ -164,14 +175,14 @@ class Worker:
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
         self._pace.fed()
         intake.add(claims)
-        if self._stopping or self._paused or intake is not self._intake:
+        if self._stopping or self._paused or intake is not self.intake:
             self._give_back(intake)
         self._fill()
         self._flush_soon()
 
     def _fill(self) -> None:
         """Start what there are slots for."""
-        intake, free = self._intake, self._free()
+        intake, free = self.intake, self._free()
         if intake.counts:
             for each, outcome in intake.surplus():
                 self._end(each, Settle(each.id, each.fence, outcome))
@@ -201,10 +212,9 @@ class Worker:
         if attempt.mode == "loop":
             # Not by the loop's own method, which costs half as much again; a task factory is nothing a handler needs.
             run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=job.kind)
-        elif attempt.mode == "thread":
-            self._threads.submit(attempt.run, lambda settle, error: self._ended(run, settle, error))
         else:
-            self._threads.submit(lambda: self._run_in_process(run), lambda settle, error: self._ended(run, settle, error))
+            work = attempt.run if attempt.mode == "thread" else partial(in_process, run, self._processes)
+            self._threads.submit(work, lambda settle, error: self._ended(run, settle, error))
         if attempt.timeout is not None:
             run.timer = self._loop.call_later(attempt.timeout, self._too_late, run)
 
@@ -216,19 +226,6 @@ class Worker:
         except Exception as error:
             # A defect of ours; without an end the job would keep its slot and its lease for ever.
             self._finish(run, run.attempt.ended(error))
-
-    def _run_in_process(self, run: Run) -> Settle:
-        assert self._processes is not None
-        answer: list[Settle] = []
-
-        def heard(message: bytes) -> bool:
-            settle = run.attempt.heard(message)
-            if settle is not None:
-                answer.append(settle)
-            return settle is not None
-
-        self._processes.run((run.claim.id, run.claim.fence), run.attempt.request(), heard)
-        return answer[0]
 
     def _ended(self, run: Run, settle: Settle | None, error: BaseException | None) -> None:
         if settle is not None:
@@ -260,8 +257,8 @@ class Worker:
             del self._runs[settle.id]
         else:
             self._strays.discard(run)
-        if self._intake.counts:
-            self._intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
+        if self.intake.counts:
+            self.intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
@@ -283,11 +280,11 @@ class Worker:
         self._flushing = False
         sending = len(self._outbox) > 0
         if not (self._stopping or self._paused):
-            self._intake.ask(self._free(), self._pace.ahead(), kick=not sending)
+            self.intake.ask(self._free(), self._pace.ahead(), kick=not sending)
         if sending:
             self._outbox.send()
         self._fill()
-        if not self._intake and self._free() > 0:
+        if not self.intake and self._free() > 0:
             self._pace.starved()
 
     def _told_all(self) -> None:
@@ -330,7 +327,7 @@ class Worker:
     def _on_asked(self, id: str, reason: Reason) -> None:
         run = self._runs.get(id)
         if run is None:
-            if (waiting := self._intake.find(id)) is not None:
+            if (waiting := self.intake.find(id)) is not None:
                 self._end(waiting, Settle(waiting.id, waiting.fence, Release()))
             return
         run.asked = reason
@@ -371,8 +368,8 @@ class Worker:
     async def _drain(self) -> None:
         self._stopping = True
         self._publish(WorkerDraining(self._office.owner, len(self.running), self._options.grace))
-        self._intake.close()
-        self._give_back(self._intake)
+        self.intake.close()
+        self._give_back(self.intake)
         await until(self._drained, lambda: not self.running, 0.0 if self._ruin else self._options.grace)
         for run in self.running:
             self._interrupt(run, Reason.RELEASED)

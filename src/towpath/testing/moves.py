@@ -291,7 +291,7 @@ class Moves(Draws):
         return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
 
     def seal(self) -> Seal | Unseal:
-        return Unseal(self._group()) if self._maybe(0.3) else Seal(self._group())
+        return Unseal(self._group(), "a pause" if self._maybe(0.5) else None) if self._maybe(0.3) else Seal(self._group())
 
     def abort(self) -> Abort:
         return Abort(self._group())

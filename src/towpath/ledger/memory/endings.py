@@ -152,7 +152,7 @@ class Finishing:
     def abort(self, group: Group) -> None:
         book = self._book
         book.dirty = True
-        group.state = GroupState.ABORTING
+        group.state, group.paused, group.why = GroupState.ABORTING, False, None
         waiting = []
         for job in [book.jobs[seq] for seq in group.members]:
             if job.state in WAITING:

@@ -87,7 +87,7 @@ def why(book: Book, id: str, now: int) -> Explanation:
         part=None if part is None else part.view(),
         open_jobs=tuple([book.jobs[src].id for src in open_jobs[:SHOWN]]),
         open_groups=tuple(sorted(book.gates_in.get(job.seq, ()))[:SHOWN]),
-        group_state=None if job.group is None else book.groups[job.group].state,
+        group=None if job.group is None else book.groups[job.group].view(),
         holders=_holders(book, queue, part),
         ahead=_ahead(queue, part, job),
     )

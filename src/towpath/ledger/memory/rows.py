@@ -152,6 +152,8 @@ class Group:
         self.state = GroupState.OPEN
         self.outcome: State | None = None
         self.closed_at: int | None = None
+        self.paused = False
+        self.why: str | None = None
         self.members: dict[int, None] = {}
         self.total = self.unfinished = self.done = self.failed = self.canceled = self.superseded = 0
 
@@ -181,6 +183,8 @@ class Group:
             superseded=self.superseded,
             created_at=self.created_at,
             closed_at=self.closed_at,
+            paused=self.paused,
+            why=self.why,
         )
 
 

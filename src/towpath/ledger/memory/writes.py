@@ -119,7 +119,7 @@ def seal(book: Book, command: Seal, now: int) -> GroupSet:
     group = _group(book, command.group)
     if group.state is GroupState.OPEN:
         book.dirty = True
-        group.state = GroupState.SEALED
+        group.state, group.paused, group.why = GroupState.SEALED, False, None
         for job in [book.jobs[seq] for seq in group.members]:
             if job.state is State.BLOCKED:
                 lower(book, job, now)
@@ -131,12 +131,15 @@ def unseal(book: Book, command: Unseal, now: int) -> GroupSet:
     group = _group(book, command.group)
     if group.state is GroupState.SEALED:
         book.dirty = True
-        group.state = GroupState.OPEN
+        group.state, group.paused, group.why = GroupState.OPEN, True, command.why
         for job in [book.jobs[seq] for seq in group.members]:
             if job.state is State.BLOCKED:
                 book.put(job, replace(job, waits=job.waits + 1))
             else:
                 hold(book, job.seq)
+    elif group.paused and group.why != command.why:
+        book.dirty = True
+        group.why = command.why
     return GroupSet(group.id)
 
 

@@ -39,7 +39,7 @@ _TYPES: Mapping[str, Sequence[str]] = {
     "tombstone": ("text", "bigint", "text", "bigint", "text", "bigint"),
     "note": ("text", "bytea", "bigint", "bigint", "bigint"),
     "then": ("text", "text"),
-    "group": ("text", "text", "text", "text", *("bigint",) * 8),
+    "group": ("text", "text", "text", "text", *("bigint",) * 8, "smallint", "text"),
 }
 _KEYS: Mapping[str, int] = {"body": 2, "edge": 2, "gate": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1}
 """How many columns, from the left, are the primary key."""

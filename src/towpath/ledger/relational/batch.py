@@ -93,6 +93,8 @@ class GroupRow(msgspec.Struct, array_like=True):
     superseded: int = 0
     created_at: int = 0
     closed_at: int | None = None
+    paused: int = 0
+    why: str | None = None
 
 
 class Ground(msgspec.Struct):

@@ -145,7 +145,8 @@ def abort(batch: Batch, group: GroupRow) -> None:
 
 def start_abort(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     batch.wrote = True
-    batch.change_group(group.id).state = GroupState.ABORTING
+    row = batch.change_group(group.id)
+    row.state, row.paused, row.why = GroupState.ABORTING, 0, None
     batch.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
     if waiting := batch.db.rows("waiting_members", (group.id,), int):
         work.append((waiting, State.CANCELED, Reason.ABORTED))
@@ -182,14 +183,16 @@ def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -
 
 def seal(batch: Batch, group: GroupRow) -> None:
     batch.wrote = True
-    batch.change_group(group.id).state = GroupState.SEALED
+    row = batch.change_group(group.id)
+    row.state, row.paused, row.why = GroupState.SEALED, 0, None
     lower(batch, batch.db.rows("sealed_members", (group.id,), Dependent))
     look_after(batch, [group.id])
 
 
-def unseal(batch: Batch, group: GroupRow) -> None:
+def unseal(batch: Batch, group: GroupRow, why: str | None) -> None:
     batch.wrote = True
-    batch.change_group(group.id).state = GroupState.OPEN
+    row = batch.change_group(group.id)
+    row.state, row.paused, row.why = GroupState.OPEN, 1, why
     batch.db.run("one_more_wait", (group.id,))
     hold(batch, batch.db.rows("members_that_could_run", (group.id,), tuple[int, str, str | None, State]))
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from towpath.core.checks import storable
-from towpath.core.commands import GroupState
 from towpath.core.explain import SHOWN, Explanation, Facts, explain
 from towpath.core.job import Job, Reason, State
 from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, page_token
@@ -95,7 +94,8 @@ def group(db: Db, id: str) -> GroupView | None:
 
 
 def group_view(row: GroupRow) -> GroupView:
-    return GroupView(*(getattr(row, field) for field in GroupView.__struct_fields__))
+    fields = {field: getattr(row, field) for field in GroupView.__struct_fields__}
+    return GroupView(**{**fields, "paused": bool(row.paused)})
 
 
 def note(db: Db, key: str, now: int) -> NoteView | None:
@@ -115,8 +115,7 @@ def explain_job(db: Db, id: str, now: int) -> Explanation:
     if job.state is State.BLOCKED:
         facts.open_jobs = tuple(db.rows("open_dependencies", (job.seq, SHOWN), str))
         facts.open_groups = tuple(db.rows("open_groups", (job.seq, SHOWN), str))
-        if job.group is not None and (own := group(db, job.group)) is not None:
-            facts.group_state = GroupState(own.state)
+        facts.group = None if job.group is None else group(db, job.group)
     elif job.state in (State.READY, State.SCHEDULED):
         _add_gates(db, facts, job, queue)
     return explain(facts, now)

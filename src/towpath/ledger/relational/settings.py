@@ -34,7 +34,10 @@ def unseal(batch: Batch, command: Unseal) -> GroupSet | Refused:
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.SEALED:
-        endings.unseal(batch, group)
+        endings.unseal(batch, group, command.why)
+    elif group.paused and group.why != command.why:
+        batch.wrote = True
+        batch.change_group(group.id).why = command.why
     return GroupSet(command.group)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import apsw
 import msgspec
@@ -30,7 +29,7 @@ from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, S
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
-from towpath.ledger.sqlite import guests, hosts, migrations, quick, state
+from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.db import OUR_OWN, SqliteDb, one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
@@ -84,7 +83,7 @@ class SqliteLedger:
             self._presence = Presence(self.path)
             stack.callback(self._presence.close)
             self._opened = stack.pop_all()
-        _open_here.add(self)
+        forks.open_here.add(self)
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
@@ -296,6 +295,15 @@ class SqliteLedger:
             self._closed = True
             self._opened.close()
 
+    def _inside_locks(self) -> Sequence[threading.Lock]:
+        mine = self._inside == threading.get_ident()
+        return [*([] if mine else [self._write_lock]), self._read_lock, self._watch_lock]
+
+    def _left_to_parent(self) -> None:
+        self._forked = True
+        # A child that holds it open would keep the turn of a parent that was killed.
+        self._turnstile.close()
+
     def _read(self, question: Callable[[apsw.Connection], T]) -> T:
         """One question on one snapshot."""
         self._guard()
@@ -363,20 +371,6 @@ def _weight(commands: Sequence[Command]) -> int:
             size += sum([len(spec.payload) for spec in command.specs])
     return pages + size // 4096
 
-
-_open_here: WeakSet[SqliteLedger] = WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child: the ledgers are its parent's. (Asking for the process number at each call would cost a system call.)"""
-    for ledger in list(_open_here):
-        ledger._forked = True
-        # A child that holds it open would keep the turn of a parent that was killed.
-        ledger._turnstile.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 

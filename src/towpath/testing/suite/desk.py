@@ -243,8 +243,8 @@ class Desk(Bench):
     def seal(self, group: str) -> None:
         self.do(GroupSet, Seal(group))
 
-    def unseal(self, group: str) -> None:
-        self.do(GroupSet, Unseal(group))
+    def unseal(self, group: str, why: str | None = None) -> None:
+        self.do(GroupSet, Unseal(group, why))
 
     def abort(self, group: str) -> None:
         self.do(GroupSet, Abort(group))

@@ -29,6 +29,23 @@ class PauseSuite(Suite):
         assert desk.at("a", "b", "c", "d") == "ready blocked scheduled/delay ready"
         assert len(desk.claim(n=9)) == 2
 
+    def test_a_pause_has_a_reason_until_it_is_over(self, desk: Desk) -> None:
+        group_of(desk)
+        assert not desk.group("g").paused, "it is open, but nobody paused it"
+        desk.seal("g")
+        desk.unseal("g", "a new disk")
+        assert (desk.group("g").paused, desk.group("g").why) == (True, "a new disk")
+        with desk.unchanged():
+            desk.unseal("g", "a new disk")
+        desk.unseal("g", "two new disks")
+        assert desk.group("g").why == "two new disks"
+        desk.seal("g")
+        assert (desk.group("g").paused, desk.group("g").why) == (False, None)
+        desk.unseal("g")
+        assert (desk.group("g").paused, desk.group("g").why) == (True, None)
+        desk.abort("g")
+        assert not desk.group("g").paused
+
     @pytest.mark.parametrize("outcome", [Retry(), Snooze(SECOND), Release(), Refuse()])
     def test_what_comes_back_to_a_paused_group_waits(self, desk: Desk, outcome: Outcome) -> None:
         group_of(desk)

@@ -134,6 +134,8 @@ CREATE TABLE towpath."group" (
     superseded bigint NOT NULL,
     created_at bigint NOT NULL,
     closed_at  bigint,
+    paused     smallint NOT NULL CHECK (paused IN (0, 1)),
+    why        text,
     CHECK ((state = 'closed') = (outcome IS NOT NULL) AND (outcome IS NULL) = (closed_at IS NULL)),
     CHECK (total = unfinished + done + failed + canceled + superseded)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

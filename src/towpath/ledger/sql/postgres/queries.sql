@@ -223,11 +223,13 @@ FROM (
 ORDER BY served, name COLLATE "C" LIMIT $3::bigint;
 
 -- name: groups_by_id
-SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at
+SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at,
+    paused, why
 FROM towpath."group" WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
 
 -- name: all_groups
-SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at
+SELECT id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded, created_at, closed_at,
+    paused, why
 FROM towpath."group" ORDER BY id;
 
 -- name: known_ids

@@ -58,12 +58,12 @@ FROM (SELECT * FROM towpath_part
 
 -- name: groups_by_id
 SELECT json_group_array(json_array(g.id, g.state, g.outcome, g.on_failure, g.total, g.unfinished,
-    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at))
+    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at, g.paused, g.why))
 FROM json_each(?) v CROSS JOIN towpath_group g ON g.id = v.value;
 
 -- name: all_groups
 SELECT json_group_array(json_array(id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded,
-    created_at, closed_at) ORDER BY id)
+    created_at, closed_at, paused, why) ORDER BY id)
 FROM towpath_group;
 
 -- name: known_ids

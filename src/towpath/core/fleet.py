@@ -1,0 +1,148 @@
+"""The workers of a ledger as they describe themselves in notes, and what that says about a job that nothing else holds up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from towpath.core.checks import matches
+from towpath.core.explain import Explanation, Gate, place, when
+
+
+class LaneView(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane of one worker (`paused`: it has heard of it), or of all of them together (`paused`: they are told so)."""
+
+    name: str
+    queues: tuple[str, ...]
+    reserved: int
+    running: int
+    workers: int = 1
+    paused: bool = False
+    why: str | None = None
+
+
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker has learned about a resource (or a lane): at most `limit` at once, and nothing before `until` (microseconds), if
+    the service has said so."""
+
+    name: str
+    queues: tuple[str, ...]
+    limit: int
+    running: int
+    until: int | None = None
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker last said of itself, at most ten seconds ago. Times are microseconds."""
+
+    name: str
+    owner: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    running: int
+    started_at: int
+    seen_at: int
+    paused: bool = False
+    draining: bool = False
+    why: str | None = None
+    lanes: tuple[LaneView, ...] = ()
+    limits: tuple[LimitView, ...] = ()
+
+    def lane_of(self, queue: str) -> str | None:
+        return next((lane.name for lane in self.lanes if _takes(lane.queues, queue)), None)
+
+
+class Fleet(msgspec.Struct):
+    """The note. `known`: when each worker came. `paused` and `lanes`: what is paused, and why. `drain`: when a worker was told to
+    end."""
+
+    known: dict[str, int] = {}
+    paused: dict[str, str | None] = {}
+    drain: dict[str, int] = {}
+    lanes: dict[str, str | None] = {}
+
+    def pause_of(self, name: str) -> str | None:
+        """The entry that pauses a worker of this name."""
+        return next((each for each in sorted(self.paused) if fnmatchcase(name, each)), None)
+
+
+def lanes_together(workers: Sequence[WorkerView], paused: dict[str, str | None]) -> list[LaneView]:
+    """The lanes of all workers by name, also those that are paused and that nobody has now."""
+    found: list[LaneView] = []
+    names = dict.fromkeys(lane.name for worker in workers for lane in worker.lanes)
+    for name in sorted(names | dict.fromkeys(paused)):
+        lanes = [lane for worker in workers for lane in worker.lanes if lane.name == name]
+        found.append(
+            LaneView(
+                name=name,
+                queues=tuple(dict.fromkeys(queue for lane in lanes for queue in lane.queues)),
+                reserved=sum(lane.reserved for lane in lanes),
+                running=sum(lane.running for lane in lanes),
+                workers=len(lanes),
+                paused=name in paused,
+                why=paused.get(name),
+            )
+        )
+    return found
+
+
+def spell_lanes(lanes: Mapping[str, Mapping[str, int]], names: Mapping[str, str]) -> str:
+    """What runs in each lane, for people. `names` says how kinds are called."""
+    words = {
+        lane: ", ".join(f"{count} {names.get(kind, kind)}" for kind, count in sorted(kinds.items()))
+        for lane, kinds in lanes.items()
+    }
+    return "; ".join(f"{lane}: {said or 'nothing'}" for lane, said in words.items())
+
+
+def among_workers(
+    found: Explanation, queue: str, workers: Sequence[WorkerView], paused: dict[str, str | None], now: int
+) -> Explanation:
+    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes."""
+    takers = [worker for worker in workers if _takes(worker.queues, queue) and not worker.draining]
+    if not takers:
+        return _but(found, queue, Gate.NO_WORKER, f"no worker that is there takes from {queue}")
+    awake = [worker for worker in takers if not worker.paused]
+    if not awake:
+        return _but(found, queue, Gate.WORKERS_PAUSED, f"every worker that takes from {queue} is paused{_why(takers[0].why)}")
+    lanes = [worker.lane_of(queue) for worker in awake]
+    if all(lane in paused for lane in lanes):
+        name = str(lanes[0])
+        return _but(found, queue, Gate.LANE_PAUSED, f"lane {name} is paused by hand{_why(paused[name])}")
+    return _limited(found, queue, [worker for worker, lane in zip(awake, lanes, strict=True) if lane not in paused], now)
+
+
+def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now: int) -> Explanation:
+    """If it is so for all of them."""
+    limits = [_in_the_way(worker, queue, now) for worker in workers]
+    if any(limit is None for limit in limits):
+        return found
+    first = min((limit for limit in limits if limit is not None), key=lambda limit: limit.until or 0)
+    if first.until is not None and first.until > now:
+        text = f"{first.name} is held until {when(first.until)}: the service was asked too much"
+        return _but(found, queue, Gate.LIMIT, text, first.until)
+    return _but(found, queue, Gate.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run")
+
+
+def _in_the_way(worker: WorkerView, queue: str, now: int) -> LimitView | None:
+    """The limit that lets nothing of this queue start."""
+    mine = [limit for limit in worker.limits if _takes(limit.queues, queue)]
+    held = [limit for limit in mine if limit.until is not None and limit.until > now]
+    full = [limit for limit in mine if limit.running >= limit.limit]
+    return next(iter(held + full), None)
+
+
+def _takes(patterns: Sequence[str], queue: str) -> bool:
+    return any(matches(pattern, queue) for pattern in patterns)
+
+
+def _but(found: Explanation, queue: str, gate: Gate, why: str, until: int | None = None) -> Explanation:
+    return Explanation(found.id, gate, f"job {found.id}: {place(found.count, queue)}, but {why}", (), found.count, until)
+
+
+def _why(why: str | None) -> str:
+    return f": {why}" if why else ""

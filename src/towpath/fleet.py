@@ -1,0 +1,57 @@
+"""Reads what the workers of a ledger have written down about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from towpath.core.explain import Explanation, Gate
+from towpath.core.fleet import Fleet, LaneView, among_workers, lanes_together
+from towpath.core.fleet import WorkerView as WorkerView
+from towpath.core.fleet import spell_lanes as spell_lanes
+from towpath.core.views import NoteView
+from towpath.ledger import Ledger
+
+KEY: Final = "towpath/workers"
+
+
+def key_of(owner: str) -> str:
+    return f"worker/{owner}"
+
+
+def decoded(view: NoteView | None) -> Fleet:
+    return Fleet() if view is None else msgspec.json.decode(view.value, type=Fleet)
+
+
+def report(ledger: Ledger, owner: str) -> WorkerView | None:
+    view = ledger.note(key_of(owner))
+    return None if view is None else msgspec.json.decode(view.value, type=WorkerView)
+
+
+def present(ledger: Ledger, fleet: Fleet) -> Sequence[WorkerView]:
+    """Those that are there, by name."""
+    found = [view for owner in fleet.known if (view := report(ledger, owner)) is not None]
+    return sorted(found, key=lambda each: (each.name, each.started_at))
+
+
+def workers_of(ledger: Ledger) -> Sequence[WorkerView]:
+    return present(ledger, decoded(ledger.note(KEY)))
+
+
+def lanes_of(ledger: Ledger) -> list[LaneView]:
+    """The lanes of all who are there together, and those that are paused."""
+    fleet = decoded(ledger.note(KEY))
+    return lanes_together(present(ledger, fleet), fleet.lanes)
+
+
+def explained(ledger: Ledger, id: str, now: int) -> Explanation:
+    """Why a job does not run: what the ledger says, and if nothing there is in its way, who would run it. Raises UnknownJob."""
+    found = ledger.explain(id)
+    job = ledger.get_many([id], bodies=False).get(id) if found.gate is Gate.NEXT else None
+    # Messages are taken by hand: nobody says beforehand that he will.
+    if job is None or not job.kind:
+        return found
+    fleet = decoded(ledger.note(KEY))
+    return among_workers(found, job.queue, present(ledger, fleet), fleet.lanes, now)

@@ -1,0 +1,209 @@
+"""What a worker with a resource claims ahead, and what it gives back: its intake on a ledger in memory, without a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from towpath.core.adaptive import Bounds
+from towpath.core.commands import Append, Claimed, Command, Hasten
+from towpath.core.job import Claim, Release, Spec
+from towpath.core.lanes import Lane
+from towpath.errors import TowpathError
+from towpath.events import Bus
+from towpath.ledger.memory import MemoryLedger
+from towpath.runtime.ageing import Ageing
+from towpath.runtime.laned import Laned
+from towpath.runtime.newids import new_id
+from towpath.runtime.office import WorkerOptions
+
+SLOTS = 8
+LIMIT = 2
+HOUR = 3_600_000_000
+
+
+class Desk:
+    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of `other` use nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        self.ledger = MemoryLedger()
+        self.kicked = asyncio.Event()
+        committer = SimpleNamespace(add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set)
+        self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
+        self.intake = self.new_intake(**options)
+        self.intake.open()
+        self.running: list[Claim] = []
+
+    def new_intake(self, **options: Any) -> Laned:
+        usual: dict[str, Any] = {"queues": ("api", "other"), "concurrency": SLOTS}
+        uses: dict[str, Any] = {"resources": {"api": Bounds(LIMIT, LIMIT)}, "needs": {"call": "api"}, "sources": {"api": "api"}}
+        chosen = WorkerOptions(**usual | uses | options)
+        return Laned(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
+
+    def _deliver(self, claims: list[Claim]) -> None:
+        self.intake.add(claims)
+
+    def _failed(self, error: TowpathError) -> None:
+        raise error
+
+    def put(self, queue: str, count: int, **options: Any) -> None:
+        kind = "call" if queue == "api" else "other"
+        self.ledger.apply([Append(tuple([Spec(id=new_id(), queue=queue, kind=kind, **options) for _ in range(count)]))])
+
+    def claim(self) -> Counter[str]:
+        """What one commit brings, by queue."""
+        command = self.intake.wanted()
+        if command is None:
+            return Counter()
+        (reply,) = self.ledger.apply([command])
+        assert isinstance(reply, Claimed)
+        self.intake.taken(reply)
+        return Counter(claim.job.queue for claim in reply.claims)
+
+    def start(self) -> Counter[str]:
+        """Start what may start."""
+        began: list[Claim] = []
+        while len(self.running) + len(began) < SLOTS and (claim := self.intake.next()) is not None:
+            began.append(claim)
+        self.running += began
+        return Counter(claim.job.queue for claim in began)
+
+    def end(self, throttled: int | None = None) -> None:
+        attempt: Any = SimpleNamespace(throttled=throttled)
+        for claim in self.running:
+            self.intake.ended(claim, throttled is None, attempt)
+        self.running = []
+
+    def quick(self, ahead: int) -> None:
+        """All that has ended lately was of `api`, and the worker is so quick."""
+        for _ in range(30):
+            self.claim()
+            self.start()
+            self.end()
+            self.intake.ask(SLOTS, 0, kick=False)
+        self.intake.ask(SLOTS, ahead, kick=False)
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
+
+@scenario
+async def test_quick_jobs_of_a_resource_are_claimed_ahead_and_slow_ones_are_not() -> None:
+    desk = Desk()
+    desk.put("api", 1000)
+    assert desk.claim() == {"api": LIMIT}
+    assert desk.claim() == {}
+    desk.start()
+    desk.end()
+    desk.quick(ahead=100)
+    claimed = desk.claim() + desk.claim() + desk.claim()
+    assert LIMIT + 90 <= claimed["api"] <= LIMIT + 100
+    assert desk.start() == {"api": LIMIT}, "claimed is not started"
+    assert desk.intake.surplus() == [], "they will start soon"
+
+
+@scenario
+async def test_what_waits_for_a_resource_takes_no_slot_of_the_others() -> None:
+    desk = Desk()
+    desk.put("api", 1000)
+    desk.quick(ahead=100)
+    desk.claim()
+    desk.start()
+    desk.put("other", 1000)
+    assert desk.claim()["other"] >= SLOTS - LIMIT
+    assert desk.start() == {"other": SLOTS - LIMIT}
+
+
+@pytest.mark.parametrize("after", [0, HOUR])
+def test_a_service_that_is_asked_too_much_gets_nothing_that_was_claimed_ahead(after: int) -> None:
+    @scenario
+    async def run() -> None:
+        desk = Desk()
+        desk.put("api", 1000)
+        desk.quick(ahead=100)
+        desk.claim()
+        desk.start()
+        desk.end(throttled=after)
+        desk.intake.ask(SLOTS, 100, kick=False)
+        given = desk.intake.surplus()
+        left = len(desk.intake)
+        assert len(given) > 40
+        assert {type(outcome) for _, outcome in given} == {Release}, "nothing is spent"
+        assert left == (0 if after else LIMIT)
+        assert desk.start().total() == left
+        assert desk.claim() == {}
+        desk.intake.close()
+
+    run()
+
+
+@scenario
+async def test_jobs_with_one_attempt_are_not_claimed_ahead_of_their_resource() -> None:
+    desk = Desk()
+    desk.put("api", 100)
+    desk.quick(ahead=100)
+    while desk.claim() or desk.intake:
+        desk.start()
+        desk.end()
+    desk.put("api", 100, max_attempts=1)
+    desk.intake.ask(SLOTS, 100, kick=False)
+    assert desk.claim() + desk.claim() == {"api": LIMIT}
+
+
+@scenario
+async def test_what_runs_when_the_options_change_is_counted_on() -> None:
+    desk = Desk(queues=("api", "other", "old"))
+    desk.put("api", LIMIT)
+    desk.put("other", 2)
+    desk.put("old", 1)
+    desk.claim()
+    assert desk.start().total() == 5
+    before = desk.intake
+    before.close()
+    desk.intake = desk.new_intake(queues=("api", "other"))
+    desk.intake.adopt(desk.running, before)
+    desk.intake.open()
+    desk.put("api", 50)
+    desk.put("other", 50)
+    assert desk.claim() == {"other": SLOTS - 5}, "the resource is used up, and so are five slots"
+    desk.end()
+    for claim in desk.intake.clear():
+        assert claim.job.queue == "other"
+    desk.intake.ask(SLOTS, 0, kick=False)
+    assert desk.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
+
+
+@scenario
+async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
+    desk = Desk(lanes={"one": Lane(queues=("api",)), "two": Lane(queues=("other",))})
+    desk.put("api", 10)
+    desk.claim()
+    desk.start()
+    desk.end(throttled=20_000)
+    desk.intake.ask(SLOTS, 0, kick=False)
+    desk.intake.close()
+    desk.intake.open()
+    desk.kicked.clear()
+    assert desk.claim() == {}
+    await asyncio.wait_for(desk.kicked.wait(), 20)
+    assert desk.claim() == {"api": LIMIT}
+
+
+@scenario
+async def test_ageing_goes_on_after_a_pause() -> None:
+    posted: list[Command] = []
+    office: Any = SimpleNamespace(committer=SimpleNamespace(post=lambda commands, heard: posted.extend(commands)))
+    ageing = Ageing(office, [Lane(queues=("bulk",), ageing=60)])
+    for rounds in (1, 2):
+        ageing.start()
+        ageing.stop()
+        assert posted == [Hasten("bulk", 60_000_000)] * rounds
