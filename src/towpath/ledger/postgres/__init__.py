@@ -30,7 +30,16 @@ from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.postgres import guests, migrations, quick, state
 from towpath.ledger.postgres.batch import PostgresBatch
-from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
+from towpath.ledger.postgres.connect import (
+    PLANS,
+    PostgresOptions,
+    connect,
+    is_gone,
+    is_replayable,
+    options_of,
+    shown,
+    translate,
+)
 from towpath.ledger.postgres.db import PostgresDb, Statements
 from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen, mentioned
 from towpath.ledger.postgres.ringing import Ringing
@@ -174,6 +183,8 @@ class PostgresLedger:
         try:
             self._undo(db)
             db.execute(b"BEGIN")
+            if self._options.pooled:
+                db.connection.execute(PLANS.replace("SET ", "SET LOCAL "))
             batch = self._begin(db, commands, now, locks)
             batch.spoiled = spoiled
             answers = run(batch, commands)
@@ -190,7 +201,7 @@ class PostgresLedger:
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
         first = first_specs(commands)
         args = array([spec.id for spec in first]), array(mentioned(commands))
-        schema, least, seq, version, last, present, known, queues, *_ = db.one("begin_batch", args)
+        schema, least, seq, version, last, present, known, queues = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
         ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)

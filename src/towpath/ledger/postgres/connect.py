@@ -40,6 +40,14 @@ class PostgresOptions(msgspec.Struct, frozen=True):
         checks.whole("connect_timeout", self.connect_timeout, 1, 3600)
 
 
+PLANS = """
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
+SET plan_cache_mode = force_generic_plan
+"""
+"""Every statement is written for its index. What the planner makes of a table that was empty yesterday is no better guess, and
+a plan that walks the whole table is a disaster when it has grown."""
+
+
 def options_of(url: str) -> tuple[str, PostgresOptions]:
     """What of the URL is PostgreSQL's, and what is ours."""
     parts = urlsplit(url)
@@ -74,6 +82,8 @@ def connect(url: str, options: PostgresOptions) -> Connection:
     except psycopg.Error as error:
         raise translate(error, shown(url)) from error
     prepare(found)
+    if not options.pooled:
+        found.execute(PLANS)
     return found
 
 

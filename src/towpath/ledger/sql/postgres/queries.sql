@@ -8,10 +8,7 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     {clock},
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
-    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
-    set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
-    set_config('plan_cache_mode', 'force_generic_plan', true)
+    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted})
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
 -- name: lock_relations
