@@ -229,15 +229,22 @@ class _Chair:
 
     def _ask(self, now: int) -> None:
         """Write the note if there is none, or if it is ours: the fence tells, also when an answer to us was lost."""
+        if self._note is not None and self._put(now, self._note.version):
+            return
         view = self._ledger.note(KEY)
-        if view is None or (self._note is not None and self._note.fence == view.fence):
-            with contextlib.suppress(NoteConflict):
-                expect = 0 if view is None else view.version
-                answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._times * TTL))
-                assert isinstance(answer, Noted)
-                self._note, self.held_until = answer, now + self._times * TTL
-                return
+        ours = view is None or (self._note is not None and self._note.fence == view.fence)
+        if ours and self._put(now, 0 if view is None else view.version):
+            return
         self._note, self.held_until = None, 0
+
+    def _put(self, now: int, expect: int) -> bool:
+        try:
+            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._times * TTL))
+        except NoteConflict:
+            return False
+        assert isinstance(answer, Noted)
+        self._note, self.held_until = answer, now + self._times * TTL
+        return True
 
     def resign(self) -> None:
         """Let another one have it at once. If this fails, it runs out by itself."""

@@ -196,6 +196,16 @@ class PostgresDb:
             return [replace(job, edges=int(job.seq in sources)) for job in found]
         return found
 
+    def take_best(self, args: Args) -> list[Job]:
+        rows = self._named("take_best", args).fetchall()
+        jobs = msgspec.convert([row[:-1] for row in rows], list[Job])
+        for job, row in zip(jobs, rows, strict=True):
+            if row[-1] is not None:
+                force_setattr(job, "headers", msgspec.json.decode(row[-1]))
+        # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
+        self.fill([job for job in jobs if job.fence > 1])
+        return jobs
+
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         rows = [astuple(job)[:_WIDTH] for job in jobs]
         if len(rows) <= FEW:

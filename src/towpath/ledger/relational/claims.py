@@ -30,19 +30,38 @@ class _Offer(msgspec.Struct):
 
 def claim(batch: Batch, command: Claim) -> Claimed:
     taken: list[Job] = []
+    bare: list[Job] = []
     endings.expire(batch, PROMOTE)
     for each in command.wants:
         want = narrowed(command, each, taken)
         if want is None:
             continue
-        offers = [_offer(batch, command, row, want.n) for row in _wanted_queues(batch, want)]
-        chosen = _all_of(offers, want) or list(_merged(offers, want))
-        _take(batch, command, chosen)
-        for offer in offers:
-            _charge(batch, offer)
+        queues = _wanted_queues(batch, want)
+        chosen = _at_once(batch, command, queues, want)
+        if not chosen:
+            offers = [_offer(batch, command, row, want.n) for row in queues]
+            chosen = _all_of(offers, want) or list(_merged(offers, want))
+            _take(batch, command, chosen)
+            for offer in offers:
+                _charge(batch, offer)
+            bare += chosen
         taken += chosen
-    batch.db.fill(taken)
+    batch.db.fill(bare)
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
+
+
+def _at_once(batch: Batch, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
+    """Most claims: of one queue without limits, in one step if the store has one. With their bodies."""
+    if len(queues) != 1:
+        return []
+    (row,) = queues
+    if row.paused or not row.ready or row.next_at > batch.now or is_limited(row):
+        return []
+    single = want.once is None or want.once >= want.n
+    args = (row.name, want.n, batch.now, command.owner, batch.now + command.lease, command.lease, single)
+    chosen = batch.db.take_best(args)
+    _count(batch, chosen)
+    return chosen
 
 
 def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
@@ -160,6 +179,11 @@ def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
         until = batch.now + command.lease
         seqs = array([job.seq for job in chosen])
         batch.db.run("take", (command.owner, until, command.lease, batch.now, seqs))
+        _count(batch, chosen)
+
+
+def _count(batch: Batch, chosen: Sequence[Job]) -> None:
+    if chosen:
         places = Counter([(job.queue, job.part) for job in chosen])
         batch.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
 

@@ -80,6 +80,11 @@ class Db(Protocol):
         """The jobs of some settles, held until the end of the batch."""
         ...
 
+    def take_best(self, args: Args) -> list[Job]:
+        """Claim the best n jobs without a part of a queue, bodies and all: (queue, n, now, owner, lease until, lease, whether jobs
+        with a single attempt may be among them). Nothing where that cannot be done in one step."""
+        ...
+
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         """New jobs with their bodies."""
         ...

@@ -329,6 +329,21 @@ UPDATE towpath.job SET state = 'running', reason = '', attempts = attempts + 1, 
     lease_until = $2::bigint, lease_len = $3::bigint, started_at = $4::bigint
 WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint));
 
+-- name: take_best
+WITH picked AS MATERIALIZED (
+    SELECT j.seq, j.max_attempts FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
+    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+), taken AS (
+    UPDATE towpath.job j SET state = 'running', reason = '', attempts = j.attempts + 1, fence = j.fence + 1, owner = $4::text,
+        lease_until = $5::bigint, lease_len = $6::bigint, started_at = $3::bigint
+    FROM picked p
+    WHERE j.seq = p.seq AND ($7::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1))
+    RETURNING {job}
+)
+SELECT t.*, coalesce(b.data, ''::bytea), h.data FROM taken t
+LEFT JOIN towpath.body b ON b.seq = t.seq AND b.what = 0 LEFT JOIN towpath.body h ON h.seq = t.seq AND h.what = 1
+ORDER BY t.priority, t.seq;
+
 -- name: settle_done
 UPDATE towpath.job SET state = 'done', reason = '', finished_at = $1::bigint, purge_at = $2::bigint, owner = NULL,
     lease_until = NULL, settled_fence = fence, settled_as = 'done'
