@@ -27,6 +27,7 @@ from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
 KEY: Final = "towpath/workers"
+REPORT: Final = "worker/"
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10.0
 """Seconds between two reports of a worker: a commit each."""
@@ -216,7 +217,7 @@ def _check(name: str) -> None:
 
 
 def _key(owner: str) -> str:
-    return f"worker/{owner}"
+    return REPORT + owner
 
 
 def _read(host: Host) -> tuple[int, _Fleet]:
