@@ -101,7 +101,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def translate(error: psycopg.Error, place: str) -> LedgerError:
-    said = str(error).strip().partition("\n")[0]
+    said = str(error).strip().partition("\n")[0].rpartition("FATAL:  ")[2]
     match error:
         case errors.InvalidPassword() | errors.InvalidAuthorizationSpecification() | errors.InvalidCatalogName():
             return NotALedger(path=place, why=said)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Query as PgQuery
 
+from towpath.clock import SystemClock
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.connect import PostgresOptions, connect
 from towpath.ledger.postgres.db import Connection, Statements
@@ -21,15 +21,18 @@ _SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum", "t
 
 
 def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
-    """Settings as the server words them; times in microseconds, spans in seconds."""
+    """Settings as the server words them; times in microseconds, spans in seconds. `ahead`: the server's clock before ours."""
     found: dict[str, Any] = {"server": connection.info.parameter_status("server_version")}
-    found |= {name: _one(connection, "SELECT current_setting(%s)", (name,)) for name in _SETTINGS}
-    found["time"] = _one(connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-    found["user"] = _one(connection, "SELECT current_user::text")
-    found["bytes"] = _one(connection, _SIZE, (statements.schema,))
+    found |= {name: _one(connection, b"SELECT current_setting(%s)", (name,)) for name in _SETTINGS}
+    before = SystemClock().now()
+    found["time"] = _one(connection, b"SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+    found["ahead"] = (found["time"] - (before + SystemClock().now()) // 2) / 1_000_000
+    found["schema"] = _one(connection, statements.place("SELECT schema FROM towpath.meta"))
+    found["user"] = _one(connection, b"SELECT current_user::text")
+    found["bytes"] = _one(connection, _SIZE.encode(), (statements.schema,))
     found["missing_rights"] = [str(row[0]) for row in connection.execute(_RIGHTS, {"schema": statements.schema})]
     tallies = statements.place("SELECT count(*) FROM towpath.tally")
-    found["tallies"] = 0 if found["missing_rights"] else _one(connection, cast(PgQuery, tallies))
+    found["tallies"] = 0 if found["missing_rights"] else _one(connection, tallies)
     found["long_transactions"] = [
         {"pid": pid, "user": user, "application": application, "state": state, "seconds": seconds}
         for pid, user, application, state, seconds in connection.execute(_LONG, (LONG,))
@@ -47,14 +50,14 @@ _RIGHTS = """SELECT 'USAGE on schema ' || quote_ident(%(schema)s) WHERE NOT has_
     WHERE n.nspname = %(schema)s AND c.relkind IN ('r', 'v') AND NOT has_table_privilege(c.oid, privilege)
     UNION ALL
     SELECT 'UPDATE on ' || c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %(schema)s AND c.relkind = 'S' AND NOT has_sequence_privilege(c.oid, 'UPDATE')
+    WHERE n.nspname = %(schema)s AND CASE c.relkind WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'UPDATE') ELSE false END
     ORDER BY 1"""
 _LONG = """SELECT pid, usename::text, application_name, state, extract(epoch FROM now() - xact_start)::bigint
     FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
     AND backend_type = 'client backend' AND xact_start < now() - make_interval(secs => %s) ORDER BY xact_start"""
 
 
-def _one(connection: Connection, query: PgQuery, args: tuple[Any, ...] | None = None) -> Any:
+def _one(connection: Connection, query: bytes, args: tuple[Any, ...] | None = None) -> Any:
     row = connection.execute(query, args).fetchone()
     assert row is not None
     return row[0]

@@ -212,6 +212,8 @@ def digest(store: Store, progress: Progress) -> tuple[dict[str, int], str]:
 
 
 def _mismatch(ours: tuple[dict[str, int], str], theirs: tuple[dict[str, int], str]) -> str:
-    differing = [f"{ours[0][name]} and {theirs[0][name]} rows in {name}" for name in ours[0] if ours[0][name] != theirs[0][name]]
+    differing = [
+        f"{ours[0][name]} and {theirs[0][name]} rows in {name}" for name in ours[0] if ours[0][name] != theirs[0][name]
+    ]
     what = ", ".join(differing) or "the same number of rows with other content"
     return f"it was written to while it was copied ({what}); stop everybody who uses it and copy again"
