@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from towpath import App, care, open_ledger
 from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
 from towpath.core.job import Spec
 from towpath.errors import NewerSchema, NotALedger
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions, migrations
+from towpath.ledger.postgres import PostgresLedger, PostgresOptions, migrations, options_of
 from towpath.ledger.postgres.connect import connect
 from towpath.ledger.postgres.db import Statements
 from towpath.testing.postgres import Server
@@ -177,6 +177,17 @@ def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         query = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname = 'tally'"
         assert connection.execute(query).fetchall() == [(schema,)]
+
+
+def test_what_of_a_url_is_ours(postgres: Server, postgres_url: str) -> None:
+    url, options = options_of("postgres:///db?schema=x&pooled=true&options=-c%20search_path%3Dy&host=%2Ftmp")
+    assert (options.schema, options.pooled) == ("x", True)
+    assert conninfo.conninfo_to_dict(url) == {"dbname": "db", "options": "-c search_path=y", "host": "/tmp"}
+    name = postgres_url.rpartition("/")[2]
+    local = postgres.url(name, socket=True).replace("postgres@", "") + "&user=postgres&options=-c%20work_mem%3D7MB"
+    ledger = open_ledger(local)
+    ledger.apply([Append((Spec(id="a", queue="q"),))])
+    ledger.close()
 
 
 def test_a_schema_of_somebody_else_is_refused(postgres_url: str) -> None:

@@ -56,7 +56,17 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
 
 def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> str:
     settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
-    lines = ["Settings", pairs(settings), "", "Versions", pairs(versions()), "", "Ledger", pairs({name: _words(value) for name, value in health.items()}), ""]
+    lines = [
+        "Settings",
+        pairs(settings),
+        "",
+        "Versions",
+        pairs(versions()),
+        "",
+        "Ledger",
+        pairs({name: _words(value) for name, value in health.items()}),
+        "",
+    ]
     if not findings:
         return "\n".join([*lines, "Nothing is wrong."])
     lines.append("Findings")

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import towpath
 from towpath import Ledger
@@ -18,7 +18,7 @@ from towpath.cli.failures import Failure, bad_input, unavailable
 if TYPE_CHECKING:
     from towpath.app import App
 
-_SECRET = re.compile(r"((?:^|&)(?:ssl)?password=)[^&]*")
+_SECRET = re.compile(r"(?<=://)([^/?@]*?:)[^?]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 
 
 def file_of(url: str) -> Path | None:
@@ -33,12 +33,7 @@ def is_server(url: str) -> bool:
 
 def shown(url: str) -> str:
     """The URL without its password."""
-    parts = urlsplit(url)
-    if not is_server(url):
-        return url
-    user, at, place = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return urlunsplit(parts._replace(netloc=f"{name}{colon and ':***'}{at}{place}", query=_SECRET.sub(r"\1***", parts.query)))
+    return _SECRET.sub(r"\1\2***", url) if is_server(url) else url
 
 
 def resolved(url: str | None) -> tuple[str, str]:

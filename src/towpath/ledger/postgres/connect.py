@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
@@ -42,12 +42,13 @@ class PostgresOptions(msgspec.Struct, frozen=True):
 
 def options_of(url: str) -> tuple[str, PostgresOptions]:
     """What of the URL is PostgreSQL's, and what is ours."""
-    parts = urlsplit(url)
-    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # By hand: `urlunsplit` makes postgresql:/db of postgresql:///db, and a + is no space for PostgreSQL.
+    head, _, query = url.partition("?")
+    asked = dict(parse_qsl(query, keep_blank_values=True))
     pooled, schema = asked.pop("pooled", "false"), asked.pop("schema", SCHEMA)
     if pooled not in ("true", "false"):
         raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
-    theirs = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(asked)))
+    theirs = "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
     try:
         conninfo.conninfo_to_dict(theirs)
     except psycopg.Error as error:

@@ -51,7 +51,7 @@ class PostgresStore:
         keys = _names(table.key)
         text = f"SELECT {columns} FROM {_source(table)}"
         with self._translated():
-            types = [column.type_code for column in self._run(f"{text} LIMIT 0").description or ()]
+            types = self._types(text)
             query = self._statements.place(f"COPY ({text}")
             if after is not None:
                 query += f" WHERE ({keys}) > ({', '.join(map(self._literal, after))})".encode()
@@ -68,8 +68,11 @@ class PostgresStore:
 
     def add(self, table: Table, rows: Sequence[Row]) -> None:
         with self._translated(), self._connection.transaction():
-            query = self._statements.place(f'COPY towpath."{table.name}" ({_names(table.columns)}) FROM STDIN')
+            place = f"towpath.{_quoted(table.name)}"
+            types = self._types(f"SELECT {_names(table.columns)} FROM {place}")
+            query = self._statements.place(f"COPY {place} ({_names(table.columns)}) FROM STDIN (FORMAT BINARY)")
             with self._connection.cursor().copy(cast(PgQuery, query)) as copy:
+                copy.set_types(types)
                 for row in rows:
                     copy.write_row(row)
             if table.name == "queue":
@@ -124,6 +127,9 @@ class PostgresStore:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _types(self, select: str) -> list[int]:
+        return [column.type_code for column in self._run(f"{select} LIMIT 0").description or ()]
 
     def _literal(self, value: object) -> str:
         return sql.Literal(value).as_string(self._connection)
