@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -20,21 +21,21 @@ from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Command, Upkeep
+from towpath.core.commands import Append, Appended, Command, Upkeep
 from towpath.core.explain import Explanation
 from towpath.core.job import Job
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.postgres import guests, migrations, state
+from towpath.ledger.postgres import guests, migrations, quick, state
 from towpath.ledger.postgres.batch import PostgresBatch
 from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen
+from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen, mentioned
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
-from towpath.ledger.relational.batch import Ground
+from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
@@ -46,11 +47,12 @@ REPLAYS = 5
 """How often a batch that met others at the wrong time is played again before it goes command by command."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class PostgresLedger:
-    capabilities = Capabilities(durable=True, shared=True, transactional=True)
+    capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
         """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
@@ -65,6 +67,7 @@ class PostgresLedger:
         self._inside: int | None = None
         self._tallies = 0
         self._related = False
+        self._seen_at = time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._writer: PostgresDb | None = None
         self._reader: PostgresDb | None = None
@@ -91,12 +94,40 @@ class PostgresLedger:
             self._inside = threading.get_ident()
             try:
                 with self._translated():
-                    answers, wrote = self._again_if_gone(commands, now)
+                    answers, news = self._in_one_step(commands, now) or self._again_if_gone(commands, now)
             finally:
                 self._inside = None
-        if wrote:
+        if news:
             self._ringing.ring()
         return answers
+
+    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool] | None:
+        """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
+        the general way does it again."""
+        if len(commands) > 2 or (len(commands) == 2 and type(commands[0]) is Append):
+            return None  # an append and the claim of those who wait for it share a commit
+        if now is None and self._clock is not None:
+            now = self._clock.now()
+        answers: list[Answer] = []
+        news = False
+        for command in commands:
+            try:
+                db = self._db
+                self._undo(db)
+                found = None if self._jumps.recorded else quick.answer(db, command, now)
+            except psycopg.Error:
+                found = None
+            if found is None:
+                break
+            present, answer = found
+            self._note_time(present, now)
+            answers.append(answer)
+            news = type(answer) is Appended
+            self._tallies += news
+        if not answers or len(answers) == len(commands):
+            return (answers, news) if answers else None
+        rest, more = self._again_if_gone(commands[len(answers) :], now)
+        return answers + rest, news or more
 
     def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
@@ -158,16 +189,16 @@ class PostgresLedger:
             raise
         self._related = batch.related
         self._tallies += batch.tallies
-        return answers, batch.wrote
+        return answers, batch.news
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
         first = first_specs(commands)
-        schema, least, seq, version, last, present, known, *_ = db.one("begin_batch", (array([spec.id for spec in first]),))
+        args = array([spec.id for spec in first]), array(mentioned(commands))
+        schema, least, seq, version, last, present, known, queues, *_ = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
-        ground = Ground(schema, least, seq, version, last, [], known)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
-        batch.queues.clear()
-        self._jumps.note(batch.now)
+        self._note_time(batch.now, now)
         batch.lock(locks, commands)
         if any(type(command) is Upkeep for command in commands):
             batch.tidy(1)
@@ -175,6 +206,12 @@ class PostgresLedger:
             batch.tidy(TALLIES // 4)
             self._tallies = 0
         return batch
+
+    def _note_time(self, present: int, given: int | None) -> None:
+        """What the server's clock went beyond the time that has passed here was a jump."""
+        before, self._seen_at = self._seen_at, time.monotonic()
+        own = given is None and self._clock is None
+        self._jumps.note(present, int((self._seen_at - before) * checks.SECOND) if own else 0)
 
     def _now(self, present: int) -> int:
         return present if self._clock is None else self._clock.now()
@@ -226,7 +263,11 @@ class PostgresLedger:
         return self._read(lambda db: reads.group(db, id))
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
-        return self._read(lambda db: reads.note(db, key, self._time(db, now)))
+        if now is not None:
+            checks.whole("now", now)
+        elif self._clock is not None:
+            now = self._clock.now()
+        return self._read(lambda db: quick.read_note(db, key, now), alone=True)
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
@@ -268,10 +309,10 @@ class PostgresLedger:
 
     def _peek(self) -> str:
         """Something that is different after every commit that wrote, whoever made it."""
-        return self._read(lambda db: str(db.one("snapshot")[0]))
+        return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
 
-    def _read(self, question: Callable[[PostgresDb], T]) -> T:
-        """One question on one snapshot, on a connection of its own: it never waits for a commit."""
+    def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
+        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it is one statement."""
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
@@ -279,7 +320,7 @@ class PostgresLedger:
                 if self._reader is None or self._reader.connection.closed:
                     self._reader = self._connect()
                 try:
-                    return self._ask(self._reader, question)
+                    return question(self._reader) if alone else self._ask(self._reader, question)
                 except psycopg.OperationalError as error:
                     self._reader.connection.close()
                     if attempt or not is_gone(error):
