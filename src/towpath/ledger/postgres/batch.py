@@ -108,18 +108,6 @@ class PostgresBatch(Batch):
         self.next_seq = first + n
         return first
 
-    def load_queues(self, names: Iterable[str]) -> None:
-        wanted = set(names)
-        if self._tallies and not wanted <= self.queues.keys():
-            self._flush_tallies()  # or what is read now would lack what this batch has counted
-        super().load_queues(wanted)
-
-    def _load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
-        wanted = set(keys)
-        if self._tallies and not wanted <= self.parts.keys():
-            self._flush_tallies()
-        super()._load_parts(wanted)
-
     def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
         self.wrote = True
         for (queue, part, old, new), count in moves.items():
