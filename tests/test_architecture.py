@@ -60,6 +60,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "display": ("progress",),
     "breakers": (*_TASKS, "attempts", "context", *_FRONT),
     "workers": ("core", "fleet", "ledger", "runtime", *_BASE),
+    "care": ("core", "fleet", "ledger", "ledger.relational", "workers", *_BASE),
     "steering": ("display", "progress", "settings", "workers", *_FRONT),
     "service": (
         *_TASKS,
@@ -82,7 +83,21 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "": (*_TASKS, "app", "bandwidth", "breakers", "commands", "context", "flows", "messages", *_FRONT),
     "http": ("app", "messages", "core", "ledger", *_BASE),
     "apps": ("", "commands", "flows", "errors"),
-    "cli": ("", "app", "breakers", "fleet", "queues", "settings", "schedules", "workers", "commands", "http", "apps", *_BASE),
+    "cli": (
+        "",
+        "app",
+        "breakers",
+        "care",
+        "fleet",
+        "queues",
+        "settings",
+        "schedules",
+        "workers",
+        "commands",
+        "http",
+        "apps",
+        *_BASE,
+    ),
     "__main__": ("cli",),
     "testing": (
         "",
@@ -104,6 +119,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
     "ledger": ("ledger.memory", "ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote"),
     "testing": ("ledger.sqlite", "ledger.postgres", "ledger.objects", "ledger.remote", "http"),
     "app": ("testing", "progress", "display"),
+    "care": ("ledger.sqlite", "ledger.postgres"),
     "cli": ("metrics",),
 }
 # Third-party package -> the rooms that may import it.

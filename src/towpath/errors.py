@@ -26,6 +26,7 @@
         ├── LedgerGone          (fatal) its file was removed or replaced under us
         ├── NotALedger          (fatal)
         ├── NewerSchema         (fatal)
+        ├── NotInstalled        (fatal) the package for this kind of ledger
         ├── ReadOnly            (fatal)
         ├── NetworkFileSystem   (fatal)
         ├── WrongConnection
@@ -207,6 +208,11 @@ class NotALedger(LedgerError):
 
 class NewerSchema(LedgerError):
     sentence = "{path} has schema {schema}, which needs at least version {min_schema}; this Towpath knows {known}: upgrade it"
+    fatal = True
+
+
+class NotInstalled(LedgerError):
+    sentence = "the package {package} cannot be loaded ({why}): pip install 'towpath[{extra}]'"
     fatal = True
 
 

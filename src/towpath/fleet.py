@@ -15,10 +15,11 @@ from towpath.core.views import NoteView
 from towpath.ledger import Ledger
 
 KEY: Final = "towpath/workers"
+REPORT: Final = "worker/"
 
 
 def key_of(owner: str) -> str:
-    return f"worker/{owner}"
+    return REPORT + owner
 
 
 def decoded(view: NoteView | None) -> Fleet:

@@ -29,7 +29,8 @@ def backup(session: Session, /, path: Path) -> int:
 def _copy(ledger: Ledger, path: Path, quiet: bool) -> int:
     copy = getattr(ledger, "backup", None)
     if copy is None:
-        raise Failure("This kind of ledger has no backup of its own.", REFUSED, "Use the tools of its store.")
+        step = "`pg_dump --schema=towpath` saves it as of one moment; `towpath ledger copy` makes an SQLite file of it."
+        raise Failure("A PostgreSQL ledger is backed up by the server's own tools.", REFUSED, step)
     total = 0
 
     def count(done: int, pages: int) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import msgspec
-
 from towpath import Ledger, Query, QueueView, State, open_ledger
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.care import examine
-from towpath.cli.doors import check_slashes, file_of
+from towpath.cli.doors import check_slashes, file_of, is_on_server, is_server, shown
 from towpath.cli.failures import OK, REFUSED, as_failure
+from towpath.cli.findings import Finding
 from towpath.cli.output import pairs, show, spell
+from towpath.cli.servers import of_server, server_facts
 from towpath.cli.values import now
 from towpath.errors import TowpathError
 from towpath.settings import NAMES, Settings, resolve
@@ -30,14 +30,6 @@ EXAMINED = 200_000
 """Jobs up to which the doctor recounts the whole ledger; above that `towpath check` is asked for by name."""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """`grave` makes the exit code 1; the others are advice."""
-
-    what: str
-    advice: str
-    grave: bool = False
-
-
 @command("doctor")
 @pass_session
 def doctor(session: Session, /) -> int:
@@ -51,7 +43,8 @@ def doctor(session: Session, /) -> int:
     health, findings, code = _look(settings)
     if code == OK and any(finding.grave for finding in findings):
         code = REFUSED
-    told = {name: {"value": getattr(settings, name), "from": _origin(session, settings, name)} for name in NAMES}
+    values = {name: getattr(settings, name) for name in NAMES} | {"url": shown(settings.url)}
+    told = {name: {"value": values[name], "from": _origin(session, settings, name)} for name in NAMES}
     data = {"settings": told, "versions": versions(), "ledger": health, "findings": findings, "ok": code == OK}
     show(session.json, data, lambda: show(False, None, _report(told, health, findings)))
     return code
@@ -63,7 +56,17 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
 
 def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> str:
     settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
-    lines = ["Settings", pairs(settings), "", "Versions", pairs(versions()), "", "Ledger", pairs(health), ""]
+    lines = [
+        "Settings",
+        pairs(settings),
+        "",
+        "Versions",
+        pairs(versions()),
+        "",
+        "Ledger",
+        pairs({name: _words(value) for name, value in health.items()}),
+        "",
+    ]
     if not findings:
         return "\n".join([*lines, "Nothing is wrong."])
     lines.append("Findings")
@@ -75,12 +78,14 @@ def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding
 def _words(value: object) -> object:
     if isinstance(value, tuple):
         return ", ".join(value) or "all of the app's tasks"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return value
 
 
 def versions() -> dict[str, str]:
     found = {"towpath": version("towpath"), "python": platform.python_version(), "platform": platform.platform()}
-    for package in ("apsw", "msgspec", "click", "rich"):
+    for package in ("apsw", "psycopg", "msgspec", "click", "rich"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -100,6 +105,11 @@ def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
         advice = "The first `towpath put`, `towpath enqueue` or worker makes it. If it should be there, check the URL above."
         return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
     try:
+        if is_server(settings.url) and not is_on_server(settings.url):
+            advice = (
+                "`towpath ledger migrate`, a `towpath put`, a `towpath enqueue` or a worker makes it. Else check the URL above."
+            )
+            return {"state": "not there yet"}, [Finding(f"There is no ledger in {shown(settings.url)}.", advice)], OK
         ledger = open_ledger(settings.url)
         try:
             return _examine(ledger, settings)
@@ -116,13 +126,14 @@ def _examine(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[F
     jobs, caretaker = sum(total.values()), ledger.note(CARETAKER)
     health: dict[str, Any] = {"state": "open", "queues": len(queues), "jobs": jobs, **total}
     health["caretaker"] = "a worker looks after it" if caretaker is not None else "no worker is running"
-    health |= _file_facts(settings)
+    health |= server_facts(settings.url) if is_server(settings.url) else _file_facts(settings)
+    at = health.get("time", at)
     findings = [*_of_queues(list(queues.values()), at, alive=caretaker is not None), *_of_jobs(ledger, at)]
-    findings += [*_of_clock(_last(ledger) - at), *_of_file(health)]
+    findings += [*_of_clock(_last(ledger) - at), *_of_file(health), *of_server(health)]
     if jobs <= EXAMINED:
         problems = examine(ledger)
         health["recounted"] = "everything adds up" if not problems else f"{len(problems)} problems"
-        advice = "Stop every process, keep a copy of the file, restore a backup."
+        advice = "Stop every process, keep a copy, restore a backup."
         findings += [Finding(problem, advice, grave=True) for problem in problems[:20]]
     else:
         health["recounted"] = "not now, it is large; `towpath check` does it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,11 +18,22 @@ from towpath.cli.failures import Failure, bad_input, unavailable
 if TYPE_CHECKING:
     from towpath.app import App
 
+_SECRET = re.compile(r"(?<=://)([^/?@]*?:)[^?]*(?=@)|([?&](?:ssl)?password=)[^&]*")
+
 
 def file_of(url: str) -> Path | None:
     """The file of a `sqlite:` URL."""
     parts = urlsplit(url)
     return Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" and len(parts.path) > 1 else None
+
+
+def is_server(url: str) -> bool:
+    return urlsplit(url).scheme in ("postgresql", "postgres")
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    return _SECRET.sub(r"\1\2***", url) if is_server(url) else url
 
 
 def resolved(url: str | None) -> tuple[str, str]:
@@ -59,7 +71,16 @@ def must_be_there(given: str | None) -> str:
     if path is not None and path.parent.is_dir() and not path.exists():
         step = "Check the URL; the first `towpath put`, `towpath enqueue` or worker makes a new ledger."
         raise unavailable(f"There is no ledger at {path} ({url}, from {resolved(given)[1]}).", step)
+    if is_server(url) and not is_on_server(url):
+        step = "Check the URL, and ?schema= in it; `towpath ledger migrate`, a `towpath put` or a worker makes a new ledger."
+        raise unavailable(f"There is no ledger in {shown(url)} (from {resolved(given)[1]}).", step)
     return url
+
+
+def is_on_server(url: str) -> bool:
+    from towpath import care
+
+    return care.is_there(url)
 
 
 def load(target: str) -> Any:
@@ -88,7 +109,9 @@ def load_app(target: str, url: str | None = None) -> App:
         step = "Name the object that `towpath.App(...)` made."
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
     if url is not None and found.url != url:
-        raise bad_input(f"{target} opens {found.url} by itself, not {url}.", "Leave --url out, or the URL in the program.")
+        raise bad_input(
+            f"{target} opens {shown(found.url)} by itself, not {shown(url)}.", "Leave --url out, or the URL in the program."
+        )
     return found  # type: ignore[no-any-return]
 
 

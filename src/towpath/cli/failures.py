@@ -33,6 +33,8 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.DiskFull: "Free space and try again. `towpath jobs purge` makes room inside the file.",
     errors.LedgerGone: "Stop every process, put the right file in its place (a backup, if need be), then start them again.",
     errors.NotALedger: "Check the URL: sqlite:///file.db is relative, sqlite:////absolute/file.db absolute. `towpath doctor` shows it.",
+    errors.NotInstalled: "Then try again.",
+    errors.LedgerAway: "Is the server running, and is the address right? `towpath doctor` shows it.",
     errors.NewerSchema: "Upgrade: pip install --upgrade towpath.",
     errors.ReadOnly: "SQLite writes beside the file too, so the directory must be writable. Run as the owner, or chown both.",
     errors.NetworkFileSystem: "Move the file to a local disk.",
@@ -40,6 +42,14 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.InvalidInput: "Nothing was done. `--help` after the command says what it takes.",
     errors.LedgerError: "`towpath doctor` looks at the ledger and its surroundings.",
 }
+
+SERVER_NEXT: Mapping[type[errors.TowpathError], str] = {
+    errors.NotALedger: "Check the URL: postgresql://user:password@host:5432/database. docs/deploy-postgres.md says which rights it needs.",
+    errors.DiskFull: "Free space on the server and try again. `towpath jobs purge` and `towpath ledger vacuum` make room.",
+    errors.ReadOnly: "This is a standby, or the database is read-only: name the primary server.",
+    errors.Damaged: "Stop every process, keep a dump, restore a backup.",
+}
+"""Of a ledger on a server."""
 
 
 class Failure(Exception):
@@ -106,6 +116,8 @@ def as_failure(error: BaseException) -> Failure:
 
 def _of_towpath(error: errors.TowpathError) -> Failure:
     step = next((NEXT[kind] for kind in type(error).__mro__ if kind in NEXT), "")
+    if str(error.details.get("path", "")).startswith("postgresql:"):
+        step = SERVER_NEXT.get(type(error), step)
     failure = Failure(str(error), code_of(error), step.format_map(_Named(error.details)), _plain(error.details))
     return _named(type(error).__name__, failure)
 

@@ -39,6 +39,7 @@ PARTS = {
     "groups": ("groups:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
     "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),
+    "ledger": ("ledger:ledger", "The ledger as a whole: its schema, its room, its copy in another place."),
     "check": ("care:check", "Recount the whole ledger."),
     "doctor": ("doctor:doctor", "What is wrong, and what to do about it."),
     "bench": ("bench:bench", "How fast a ledger is on this disk."),

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from towpath.cli.base import Session, all_of, command, pass_session
-from towpath.cli.doors import load_app
+from towpath.cli.doors import load_app, shown
 from towpath.cli.exporter import Exporter, metrics_options, serving
 from towpath.cli.failures import OK, REFUSED, Failure, say
 from towpath.cli.family import Child, caught, hold_on_to_parent
@@ -125,7 +125,7 @@ def worker(
 
 def _greet(target: str, url: str, started: WorkerStarted) -> None:
     queues = ",".join(started.queues)
-    say([f"Worker {os.getpid()} of {target} on {url}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+    say([f"Worker {os.getpid()} of {target} on {shown(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."])
 
 
 def _several(session: Session, processes: list[list[str]]) -> int:

@@ -8,8 +8,9 @@ an error value; nothing is answered before it is durable. `docs/ledger-rules.md`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -18,7 +19,7 @@ from towpath.core.commands import Command, Result
 from towpath.core.explain import Explanation
 from towpath.core.job import Job
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import InvalidInput, Refused
+from towpath.errors import InvalidInput, NotInstalled, Refused
 
 Answer = Result | Refused
 
@@ -95,13 +96,23 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
         from towpath.ledger.memory import MemoryLedger
 
         return MemoryLedger(clock)
-    if url.startswith("sqlite:///") and len(parts.path) > 1 and set(options) <= {"synchronous"}:
-        from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+    if parts.scheme == "sqlite":
+        from towpath.ledger import sqlite
 
-        return SqliteLedger(unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full")), clock)
+        return sqlite.SqliteLedger(*sqlite.options_of(url), clock)
     if parts.scheme in ("postgresql", "postgres"):
-        from towpath.ledger.postgres import PostgresLedger, options_of
+        check_installed("psycopg", "postgres")
+        from towpath.ledger import postgres
 
-        return PostgresLedger(*options_of(url))
+        return postgres.PostgresLedger(*postgres.options_of(url))
     expected = "memory://, sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host/database"
     raise InvalidInput(field="url", value=url, expected=expected)
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Does it load? (psycopg is there and yet not there without libpq, which its extra `binary` brings.)"""
+    try:
+        import_module(package)
+    except ImportError as error:
+        why = str(error).partition("\n")[0]
+        raise NotInstalled(package=package, why=why, extra=extra) from None

@@ -82,7 +82,11 @@ class PostgresLedger:
         self._reader: PostgresDb | None = None
         with self._translated():
             self._writer = self._connect()
-            migrations.migrate(self._writer.connection, self._statements, self.place)
+            try:
+                migrations.migrate(self._writer.connection, self._statements, self.place)
+            except BaseException:
+                self._drop_writer()
+                raise
         self._ringing = Ringing(url, self._options, self._peek)
         self._ringing.start()
         _open_here.add(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
@@ -50,12 +50,13 @@ a plan that walks the whole table is a disaster when it has grown."""
 
 def options_of(url: str) -> tuple[str, PostgresOptions]:
     """What of the URL is PostgreSQL's, and what is ours."""
-    parts = urlsplit(url)
-    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # By hand: `urlunsplit` makes postgresql:/db of postgresql:///db, and a + is no space for PostgreSQL.
+    head, _, query = url.partition("?")
+    asked = dict(parse_qsl(query, keep_blank_values=True))
     pooled, schema = asked.pop("pooled", "false"), asked.pop("schema", SCHEMA)
     if pooled not in ("true", "false"):
         raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
-    theirs = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(asked)))
+    theirs = "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
     try:
         conninfo.conninfo_to_dict(theirs)
     except psycopg.Error as error:
@@ -111,7 +112,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def translate(error: psycopg.Error, place: str) -> LedgerError:
-    said = str(error).strip().partition("\n")[0]
+    said = str(error).strip().partition("\n")[0].rpartition("FATAL:  ")[2]
     match error:
         case errors.InvalidPassword() | errors.InvalidAuthorizationSpecification() | errors.InvalidCatalogName():
             return NotALedger(path=place, why=said)

@@ -62,7 +62,9 @@ class Statements:
 
     def place(self, text: str) -> bytes:
         """The text with the schema's own name in it."""
-        return text.replace("'towpath.", "'" + self._quoted.replace("'", "''")).replace("towpath.", self._quoted).encode()
+        # In one go: the name itself may be `towpath.`, or have a quote in it.
+        inside = "'" + self._quoted.replace("'", "''")
+        return re.sub(r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text).encode()
 
 
 def _columns() -> str:

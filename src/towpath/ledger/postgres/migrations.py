@@ -7,19 +7,26 @@ from typing import cast
 from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
-from towpath.errors import NewerSchema, NotALedger
+from towpath.errors import NotALedger
 from towpath.ledger.postgres.db import Connection, Statements
+from towpath.ledger.relational import copying
 from towpath.ledger.relational import db as relational
+
+OLDEST = 14
+"""The oldest server that has all we use."""
 
 
 def steps() -> tuple[str, ...]:
     return relational.steps("postgres")
 
 
-def migrate(connection: Connection, statements: Statements, place: str) -> None:
-    """Bring the schema up to this version. Needs no right but to create it, or what is in it if somebody made it before."""
-    if _schema(connection, statements, place) >= len(steps()):
-        return
+def migrate(connection: Connection, statements: Statements, place: str) -> int:
+    """Bring the schema up to this version; which it was before, 0 for none. Needs no right but to create it, or what is in it if
+    somebody made it before."""
+    check_server(place, connection.info.server_version)
+    done = _schema(connection, statements, place)
+    if done >= len(steps()):
+        return done
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"towpath migration of {statements.schema}",))
         done = _schema(connection, statements, place)
@@ -28,6 +35,25 @@ def migrate(connection: Connection, statements: Statements, place: str) -> None:
         for number, step in enumerate(steps()[done:], done + 1):
             connection.execute(cast(PgQuery, statements.place(step)))
             connection.execute(cast(PgQuery, statements.place(f"UPDATE towpath.meta SET schema = {number}")))
+    return done
+
+
+def check_server(place: str, version: int) -> None:
+    if version < OLDEST * 10_000:
+        why = f"its server is PostgreSQL {version // 10_000}, and a ledger needs {OLDEST} or newer"
+        raise NotALedger(path=place, why=why)
+
+
+def is_there(connection: Connection, statements: Statements) -> bool:
+    return "meta" in tables(connection, statements)
+
+
+def tables(connection: Connection, statements: Statements) -> set[str]:
+    found = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'",
+        (statements.schema,),
+    ).fetchall()
+    return {str(name) for (name,) in found}
 
 
 def _exists(connection: Connection, statements: Statements) -> bool:
@@ -35,11 +61,7 @@ def _exists(connection: Connection, statements: Statements) -> bool:
 
 
 def _schema(connection: Connection, statements: Statements, place: str) -> int:
-    tables = connection.execute(
-        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'",
-        (statements.schema,),
-    ).fetchall()
-    names = {str(name) for (name,) in tables}
+    names = tables(connection, statements)
     if "meta" not in names:
         if names:
             raise NotALedger(path=place, why=f"its schema {statements.schema} has tables, but no meta among them")
@@ -52,5 +74,4 @@ def _schema(connection: Connection, statements: Statements, place: str) -> int:
 
 
 def check_schema(place: str, schema: int, min_schema: int) -> None:
-    if min_schema > len(steps()):
-        raise NewerSchema(path=place, schema=schema, min_schema=min_schema, known=len(steps()))
+    copying.check_schema(place, schema, min_schema, len(steps()))

@@ -32,13 +32,13 @@ from towpath.ledger.relational.play import Player, check_commands, first_specs, 
 from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.db import OUR_OWN, SqliteDb, one
-from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, translate
+from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, options_of, translate
 from towpath.ledger.sqlite.ground import begin
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
 
-__all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions"]
+__all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 
 T = TypeVar("T")
 

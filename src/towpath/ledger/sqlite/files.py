@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import apsw
 import msgspec
@@ -64,6 +65,16 @@ class SqliteOptions(msgspec.Struct, frozen=True):
             raise InvalidInput(field="cache_mb", value=self.cache_mb, expected="a whole number from 1 to 1048576")
         if self.max_pages is not None and not (_is_whole(self.max_pages) and 1 <= self.max_pages < 2**32 - 1):
             raise InvalidInput(field="max_pages", value=self.max_pages, expected="None or a whole number from 1 to 4294967294")
+
+
+def options_of(url: str) -> tuple[str, SqliteOptions]:
+    """The path and the options of `sqlite:///file.db?synchronous=normal`."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if not url.startswith("sqlite:///") or len(parts.path) < 2 or not set(options) <= {"synchronous"}:
+        expected = "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal"
+        raise InvalidInput(field="url", value=url, expected=expected)
+    return unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full"))
 
 
 def _is_whole(value: object) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import apsw
 
-from towpath.errors import NewerSchema, NotALedger
+from towpath.errors import NotALedger
+from towpath.ledger.relational import copying
 from towpath.ledger.relational import db as relational
 from towpath.ledger.sqlite.db import one
 
@@ -15,14 +16,16 @@ def steps() -> tuple[str, ...]:
     return relational.steps("sqlite")
 
 
-def migrate(db: apsw.Connection, path: Path) -> None:
-    """Bring the file up to this version's schema. Many processes may try at once: one does it, the others find it done."""
-    schema = _schema(db, path)
-    if schema >= len(steps()):
-        return
+def migrate(db: apsw.Connection, path: Path) -> int:
+    """Bring the file up to this version's schema; which it had before, 0 for none. Many processes may try at once: one does it,
+    the others find it done."""
+    done = _schema(db, path)
+    if done >= len(steps()):
+        return done
     try:
         db.execute("BEGIN IMMEDIATE")
-        for number, step in enumerate(steps()[_schema(db, path) :], _schema(db, path) + 1):
+        done = _schema(db, path)
+        for number, step in enumerate(steps()[done:], done + 1):
             db.execute(step)
             db.execute("UPDATE towpath_meta SET schema = ?", (number,))
         db.execute("COMMIT")
@@ -30,6 +33,7 @@ def migrate(db: apsw.Connection, path: Path) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
+    return done
 
 
 def _schema(db: apsw.Connection, path: Path) -> int:
@@ -43,5 +47,4 @@ def _schema(db: apsw.Connection, path: Path) -> int:
 
 
 def check_schema(path: Path, schema: int, min_schema: int) -> None:
-    if min_schema > len(steps()):
-        raise NewerSchema(path=str(path), schema=schema, min_schema=min_schema, known=len(steps()))
+    copying.check_schema(str(path), schema, min_schema, len(steps()))

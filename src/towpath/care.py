@@ -1,0 +1,111 @@
+"""Looking after a ledger as a whole: its schema, its room, its copy in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from towpath.clock import SystemClock
+from towpath.core.job import State
+from towpath.core.views import Query
+from towpath.errors import InvalidInput
+from towpath.fleet import REPORT, WorkerView
+from towpath.ledger import check_installed, open_ledger
+from towpath.ledger.relational import copying
+from towpath.ledger.relational.copying import Copied, Progress, Store
+
+__all__ = ["Copied", "Progress", "copy", "health", "is_there", "migrate", "occupants", "vacuum"]
+
+
+@contextmanager
+def _store(url: str) -> Iterator[Store]:
+    scheme = urlsplit(url).scheme
+    if scheme not in ("sqlite", "postgresql", "postgres"):
+        raise InvalidInput(field="url", value=url, expected="sqlite:///file.db or postgresql://user@host/database")
+    store = _open_sqlite(url) if scheme == "sqlite" else _open_postgres(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _open_sqlite(url: str) -> Store:
+    from towpath.ledger.sqlite import options_of
+    from towpath.ledger.sqlite.store import SqliteStore
+
+    return SqliteStore(*options_of(url))
+
+
+def _open_postgres(url: str) -> Store:
+    check_installed("psycopg", "postgres")
+    from towpath.ledger.postgres import options_of
+    from towpath.ledger.postgres.store import PostgresStore
+
+    return PostgresStore(*options_of(url))
+
+
+def is_there(url: str) -> bool:
+    """Is there a ledger? Of a file that does not exist, do not ask: it would be made."""
+    with _store(url) as store:
+        return store.marks() is not None
+
+
+def migrate(url: str) -> tuple[int, int]:
+    """Bring the schema up to this version, or make it; from which number to which."""
+    with _store(url) as store:
+        return store.migrate(), store.known
+
+
+def vacuum(url: str) -> dict[str, int]:
+    open_ledger(url).close()  # so that what is swept has the schema we know
+    with _store(url) as store:
+        return store.vacuum()
+
+
+def health(url: str) -> dict[str, Any]:
+    """What the server of a PostgreSQL ledger says of itself."""
+    with _store(url) as store:
+        found: dict[str, Any] = getattr(store, "health", dict)()
+        return found
+
+
+def occupants(url: str) -> list[str]:
+    """Who uses the ledger now, as far as it knows: workers, and jobs whose lease has not run out."""
+    now = SystemClock().now()
+    ledger = open_ledger(url)
+    try:
+        running = ledger.find(Query(states=(State.RUNNING,), oldest_first=True, bodies=False, limit=1000)).jobs
+    finally:
+        ledger.close()
+    with _store(url) as store:
+        found = [f"worker {_worker(value)}" for value in _reports(store, now)]
+    leased = [job for job in running if job.lease_until is not None and job.lease_until > now]
+    return found + [f"job {job.id}, which {job.owner} holds" for job in leased]
+
+
+def _reports(store: Store, now: int) -> Iterator[bytes]:
+    for key, value, _, _, expires_at in store.stream(copying.NOTE, (REPORT,)):
+        if not key.startswith(REPORT):
+            return
+        if expires_at is not None and expires_at > now:
+            yield value
+
+
+def _worker(value: bytes) -> str:
+    view = msgspec.json.decode(value, type=WorkerView)
+    return f"{view.name} on {view.host}"
+
+
+def copy(source: str, target: str, progress: Progress) -> Copied:
+    """Copy a ledger that nobody uses into an empty one, or go on with a copy that was interrupted. Until it is complete and
+    verified nobody can open the target."""
+    open_ledger(source).close()  # it is one, it is whole, and it has the schema we know
+    with ExitStack() as stack:
+        one, other = stack.enter_context(_store(source)), stack.enter_context(_store(target))
+        if one.place == other.place:
+            raise InvalidInput(field="target", value=target, expected="another ledger than the source")
+        return copying.copy(one, other, progress)

@@ -1,0 +1,102 @@
+"""`ledger`: the ledger as a whole. Its schema, its room, its copy in another place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from towpath.cli.base import Branch, Session, names, pass_session
+from towpath.cli.care import check
+from towpath.cli.doors import must_be_there, shown, usable
+from towpath.cli.failures import OK, REFUSED, Failure
+from towpath.cli.output import show
+
+if TYPE_CHECKING:
+    from towpath.care import Progress
+
+
+@click.group("ledger", cls=Branch)
+def ledger() -> None:
+    """The ledger as a whole: its schema, its room, its copy in another place."""
+
+
+ledger.add_command(check)
+
+
+@ledger.command("migrate")
+@pass_session
+def migrate(session: Session, /) -> int:
+    """Bring the schema up to this version, or make it.
+
+    Every process does it when it opens the ledger. By itself it is for a role that may do more than your workers.
+    """
+    from towpath import care
+
+    url = usable(session.url)
+    before, after = care.migrate(url)
+    words = f"has schema {after} already" if before == after else f"went from schema {before} to {after}"
+    show(session.json, {"from": before, "to": after}, f"{shown(url)} {words}")
+    return OK
+
+
+@ledger.command("vacuum")
+@pass_session
+def vacuum(session: Session, /) -> int:
+    """Give back room that finished work left.
+
+    PostgreSQL: folds the counts and runs VACUUM (ANALYZE) on the ledger's tables, beside whatever runs. SQLite: writes the file
+    anew, without its free pages; it needs as much room again for a while, and everybody who writes waits.
+    """
+    from towpath import care
+
+    url = must_be_there(session.url)
+    told = care.vacuum(url)
+    show(
+        session.json, told, f"{shown(url)}: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items())
+    )
+    return OK
+
+
+@ledger.command("copy")
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.option("--force", is_flag=True, help="Also while workers or leases are alive. Leases are copied as they are.")
+@pass_session
+def copy(session: Session, /, source: str, target: str, force: bool) -> int:
+    """Copy the ledger at the URL SRC to the empty one at DST.
+
+    SQLite to PostgreSQL, back, or one kind to the same. Ids, order, history, leases, dependencies, all settings are kept; at the end
+    counts and a hash over everything are compared. Nobody may use SRC meanwhile, and nobody can use DST before it is complete. If
+    it is interrupted, the same command goes on where it was.
+    """
+    from towpath import care
+
+    usable(target)
+    busy = care.occupants(must_be_there(source))
+    if busy and not force:
+        step = "`towpath workers drain` ends workers; leases of who was killed run out by themselves. --force copies anyway."
+        raise Failure(f"{shown(source)} is in use: {names(busy)}.", REFUSED, step)
+    with _progress(quiet=session.json) as progress:
+        copied = care.copy(source, target, progress)
+    rows = sum(copied.rows.values())
+    words = "the rest was copied" if copied.resumed else "copied"
+    people = f"{shown(target)}: {words}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 {copied.sha256})"
+    show(session.json, {"rows": copied.rows, "sha256": copied.sha256, "resumed": copied.resumed}, people)
+    return OK
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

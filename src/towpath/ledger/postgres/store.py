@@ -1,0 +1,166 @@
+"""The schema as plain rows: `relational.copying.Store`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Query as PgQuery
+
+from towpath.ledger.postgres import health, migrations
+from towpath.ledger.postgres.connect import PostgresOptions, connect, shown, translate
+from towpath.ledger.postgres.db import PostgresDb, Statements
+from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
+from towpath.ledger.relational.db import array
+
+_VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now"}
+"""Where to read what is counted by tallies."""
+_READ: Mapping[str, str] = {"run_anyway": "run_anyway::int"}
+
+
+class PostgresStore:
+    def __init__(self, url: str, options: PostgresOptions) -> None:
+        self.place = f"{shown(url)} (schema {options.schema})"
+        self.known = len(migrations.steps())
+        self._url, self._options = url, options
+        self._statements = Statements(options.schema)
+        self._connection = connect(url, options)
+        self._db = PostgresDb(self._connection, self._statements)
+
+    def marks(self) -> Marks | None:
+        with self._translated():
+            if not migrations.is_there(self._connection, self._statements):
+                return None
+            text = """SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value
+                FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t"""
+            return Marks(*self._ask(text)[0])
+
+    def migrate(self) -> int:
+        with self._translated():
+            return migrations.migrate(self._connection, self._statements, self.place)
+
+    def count(self, table: Table) -> int:
+        with self._translated():
+            return int(self._ask(f"SELECT count(*) FROM {_source(table)}")[0][0])
+
+    def stream(self, table: Table, after: Row | None = None) -> Iterator[Row]:
+        columns = ", ".join(_READ.get(name, f'"{name}"') for name in table.columns)
+        keys = _names(table.key)
+        text = f"SELECT {columns} FROM {_source(table)}"
+        with self._translated():
+            types = self._types(text)
+            query = self._statements.place(f"COPY ({text}")
+            if after is not None:
+                query += f" WHERE ({keys}) > ({', '.join(map(self._literal, after))})".encode()
+            query += f" ORDER BY {keys}) TO STDOUT (FORMAT BINARY)".encode()
+            with self._connection.cursor().copy(cast(PgQuery, query)) as rows:
+                rows.set_types(types)
+                yield from rows.rows()
+
+    def last_key(self, table: Table) -> Row | None:
+        order = ", ".join(f'"{name}" DESC' for name in table.key)
+        with self._translated():
+            found = self._ask(f"SELECT {_names(table.key)} FROM {_source(table)} ORDER BY {order} LIMIT 1")
+            return found[0] if found else None
+
+    def add(self, table: Table, rows: Sequence[Row]) -> None:
+        with self._translated(), self._connection.transaction():
+            place = f"towpath.{_quoted(table.name)}"
+            types = self._types(f"SELECT {_names(table.columns)} FROM {place}")
+            query = self._statements.place(f"COPY {place} ({_names(table.columns)}) FROM STDIN (FORMAT BINARY)")
+            with self._connection.cursor().copy(cast(PgQuery, query)) as copy:
+                copy.set_types(types)
+                for row in rows:
+                    copy.write_row(row)
+            if table.name == "queue":
+                self._run("UPDATE towpath.queue SET listed = true WHERE NOT listed")
+            elif table.name == "part":
+                # The row to lock while the part is counted; one that is not listed is there for nothing else.
+                self._run("INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING")
+
+    def begin(self, marks: Marks) -> None:
+        with self._translated(), self._connection.transaction():
+            # Every batch reads this row first: those that run are waited for, and those that follow are refused.
+            self._run("LOCK TABLE towpath.meta IN ACCESS EXCLUSIVE MODE")
+            found = self.marks()
+            assert found is not None, "migrate it first"
+            if found.is_unfinished:
+                self._run(f"TRUNCATE {', '.join(f'towpath.{_quoted(table.name)}' for table in TABLES)}, towpath.tally")
+            else:
+                check_schema(self.place, found.schema, found.min_schema, self.known)
+                refuse_content(self)
+                self._run("TRUNCATE towpath.queue")
+            least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
+            self._run(f"UPDATE towpath.meta SET min_schema = {least}")
+            for name, value in (("job_seq", marks.next_seq), ("version_seq", marks.next_version)):
+                self._run(f"SELECT setval('towpath.{name}', {value}, false)")
+            self._run(f"SELECT setval('towpath.last_time', {marks.last})")
+
+    def finish(self, min_schema: int) -> None:
+        with self._translated():
+            self._run(f"UPDATE towpath.meta SET min_schema = {min_schema}")
+            for name in self._tables():
+                self._run(f"ANALYZE towpath.{_quoted(name)}")
+
+    def vacuum(self) -> dict[str, int]:
+        """Fold the tallies of what is over, then let the server sweep each of our tables."""
+        with self._translated():
+            found = self._ask("SELECT DISTINCT queue FROM towpath.tally")
+            before = self._tallies()
+            with self._connection.transaction():
+                queues = array([queue for (queue,) in found])
+                self._db.run("make_queues", (queues,))
+                self._db.run("lock_queues", (queues,))
+                self._db.run("fold", (queues, self._db.one("horizon")[0]))
+            names = self._tables()
+            for name in names:
+                self._run(f"VACUUM (ANALYZE) towpath.{_quoted(name)}")
+            return {"tallies_folded": before - self._tallies(), "tables": len(names)}
+
+    def health(self) -> dict[str, Any]:
+        with self._translated():
+            found = health.facts(self._connection, self._statements)
+            return {**found, "wakes": health.wakes(self._url, self._options)}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _types(self, select: str) -> list[int]:
+        return [column.type_code for column in self._run(f"{select} LIMIT 0").description or ()]
+
+    def _literal(self, value: object) -> str:
+        return sql.Literal(value).as_string(self._connection)
+
+    def _tallies(self) -> int:
+        return int(self._ask("SELECT count(*) FROM towpath.tally")[0][0])
+
+    def _tables(self) -> list[str]:
+        return sorted(migrations.tables(self._connection, self._statements))
+
+    def _ask(self, text: str) -> list[Row]:
+        return self._run(text).fetchall()
+
+    def _run(self, text: str) -> psycopg.Cursor[Row]:
+        return self._connection.execute(cast(PgQuery, self._statements.place(text)))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate(error, self.place) from error
+
+
+def _source(table: Table) -> str:
+    return f"towpath.{_quoted(_VIEWS.get(table.name, table.name))}"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _names(columns: Sequence[str]) -> str:
+    return ", ".join(map(_quoted, columns))

@@ -1,0 +1,219 @@
+"""A ledger from one store to another, as plain rows that look the same in every dialect.
+
+The copy is made in chunks in the order of each table's key, so how far it came is what is there: a copy that was killed goes on
+behind the last row. Until it is verified, `min_schema` of the target says `UNFINISHED`, and every ledger refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from towpath.core.job import COLUMNS
+from towpath.errors import InvalidInput, NewerSchema, NotALedger, StoreFailed
+from towpath.ledger.relational import db
+from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+
+ROWS = 2000
+BYTES = 4 * 1024 * 1024
+"""How much is in memory, and in one transaction."""
+UNFINISHED = 1_000_000
+"""Added to `min_schema` while a copy is being made: no Towpath, whatever its age, knows such a schema."""
+
+Row = tuple[Any, ...]
+Progress = Callable[[str, int, int], None]
+"""What is being done, how many rows of it are done, and how many there are."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    """The primary key, by which its rows are ordered."""
+
+    def key_of(self, row: Row) -> Row:
+        return tuple(row[self.columns.index(name)] for name in self.key)
+
+
+_KEYS: Mapping[str, int] = {"then": 1, "edge": 2, "gate": 2, "key": 2, "note": 1, "tombstone": 1, "reply": 1}
+TABLES: tuple[Table, ...] = (
+    Table("job", COLUMNS, ("seq",)),
+    Table("body", ("seq", "what", "data"), ("seq", "what")),
+    Table("group", GroupRow.__struct_fields__, ("id",)),
+    Table("queue", QueueRow.__struct_fields__, ("name",)),
+    Table("part", PartRow.__struct_fields__, ("queue", "name")),
+    *(Table(name, db.TABLES[name], db.TABLES[name][:width]) for name, width in _KEYS.items()),
+)
+NOTE = next(table for table in TABLES if table.name == "note")
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """The one row of a ledger, in whatever form the store has it."""
+
+    schema: int
+    min_schema: int
+    next_seq: int
+    next_version: int
+    last: int
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.min_schema >= UNFINISHED
+
+
+class Store(Protocol):
+    """The tables of one ledger, for those who look after it as a whole. It may be opened where `Ledger` refuses to."""
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def known(self) -> int:
+        """The schema that this version of Towpath brings."""
+        ...
+
+    def marks(self) -> Marks | None:
+        """None where there is no ledger yet."""
+        ...
+
+    def migrate(self) -> int:
+        """Bring the schema up to this version; which it was before, 0 for none."""
+        ...
+
+    def count(self, table: Table) -> int: ...
+
+    def stream(self, table: Table, after: Row | None = None) -> Iterator[Row]:
+        """The rows behind the key `after`, in order, few in memory at a time. Values are int, str, bytes and None."""
+        ...
+
+    def last_key(self, table: Table) -> Row | None: ...
+
+    def add(self, table: Table, rows: Sequence[Row]) -> None:
+        """In one transaction."""
+        ...
+
+    def begin(self, marks: Marks) -> None:
+        """Take over these marks, in a transaction in which no other writes. What is there is deleted if it is an unfinished copy,
+        and refused by `refuse_content` otherwise."""
+        ...
+
+    def finish(self, min_schema: int) -> None: ...
+
+    def vacuum(self) -> dict[str, int]:
+        """Give back room; what there is to say about it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """`rows` by table, and the hash over all of them, which was found the same on both sides."""
+
+    rows: dict[str, int]
+    sha256: str
+    resumed: bool
+
+
+def check_schema(place: str, schema: int, min_schema: int, known: int) -> None:
+    """May this version of Towpath use it?"""
+    if min_schema >= UNFINISHED:
+        why = "a copy into it is not finished; `towpath ledger copy` with the same source and target finishes it"
+        raise NotALedger(path=place, why=why)
+    if min_schema > known:
+        raise NewerSchema(path=place, schema=schema, min_schema=min_schema, known=known)
+
+
+def refuse_content(store: Store) -> None:
+    found = [f"{count} rows in {table.name}" for table in TABLES if (count := store.count(table))]
+    if found:
+        expected = f"an empty ledger to copy into; this one has {', '.join(found)}"
+        raise InvalidInput(field="target", value=store.place, expected=expected)
+
+
+def copy(source: Store, target: Store, progress: Progress) -> Copied:
+    """`source` must not be written to meanwhile, which is noticed."""
+    marks = source.marks()
+    assert marks is not None, "the source was opened as a ledger before"
+    resumed = _begin(target, marks)
+    for table in TABLES:
+        _copy_table(source, target, table, progress)
+    ours, theirs = digest(source, progress), digest(target, progress)
+    if ours != theirs or source.marks() != marks:
+        target.begin(marks)  # it is worth nothing: the next attempt begins anew
+        raise StoreFailed(path=source.place, error=_mismatch(ours, theirs))
+    target.finish(_least(target))
+    return Copied(*ours, resumed)
+
+
+def _begin(target: Store, marks: Marks) -> bool:
+    """Whether there is something to go on with."""
+    found = target.marks()
+    if found is None or not found.is_unfinished:
+        target.migrate()
+    elif found.schema != target.known:
+        expected = "a copy that was begun by this version of Towpath; delete it and copy again"
+        raise InvalidInput(field="target", value=target.place, expected=expected)
+    elif _heart(found) == _heart(marks):
+        return True
+    target.begin(marks)
+    return False
+
+
+def _heart(marks: Marks) -> tuple[int, int, int]:
+    return marks.next_seq, marks.next_version, marks.last
+
+
+def _least(target: Store) -> int:
+    marks = target.marks()
+    assert marks is not None
+    return marks.min_schema - UNFINISHED
+
+
+def _copy_table(source: Store, target: Store, table: Table, progress: Progress) -> None:
+    total, done = source.count(table), target.count(table)
+    for chunk in _chunks(source.stream(table, target.last_key(table))):
+        target.add(table, chunk)
+        done += len(chunk)
+        progress(f"copying {table.name}", done, total)
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += sum(len(value) for value in row if isinstance(value, bytes | str))
+        if len(chunk) == ROWS or size >= BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def digest(store: Store, progress: Progress) -> tuple[dict[str, int], str]:
+    """Rows by table, and a hash over all of them in the order of their keys."""
+    encoder, found, whole = msgspec.msgpack.Encoder(), dict[str, int](), hashlib.sha256()
+    for table in TABLES:
+        whole.update(f"{table.name} {' '.join(table.columns)}\n".encode())
+        total, count = store.count(table), 0
+        for row in store.stream(table):
+            whole.update(encoder.encode(row))
+            count += 1
+            if count % ROWS == 0 or count == total:
+                progress(f"verifying {table.name} of {store.place}", count, total)
+        found[table.name] = count
+    marks = store.marks()
+    assert marks is not None
+    whole.update(encoder.encode(_heart(marks)))
+    return found, whole.hexdigest()
+
+
+def _mismatch(ours: tuple[dict[str, int], str], theirs: tuple[dict[str, int], str]) -> str:
+    differing = [
+        f"{ours[0][name]} and {theirs[0][name]} rows in {name}" for name in ours[0] if ours[0][name] != theirs[0][name]
+    ]
+    what = ", ".join(differing) or "the same number of rows with other content"
+    return f"it was written to while it was copied ({what}); stop everybody who uses it and copy again"

@@ -1,0 +1,133 @@
+"""The file as plain rows: `relational.copying.Store`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+
+import apsw
+
+from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
+from towpath.ledger.sqlite import jobs, migrations
+from towpath.ledger.sqlite.db import insert, one
+from towpath.ledger.sqlite.files import SqliteOptions, connect, translate
+
+
+class SqliteStore:
+    def __init__(self, path: str, options: SqliteOptions) -> None:
+        self._path = Path(os.path.realpath(path))
+        self._options = options
+        self.place = str(self._path)
+        self.known = len(migrations.steps())
+        self._db = connect(self._path, options)
+        # The ledger's own connections do it between batches; here is nobody else.
+        self._db.execute("PRAGMA wal_autocheckpoint=1000")
+
+    def marks(self) -> Marks | None:
+        if one(self._db, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
+            return None
+        with self._translated():
+            return Marks(*one(self._db, "SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta"))
+
+    def migrate(self) -> int:
+        with self._translated():
+            return migrations.migrate(self._db, self._path)
+
+    def count(self, table: Table) -> int:
+        with self._translated():
+            if table.name == "body":
+                return int(one(self._db, "SELECT count(DISTINCT slot / 1024) FROM towpath_body")[0])
+            return int(one(self._db, f"SELECT count(*) FROM towpath_{table.name}")[0])
+
+    def stream(self, table: Table, after: Row | None = None) -> Iterator[Row]:
+        with self._translated():
+            if table.name == "body":
+                yield from self._bodies(after)
+                return
+            keys = _names(table.key)
+            where = f"WHERE ({keys}) > ({', '.join('?' * len(table.key))})" if after is not None else ""
+            yield from self._db.execute(
+                f"SELECT {_names(table.columns)} FROM towpath_{table.name} {where} ORDER BY {keys}", after or ()
+            )
+
+    def _bodies(self, after: Row | None) -> Iterator[Row]:
+        """Joined from the pieces they are kept in."""
+        first = 0 if after is None else after[0] * jobs.SLOTS + (after[1] + 1) * 1024
+        pieces = self._db.execute("SELECT slot / 1024, data FROM towpath_body WHERE slot >= ? ORDER BY slot", (first,))
+        for body, found in groupby(pieces, lambda piece: int(piece[0])):
+            yield *divmod(body, jobs.SLOTS // 1024), b"".join(data for _, data in found)
+
+    def last_key(self, table: Table) -> Row | None:
+        with self._translated():
+            if table.name == "body":
+                top = one(self._db, "SELECT max(slot) / 1024 FROM towpath_body")[0]
+                return None if top is None else divmod(top, jobs.SLOTS // 1024)
+            order = ", ".join(f'"{name}" DESC' for name in table.key)
+            return one(self._db, f"SELECT {_names(table.key)} FROM towpath_{table.name} ORDER BY {order} LIMIT 1")  # type: ignore[no-any-return]
+
+    def add(self, table: Table, rows: Sequence[Row]) -> None:
+        with self._translated(), self._transaction():
+            if table.name == "body":
+                insert(self._db, jobs.INSERT_BODY, [piece for row in rows for piece in jobs.parts(*row)])
+            else:
+                insert(self._db, f"INSERT INTO towpath_{table.name} ({_names(table.columns)})", rows)
+
+    def begin(self, marks: Marks) -> None:
+        with self._translated(), self._transaction():
+            found = self.marks()
+            assert found is not None, "migrate it first"
+            if found.is_unfinished:
+                for table in TABLES:
+                    self._db.execute(f"DELETE FROM towpath_{table.name}")
+            else:
+                check_schema(self.place, found.schema, found.min_schema, self.known)
+                refuse_content(self)
+            least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
+            self._db.execute(
+                "UPDATE towpath_meta SET min_schema = ?, next_seq = ?, next_version = ?, last = ?",
+                (least, marks.next_seq, marks.next_version, marks.last),
+            )
+
+    def finish(self, min_schema: int) -> None:
+        with self._translated():
+            self._db.execute("UPDATE towpath_meta SET min_schema = ?", (min_schema,))
+            self._db.execute("PRAGMA optimize")
+
+    def vacuum(self) -> dict[str, int]:
+        with self._translated():
+            before = self._size()
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA optimize")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return {"bytes_before": before, "bytes": self._size()}
+
+    def _size(self) -> int:
+        return int(one(self._db, "PRAGMA page_count")[0]) * int(one(self._db, "PRAGMA page_size")[0])
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except apsw.Error as error:
+            raise translate(error, self._path, self._options, self._db) from error
+
+
+def _names(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)

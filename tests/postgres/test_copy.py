@@ -1,0 +1,288 @@
+"""`towpath ledger copy`: the same ledger in another place, or nothing that could be taken for one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from towpath import care, open_ledger
+from towpath.core.commands import Append, Claim, Command, Note, SetPart, Upkeep, Want
+from towpath.core.job import Key, KeyPolicy, Spec
+from towpath.errors import InvalidInput, NotALedger, StoreFailed
+from towpath.ledger import Ledger
+from towpath.ledger.relational import copying
+from towpath.testing.clock import START
+from towpath.testing.moves import Moves
+from towpath.testing.pair import Pair, differences
+from towpath.testing.postgres import Server
+
+Places = Callable[[str], str]
+
+
+@pytest.fixture
+def place(postgres: Server, tmp_path: Path) -> Iterator[Places]:
+    """A maker of URLs of ledgers that are not there yet: `sqlite` or `postgres`."""
+    count = iter(range(100))
+    with ExitStack() as stack:
+
+        def make(kind: str) -> str:
+            if kind == "sqlite":
+                return f"sqlite:///{tmp_path}/{next(count)}.db"
+            url = postgres.create_database()
+            stack.callback(postgres.drop_database, url)
+            return f"{url}?schema=My%20%22towpath.%22"
+
+        yield make
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def play(ledgers: list[Ledger], moves: Moves, now: int, steps: int) -> int:
+    """The same random commands on all of them; the time then."""
+    for _ in range(steps):
+        now += moves.step()
+        batch = tuple(moves.batch())
+        answers = [ledger.apply(batch, now) for ledger in ledgers]
+        for each in answers:
+            assert differences(answers[0], each) == []
+        moves.heard(answers[0])
+    return now
+
+
+def written(url: str, seed: int, steps: int = 60) -> None:
+    ledger = open_ledger(url)
+    play([ledger], Moves(random.Random(seed)), START, steps)
+    ledger.close()
+
+
+def dump(url: str) -> dict[str, object]:
+    ledger = open_ledger(url)
+    try:
+        assert ledger.check() == []
+        return ledger.dump()
+    finally:
+        ledger.close()
+
+
+ROUTES = [("sqlite", "postgres"), ("postgres", "sqlite"), ("sqlite", "sqlite"), ("postgres", "postgres")]
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(("kind", "other"), ROUTES)
+def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(kind: str, other: str, seed: int, place: Places) -> None:
+    source, target = place(kind), place(other)
+    ledger, moves = open_ledger(source), Moves(random.Random(seed))
+    now = play([ledger], moves, START, 80)
+    before = ledger.dump()
+    ledger.close()
+    copied = care.copy(source, target, silent)
+    assert copied.rows["job"] == len(before["jobs"])
+    # Both are opened anew: what a process knows of earlier jumps of the clock is nothing that a ledger keeps.
+    pair = Pair(open_ledger(source), open_ledger(target))
+    assert differences(before, pair.right.dump()) == []
+    pair.compare(now)
+    now = play([pair.left, pair.right], moves, now, 40)
+    pair.compare(now)
+    pair.close()
+
+
+def test_a_batch_sees_what_it_counted_itself(place: Places) -> None:
+    """Found by going on after a copy: the reaped lease made a part ready, and the claim behind it in the batch read the part as it
+    had been before."""
+    moves = Moves(random.Random(4))
+    ledgers = [open_ledger("memory://"), open_ledger(place("postgres"))]
+    play(ledgers, moves, START, 130)
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_leases_parts_notes_and_large_bodies(place: Places) -> None:
+    source = place("sqlite")
+    ledger = open_ledger(source)
+    jobs = [Spec(id=f"j{n}", queue="q", payload=bytes([n]) * (n * 700_000), headers={"n": str(n)}) for n in range(6)]
+    serial = Spec(id="s", queue="only/parts", key=Key("k", KeyPolicy.SERIAL))
+    commands: list[Command] = [
+        Append((*jobs, serial)),
+        SetPart(queue="no/jobs", part="p", cap=3),
+        Note(key="towpath.note", value=b"\0"),
+    ]
+    ledger.apply([*commands, Claim(owner="me", wants=(Want("q", 2),), lease=60_000_000)], START)
+    before = ledger.dump()
+    ledger.close()
+    far, back = place("postgres"), place("sqlite")
+    care.copy(source, far, silent)
+    assert differences(before, dump(far)) == []
+    care.copy(far, back, silent)
+    assert differences(before, dump(back)) == []
+    again = open_ledger(far)
+    job = again.get("j0")
+    assert job is not None
+    assert (job.owner, job.fence, job.lease_until) == ("me", 1, START + 60_000_000)
+    again.apply([Upkeep(limit=1000)], START + 120_000_000)
+    assert again.check() == []
+    again.close()
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "other"), ROUTES[:2])
+def test_it_goes_on_wherever_it_was_interrupted(kind: str, other: str, place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "ROWS", 7)
+    source, target = place(kind), place(other)
+    written(source, 3, 100)
+    before = dump(source)
+    told: list[str] = []
+
+    def break_off(what: str, done: int, total: int) -> None:
+        told.append(what)
+        if what.startswith("copying") or told.count(what) == 1:
+            raise Broken
+
+    interruptions = 0
+    while True:
+        try:
+            copied = care.copy(source, target, break_off)
+        except Broken:
+            interruptions += 1
+            with pytest.raises(NotALedger, match="a copy into it is not finished"):
+                open_ledger(target)
+        else:
+            break
+    assert interruptions > 20
+    assert copied.resumed
+    assert len([what for what in told if what == "copying job"]) == -(-len(before["jobs"]) // 7)  # type: ignore[arg-type]
+    assert differences(before, dump(target)) == []
+
+
+KILLED = """
+import os, signal, sys
+from towpath import care
+from towpath.ledger.relational import copying
+copying.ROWS = 7
+left = int(sys.argv[3])
+def progress(what, done, total):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+care.copy(sys.argv[1], sys.argv[2], progress)
+"""
+
+
+@pytest.mark.parametrize("other", ["sqlite", "postgres"])
+def test_it_goes_on_after_a_kill(other: str, place: Places) -> None:
+    source, target = place("sqlite"), place(other)
+    written(source, 5, 100)
+    for chunks in (1, 4, 6):
+        ended = subprocess.run([sys.executable, "-c", KILLED, source, target, str(chunks)], check=False)
+        assert ended.returncode == -signal.SIGKILL
+    assert care.copy(source, target, silent).resumed
+    assert differences(dump(source), dump(target)) == []
+
+
+def test_a_source_that_went_on_is_copied_from_the_beginning(place: Places) -> None:
+    source, target = place("sqlite"), place("postgres")
+    written(source, 5)
+    with pytest.raises(Broken):
+        care.copy(source, target, _fail_at("copying edge"))
+    ledger = open_ledger(source)
+    ledger.apply([Append((Spec(id="later", queue="q"),))])
+    ledger.close()
+    assert not care.copy(source, target, silent).resumed
+    assert differences(dump(source), dump(target)) == []
+
+
+def _fail_at(stage: str) -> care.Progress:
+    def fail(what: str, done: int, total: int) -> None:
+        if what.startswith(stage):
+            raise Broken
+
+    return fail
+
+
+@pytest.mark.parametrize(("kind", "other"), ROUTES[:2])
+def test_a_source_that_is_written_to_meanwhile_is_noticed(kind: str, other: str, place: Places) -> None:
+    source, target = place(kind), place(other)
+    written(source, 5)
+    ledger = open_ledger(source)
+
+    def write(what: str, done: int, total: int) -> None:
+        if what == "copying queue":
+            ledger.apply([Append((Spec(id="meanwhile", queue="q"),))])
+
+    with pytest.raises(StoreFailed, match="written to while it was copied"):
+        care.copy(source, target, write)
+    with pytest.raises(NotALedger, match="not finished"):
+        open_ledger(target)
+    ledger.close()
+    care.copy(source, target, silent)
+    assert differences(dump(source), dump(target)) == []
+
+
+@pytest.mark.parametrize("other", ["sqlite", "postgres"])
+def test_a_target_with_content_is_refused_and_left_alone(other: str, place: Places) -> None:
+    source, target = place("sqlite"), place(other)
+    written(source, 5)
+    ledger = open_ledger(target)
+    ledger.apply([Append((Spec(id="mine", queue="q"),)), Note(key="n", value=b"1")])
+    ledger.close()
+    before = dump(target)
+    with pytest.raises(InvalidInput, match="1 rows in job, 1 rows in queue, 1 rows in note"):
+        care.copy(source, target, silent)
+    assert differences(before, dump(target)) == []
+    with pytest.raises(InvalidInput, match="another ledger than the source"):
+        care.copy(target, target, silent)
+
+
+@pytest.mark.parametrize("other", ["sqlite", "postgres"])
+def test_who_has_the_target_open_cannot_write_into_the_unfinished_copy(other: str, place: Places) -> None:
+    source, target = place("sqlite"), place(other)
+    written(source, 5)
+    early = open_ledger(target)
+    with pytest.raises(Broken):
+        care.copy(source, target, _fail_at("copying queue"))
+    with pytest.raises(NotALedger, match="not finished"):
+        early.apply([Append((Spec(id="early", queue="q"),))])
+    care.copy(source, target, silent)
+    early.apply([Append((Spec(id="early", queue="q"),))])
+    assert early.check() == []
+    early.close()
+
+
+def test_a_ledger_in_memory_cannot_be_copied(place: Places) -> None:
+    with pytest.raises(InvalidInput, match=r"sqlite:///file\.db or postgresql://"):
+        care.copy("memory://", place("sqlite"), silent)
+
+
+MEASURED = """
+import resource, sys
+from towpath import care
+care.copy(sys.argv[1], sys.argv[2], lambda what, done, total: None)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+def test_the_content_is_never_in_memory_as_a_whole(place: Places) -> None:
+    """128 MB of payloads in 16 jobs, and as many rows as make several chunks; the interpreter with its modules has about 60 MB."""
+    source, far, back = place("sqlite"), place("postgres"), place("sqlite")
+    ledger = open_ledger(source)
+    for n in range(16):
+        large = Spec(id=f"large {n}", queue="q", payload=os.urandom(8 << 20))
+        ledger.apply([Append((large, *(Spec(id=f"{n}-{m}", queue="q", payload=b"{}") for m in range(1000))))])
+    ledger.close()
+    for one, other in ((source, far), (far, back)):
+        ended = subprocess.run([sys.executable, "-c", MEASURED, one, other], capture_output=True, text=True, check=True)
+        assert int(ended.stdout) < 150_000

@@ -1,0 +1,273 @@
+"""The schema: made once, by a role that owns nothing else, under any name, beside others; and given up when it is too new."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+from towpath import App, care, open_ledger
+from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
+from towpath.core.job import Spec
+from towpath.errors import NewerSchema, NotALedger
+from towpath.ledger.postgres import PostgresLedger, PostgresOptions, migrations, options_of
+from towpath.ledger.postgres.connect import connect
+from towpath.ledger.postgres.db import Statements
+from towpath.testing.postgres import Server
+
+ODD = 'My "schema"'
+
+
+def do(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+STARTED = """
+import sys
+from towpath import care
+print("here", flush=True)
+sys.stdin.readline()
+print(*care.migrate(sys.argv[1]))
+"""
+
+
+def test_many_processes_start_at_once_and_one_migrates(postgres_url: str) -> None:
+    command = [sys.executable, "-c", STARTED, postgres_url]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(6)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+    ended = [process.communicate("go\n") for process in processes]
+    known = len(migrations.steps())
+    assert [said for _, said in ended] == [""] * 6
+    assert sorted(out.split()[0] for out, _ in ended) == ["0"] + [str(known)] * 5
+    assert do(postgres_url, "SELECT schema, min_schema FROM towpath.meta") == [(known, 1)]
+
+
+def test_many_threads_open_it_at_once(postgres_url: str) -> None:
+    barrier, opened = threading.Barrier(8), list[PostgresLedger]()
+
+    def start() -> None:
+        barrier.wait()
+        opened.append(PostgresLedger(postgres_url))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 8
+    for n, ledger in enumerate(opened):
+        ledger.apply([Append((Spec(id=f"j{n}", queue="q"),))])
+    assert opened[0].queues()["q"].counts.ready == 8
+    for ledger in opened:
+        ledger.close()
+
+
+@pytest.fixture
+def narrow_url(postgres: Server, postgres_url: str) -> str:
+    """Of a role that owns one schema and may do nothing else in the database. It goes away with the server."""
+    name = postgres_url.rpartition("/")[2]
+    for statement in (
+        f"CREATE ROLE {name} LOGIN",
+        f"REVOKE ALL ON DATABASE {name} FROM PUBLIC",
+        f"GRANT CONNECT ON DATABASE {name} TO {name}",
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+        f"CREATE SCHEMA narrow AUTHORIZATION {name}",
+    ):
+        do(postgres_url, statement)
+    return postgres.url(name, user=name)
+
+
+def test_a_role_that_owns_its_schema_and_nothing_else(narrow_url: str, postgres_url: str) -> None:
+    url = f"{narrow_url}?schema=narrow"
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        do(narrow_url, "CREATE SCHEMA another")
+    ledger = open_ledger(url)
+    ledger.apply(
+        [
+            Append(tuple(Spec(id=f"j{n}", queue="q", part="p") for n in range(20))),
+            SetPart(queue="q", part="p", cap=3),
+            Note(key="n", value=b"1"),
+        ]
+    )
+    [claimed] = ledger.apply([Claim(owner="me", wants=(Want("*", 9),), lease=1_000_000)])
+    assert isinstance(claimed, Claimed)
+    assert len(claimed.claims) == 3
+    ledger.apply([Upkeep(limit=100)])
+    assert ledger.check() == []
+    ledger.close()
+    assert care.health(url)["missing_rights"] == []
+    assert care.vacuum(url)["tables"] > 10
+    assert do(postgres_url, "SELECT count(*) FROM narrow.job") == [(20,)]
+
+
+def test_a_role_without_rights_is_told_so(narrow_url: str, postgres_url: str) -> None:
+    with pytest.raises(NotALedger, match="permission denied for database"):
+        open_ledger(narrow_url)
+    open_ledger(postgres_url).close()
+    with pytest.raises(NotALedger, match="permission denied for schema towpath"):
+        open_ledger(narrow_url)
+    do(postgres_url, f"GRANT USAGE ON SCHEMA towpath TO {narrow_url.rpartition('/')[2]}")
+    with pytest.raises(NotALedger, match="permission denied for table meta"):
+        open_ledger(narrow_url)
+
+
+def test_two_schemas_of_one_database_do_not_disturb_each_other(postgres_url: str) -> None:
+    one, other = PostgresLedger(postgres_url), PostgresLedger(postgres_url, PostgresOptions(schema=ODD))
+    spec = Spec(id="same", queue="q", part="p")
+    one.apply([Append((spec,)), Note(key="n", value=b"1")], 1)
+    assert other.get("same") is None
+    assert other.note("n") is None
+    assert other.queues() == {}
+    # A batch of one holds the lock of relations and of the queue; the other's needs both, and does not wait.
+    with psycopg.connect(postgres_url) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
+        holder.execute("SELECT pg_advisory_xact_lock('towpath.job_seq'::regclass::oid::bigint + 1)")
+        holder.execute("SELECT pg_advisory_xact_lock(hashtext('towpath migration of towpath'))")
+        holder.execute("LOCK TABLE towpath.queue IN ACCESS EXCLUSIVE MODE")
+        do(postgres_url, f"ALTER ROLE CURRENT_USER IN DATABASE {postgres_url.rpartition('/')[2]} SET lock_timeout = '5s'")
+        third = PostgresLedger(postgres_url, PostgresOptions(schema="third"))
+        for ledger in (other, third):
+            ledger.apply([Append((spec,)), SetPart(queue="q", part="p", cap=1), Note(key="n", value=b"2")], 1)
+            assert ledger.check() == []
+        third.close()
+    note = one.note("n")
+    assert note is not None
+    assert note.value == b"1"
+    for ledger in (one, other):
+        ledger.close()
+
+
+def test_a_wake_up_is_heard_in_its_own_schema_only(postgres_url: str) -> None:
+    one, odd = PostgresLedger(postgres_url), PostgresLedger(postgres_url, PostgresOptions(schema=ODD))
+    with psycopg.connect(postgres_url, autocommit=True) as ear:
+        ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier("towpath_wake")))
+        ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{ODD}_wake")))
+        odd.apply([Append((Spec(id="a", queue="q"),))])
+        assert [notice.channel for notice in ear.notifies(timeout=30, stop_after=1)] == [f"{ODD}_wake"]
+        one.apply([Append((Spec(id="a", queue="q"),))])
+        assert [notice.channel for notice in ear.notifies(timeout=30, stop_after=1)] == ["towpath_wake"]
+    one.close()
+    odd.close()
+
+
+@pytest.mark.parametrize("schema", [ODD, "it's", "tow.path", "towpath.", "Ü 木", "$1", "%s", "a" * 63])
+def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
+    ledger = open_ledger(f"{postgres_url}?schema={quote(schema)}")
+    ledger.apply([Append(tuple(Spec(id=f"j{n}", queue="q", part="p") for n in range(20))), Note(key="n", value=b"1")])
+    [claimed] = ledger.apply([Claim(owner="me", wants=(Want("*", 9),), lease=1_000_000)])
+    assert isinstance(claimed, Claimed)
+    assert len(claimed.claims) == 9
+    ledger.apply([Upkeep(limit=10)])
+    assert ledger.check() == []
+    assert len(ledger.dump()["jobs"]) == 20
+    ledger.close()
+    with psycopg.connect(postgres_url) as connection:
+        query = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname = 'tally'"
+        assert connection.execute(query).fetchall() == [(schema,)]
+
+
+def test_what_of_a_url_is_ours(postgres: Server, postgres_url: str) -> None:
+    url, options = options_of("postgres:///db?schema=x&pooled=true&options=-c%20search_path%3Dy&host=%2Ftmp")
+    assert (options.schema, options.pooled) == ("x", True)
+    assert conninfo.conninfo_to_dict(url) == {"dbname": "db", "options": "-c search_path=y", "host": "/tmp"}
+    name = postgres_url.rpartition("/")[2]
+    local = postgres.url(name, socket=True).replace("postgres@", "") + "&user=postgres&options=-c%20work_mem%3D7MB"
+    ledger = open_ledger(local)
+    ledger.apply([Append((Spec(id="a", queue="q"),))])
+    ledger.close()
+
+
+def test_a_schema_of_somebody_else_is_refused(postgres_url: str) -> None:
+    do(postgres_url, "CREATE SCHEMA theirs")
+    do(postgres_url, "CREATE TABLE theirs.invoices (n int)")
+    with pytest.raises(NotALedger, match="its schema theirs has tables, but no meta among them"):
+        open_ledger(f"{postgres_url}?schema=theirs")
+
+
+def test_a_server_that_is_too_old() -> None:
+    migrations.check_server("postgresql://x", 140_000)
+    with pytest.raises(NotALedger, match="its server is PostgreSQL 13, and a ledger needs 14 or newer"):
+        migrations.check_server("postgresql://x", 130_022)
+
+
+def test_a_step_that_fails_leaves_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = migrations.steps()
+    monkeypatch.setattr(migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int); SELECT 1 / 0"))
+    connection = connect(postgres_url, PostgresOptions())
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrations.migrate(connection, Statements("towpath"), "here")
+    assert not migrations.is_there(connection, Statements("towpath"))
+    monkeypatch.setattr(migrations, "steps", lambda: steps)
+    assert migrations.migrate(connection, Statements("towpath"), "here") == 0
+    monkeypatch.setattr(migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int)"))
+    assert migrations.migrate(connection, Statements("towpath"), "here") == len(steps)
+    assert migrations.migrate(connection, Statements("towpath"), "here") == len(steps) + 1
+    connection.close()
+
+
+def test_a_schema_that_is_too_new(postgres_url: str) -> None:
+    ledger = PostgresLedger(postgres_url)
+    do(postgres_url, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
+    with pytest.raises(NewerSchema, match="needs at least version 99"):
+        ledger.apply([Append((Spec(id="a", queue="q"),))])
+    assert ledger.queues() == {}
+    ledger.close()
+    with pytest.raises(NewerSchema, match="upgrade it"):
+        PostgresLedger(postgres_url)
+
+
+async def _raise_it_while_a_job_runs(url: str) -> list[str]:
+    app, began, ended = App(url), asyncio.Event(), list[str]()
+
+    @app.task
+    async def work() -> None:
+        began.set()
+        await asyncio.to_thread(do, url, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
+        ended.append("the job")
+
+    await work.aenqueue()
+    running = asyncio.create_task(app.arun(grace=5.0))
+    await began.wait()
+    try:
+        await running
+    except NewerSchema as error:
+        ended.append(str(error))
+    finally:
+        app.close()
+    return ended
+
+
+def test_a_worker_that_became_too_old_drains_and_ends(postgres_url: str) -> None:
+    ended = asyncio.run(asyncio.wait_for(_raise_it_while_a_job_runs(postgres_url), 60))
+    assert ended[0] == "the job"
+    assert "has schema 99, which needs at least version 99" in ended[1]
+    assert do(postgres_url, "SELECT state FROM towpath.job") == [("running",)]  # and comes back when its lease has run out
+
+
+def test_the_command_ends_with_a_clear_message(postgres_url: str, tmp_path: Path) -> None:
+    program = "import towpath\napp = towpath.App()\n@app.task\ndef work() -> None: ...\n"
+    (tmp_path / "old.py").write_text(program)
+    open_ledger(postgres_url).close()
+    command = [sys.executable, "-m", "towpath", "worker", "old:app", "--url", postgres_url]
+    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert worker.stderr is not None
+    assert "Worker" in worker.stderr.readline()
+    do(postgres_url, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
+    said = worker.communicate(timeout=60)[1]
+    assert worker.returncode == 4
+    assert "has schema 99, which needs at least version 99" in said
+    assert "Upgrade: pip install --upgrade towpath." in said
+    assert "Traceback" not in said
