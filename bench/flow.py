@@ -88,7 +88,11 @@ class Metered(Ours):
 
 
 def bench_gates(folder: Path, report: Report, sizes: Sizes) -> None:
-    with Ours(sqlite(folder / "plain.db")) as plain, Gated(folder / "gated.db") as gated, Metered(folder / "metered.db") as metered:
+    with (
+        Ours(sqlite(folder / "plain.db")) as plain,
+        Gated(folder / "gated.db") as gated,
+        Metered(folder / "metered.db") as metered,
+    ):
         found = Alternating(
             sizes.rounds,
             {

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -31,7 +33,7 @@ from towpath.ledger.postgres import guests, migrations, state
 from towpath.ledger.postgres.batch import PostgresBatch
 from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen
+from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground
@@ -47,6 +49,14 @@ REPLAYS = 5
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+
+
+class Before(NamedTuple):
+    """What is known of a batch that was played before."""
+
+    spoiled: dict[str, Refused]
+    locks: Locks
+    meetings: int
 
 
 class PostgresLedger:
@@ -87,11 +97,19 @@ class PostgresLedger:
             self._inside = threading.get_ident()
             try:
                 with self._translated():
-                    answers, wrote = self._again_if_gone(commands, now)
+                    return self._apply(commands, now)
             finally:
                 self._inside = None
-        if wrote:
-            self._ringing.ring()
+
+    def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
+        that runs. No command minds being applied twice, so if a later one fails, all may come again."""
+        answers: list[Answer] = []
+        for _, part in groupby(enumerate(commands), lambda each: each[0] if calls_user(each[1]) else -1):
+            found, wrote = self._again_if_gone([command for _, command in part], now)
+            answers += found
+            if wrote:
+                self._ringing.ring()
         return answers
 
     def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
@@ -111,12 +129,17 @@ class PostgresLedger:
 
     def _transact(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         spoiled: dict[str, Refused] = {}
-        locks, run, replays = foreseen(commands) | Locks(self._related), play, 0
+        alone = any(calls_user(command) for command in commands)
+        locks, run = Locks() if alone else foreseen(commands) | Locks(self._related), play
+        replays = meetings = 0
         while True:
             try:
-                return self._attempt(commands, now, spoiled, locks, run)
+                return self._attempt(commands, now, Before(spoiled, locks, meetings), run)
             except NeedsLock as needed:
                 locks |= needed.locks
+            except RowsTaken:
+                time.sleep(PAUSES[min(meetings, len(PAUSES) - 1)])
+                meetings += 1
             except guests.TransactionEnded as ended:
                 # Its neighbours did nothing wrong: play them again, without the function that did.
                 spoiled[ended.answer.details["id"]] = ended.answer
@@ -136,15 +159,12 @@ class PostgresLedger:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
                 run = play_one_by_one
 
-    def _attempt(
-        self, commands: Sequence[Command], now: int | None, spoiled: dict[str, Refused], locks: Locks, run: Player
-    ) -> tuple[list[Answer], bool]:
+    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> tuple[list[Answer], bool]:
         db = self._db
         try:
             self._undo(db)
             db.execute(b"BEGIN")
-            batch = self._begin(db, commands, now, locks)
-            batch.spoiled = spoiled
+            batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
             db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
@@ -156,15 +176,21 @@ class PostgresLedger:
         self._tallies += batch.tallies
         return answers, batch.wrote
 
-    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
+    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
-        schema, least, seq, version, last, present, known, *_ = db.one("begin_batch", (array([spec.id for spec in first]),))
+        ids = array([spec.id for spec in first])
+        schema, least, seq, version, last, present, known, waiting, *_ = db.one("begin_batch", (ids,))
         migrations.check_schema(self.place, schema, least)
         ground = Ground(schema, least, seq, version, last, [], known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
         batch.queues.clear()
+        batch.spoiled, batch.meetings = before.spoiled, before.meetings
+        batch.calls_user = any(calls_user(command) for command in commands)
         self._jumps.note(batch.now)
-        batch.lock(locks, commands)
+        drains = waiting and not batch.calls_user
+        batch.lock(before.locks | Locks(relations=drains), commands)
+        if drains:
+            batch.drain()
         if any(type(command) is Upkeep for command in commands):
             batch.tidy(1)
         elif self._tallies >= TALLIES:

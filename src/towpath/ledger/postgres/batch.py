@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import msgspec
+import psycopg
 from msgspec.structs import asdict
 
 from towpath.core.commands import Command
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.ledger.postgres.db import PostgresDb
-from towpath.ledger.postgres.locks import Locks, NeedsLock, mentioned
+from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, mentioned
+from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
+log = logging.getLogger("towpath.postgres")
+
+DRAIN = 200
+"""Appends from users' transactions that one batch plays at most."""
 _STATES = tuple(State)
 _COUNTS = frozenset({*_STATES, "loose"})
 
@@ -29,11 +37,19 @@ class PostgresBatch(Batch):
         self._tidied: set[str] = set()
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
+        self.meetings = 0
+        """How often it met rows that somebody holds for long, when it was played before."""
+        self.calls_user = False
+        """It is one settle with a function of the user's, which should not be called again for want of a lock."""
+
+    @property
+    def _patience(self) -> str:
+        return PATIENCE if self.meetings == 0 else IMPATIENCE
 
     def lock(self, locks: Locks, commands: Sequence[Command]) -> None:
         """Before anything else: whatever it waits for, it holds nothing yet that others could wait for."""
         if locks.relations:
-            self.db.run("lock_relations")
+            self.db.run("lock_relations", (self._patience,))
             self._is_related()
         names = mentioned(commands)
         self.load_queues(names)
@@ -44,10 +60,14 @@ class PostgresBatch(Batch):
             self._is_gated(wanted)
 
     def relate(self) -> None:
-        if not self.related:
-            if not self.db.one("try_relations")[0]:
-                raise NeedsLock(Locks(relations=True))
-            self._is_related()
+        if self.related:
+            return
+        if self.calls_user:
+            # Whoever has them may want our job, but gives them back if it does not get it.
+            self.db.run("lock_relations", (self._patience,))
+        elif not self.db.one("try_relations", (self._patience,))[0]:
+            raise NeedsLock(Locks(relations=True))
+        self._is_related()
 
     def _is_related(self) -> None:
         self.related = True
@@ -80,6 +100,25 @@ class PostgresBatch(Batch):
             self.db.run("make_queues", (array(found),))
             self._tidied = set(self.db.rows("try_queues", (array(found),), str))
             self._fold(self._tidied)
+
+    def drain(self) -> None:
+        """Play what users appended in transactions of their own. What is refused now cannot be told to them any more: it becomes
+        a dead letter."""
+        for seq, text in sorted(self.db.rows("drain_inbox", (DRAIN,), tuple[int, str])):
+            mark = self.mark()
+            self.db.save()
+            try:
+                appends.place_or_bury(self, msgspec.json.decode(text, type=list[Spec]))
+                self.flush()
+            except Exception as error:
+                if not self.db.is_ours(error) or isinstance(error, psycopg.IntegrityError):
+                    raise
+                self.db.undo()
+                self.forget(mark)
+                log.error("append %d of the inbox cannot be played and stays there: %s", seq, error)
+                self.db.run("spoil_inbox", (seq, text, f"{type(error).__name__}: {error}"))
+            self.db.keep()
+            self.wrote = True
 
     def take_seqs(self, n: int) -> int:
         first: int = self.db.one("take_seqs", (n,))[0]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import psycopg
 from msgspec.structs import astuple, force_setattr
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.abc import Query as PgQuery
 from psycopg.types.numeric import Int8BinaryDumper
 
@@ -19,7 +19,7 @@ from towpath.core.job import BODIES, COLUMNS, Job, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests, where
-from towpath.ledger.postgres.locks import NeedsLock
+from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, array, script
 
@@ -118,6 +118,7 @@ _TAKEN = {
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
     "{job}": JOB,
+    "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
     "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
@@ -144,7 +145,10 @@ class PostgresDb:
         self._cursor = Cursor(connection)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
-        return self._cursor.execute(query, args, binary=True)
+        try:
+            return self._cursor.execute(query, args, binary=True)
+        except errors.LockNotAvailable as error:
+            raise RowsTaken from error
 
     def _named(self, name: str, args: Args) -> Cursor:
         first, query = self._statements.named[name]
@@ -178,15 +182,18 @@ class PostgresDb:
         if len(rows) <= FEW:
             if rows:
                 self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
-            self.put_bodies(_bodies(jobs))
+            self.put_bodies(bodies_of(jobs))
             return
         self._copy(self._statements.copy_jobs, rows)
-        self._copy(self._statements.copy_bodies, _bodies(jobs))
+        self._copy(self._statements.copy_bodies, bodies_of(jobs))
 
     def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
-        with self._cursor.copy(cast(PgQuery, query)) as copy:
-            for row in rows:
-                copy.write_row(row)
+        try:
+            with self._cursor.copy(cast(PgQuery, query)) as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except errors.LockNotAvailable as error:
+            raise RowsTaken from error
 
     def put_bodies(self, bodies: Iterable[Body]) -> None:
         self.put("body", bodies)
@@ -229,12 +236,12 @@ class PostgresDb:
         guests.call_within(self.connection, id, function)
 
     def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, NeedsLock | guests.TransactionEnded):
+        if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
 
-def _bodies(jobs: Iterable[Job]) -> Iterator[Body]:
+def bodies_of(jobs: Iterable[Job]) -> Iterator[Body]:
     for job in jobs:
         if job.payload:
             yield job.seq, PAYLOAD, job.payload
