@@ -22,14 +22,14 @@ from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Command, Upkeep
+from towpath.core.commands import Append, Command, Placed, Upkeep
 from towpath.core.explain import Explanation
-from towpath.core.job import Job
+from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.postgres import guests, migrations, state
+from towpath.ledger.postgres import guests, hosts, migrations, state
 from towpath.ledger.postgres.batch import PostgresBatch
 from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
@@ -226,6 +226,31 @@ class PostgresLedger:
             raise psycopg.OperationalError("the last statement was interrupted")
         if status is not TransactionStatus.IDLE:
             db.execute(b"ROLLBACK")
+
+    def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append inside the transaction that is open on the user's own `psycopg.Connection`, or the one under their SQLAlchemy
+        session: it commits or rolls back with their data. Raises `Refused`. What has a key, a dependency or a group gets its
+        number (and what is wrong with it by then makes it a dead letter) after the commit; here its number is 0."""
+        self._guard()
+        with self._translated():
+            driver = hosts.driver_of(connection)
+            if self._writer is not None and driver is self._writer.connection:
+                raise NestedCall(path=self.place)
+            return hosts.run(self._appending(driver, specs, now), driver, self._read)
+
+    async def aappend_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """The same on a `psycopg.AsyncConnection`, or the one under an async session."""
+        self._guard()
+        with self._translated():
+            driver = await hosts.adriver_of(connection)
+            return await hosts.arun(self._appending(driver, specs, now), driver, self._read)
+
+    def _appending(self, connection: hosts.AnyConnection, specs: Sequence[Spec], now: int | None) -> hosts.Steps:
+        if now is not None:
+            checks.whole("now", now)
+        time = self._now if now is None else lambda _: now
+        host = hosts.Host(self.place, self._statements, self._ringing.channel, time)
+        return hosts.append(host, Append(tuple(specs)).specs, connection)
 
     # Reading
 

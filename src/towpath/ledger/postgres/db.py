@@ -56,6 +56,8 @@ class Statements:
         self.puts = {table: self.place(_put(table)) for table in _TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
+        self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
+        self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
         self.insert_jobs = [
             self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(_WIDTH, n)}") for n in range(FEW + 1)
         ]
@@ -63,6 +65,13 @@ class Statements:
     def place(self, text: str) -> bytes:
         """The text with the schema's own name in it."""
         return text.replace("'towpath.", "'" + self._quoted.replace("'", "''")).replace("towpath.", self._quoted).encode()
+
+
+def _settings(value: str) -> str:
+    """What `begin_batch` sets for our statements is not for the user's."""
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+    plans = "force_generic_plan" if value == "off" else value
+    return "; ".join(f"SET LOCAL {name} TO {value}" for name in names) + f"; SET LOCAL plan_cache_mode TO {plans}"
 
 
 def _columns() -> str:
@@ -233,7 +242,8 @@ class PostgresDb:
         self.execute(b"RELEASE SAVEPOINT towpath_save")
 
     def call(self, id: str, function: Callable[[Any], object]) -> None:
-        guests.call_within(self.connection, id, function)
+        way = guests.Way(self._statements.guests_in, self._statements.guests_out)
+        guests.call_within(self.connection, way, id, function)
 
     def is_ours(self, error: Exception) -> bool:
         if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):

@@ -708,7 +708,8 @@ WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v.id = ANY (i.ids));
 
 -- name: guest_inbox
 INSERT INTO towpath.inbox (ids, specs)
-SELECT ARRAY(SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json)), convert_from($2::bytea, 'UTF8');
+SELECT ARRAY(SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json)), convert_from($2::bytea, 'UTF8')
+RETURNING seq;
 
 -- name: guest_end
 -- The ledger's time goes on, and whoever waits for work hears of it, both when this transaction commits at the latest.
