@@ -81,6 +81,7 @@ class PostgresLedger:
         with self._translated():
             self._writer = self._connect()
             migrations.migrate(self._writer.connection, self._statements, self.place)
+            self._shut(self._writer)
         self._ringing = Ringing(url, self._options, self._peek)
         self._ringing.start()
         _open_here.add(self)
@@ -163,7 +164,7 @@ class PostgresLedger:
         db = self._db
         try:
             self._undo(db)
-            db.execute(b"BEGIN")
+            db.execute(b"BEGIN READ WRITE")
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
@@ -204,11 +205,17 @@ class PostgresLedger:
     @property
     def _db(self) -> PostgresDb:
         if self._writer is None or self._writer.connection.closed:
-            self._writer = self._connect()
+            self._writer = self._shut(self._connect())
         return self._writer
 
     def _connect(self) -> PostgresDb:
         return PostgresDb(connect(self._url, self._options), self._statements)
+
+    def _shut(self, db: PostgresDb) -> PostgresDb:
+        """Outside the transactions that we begin nothing can be written: a function of the user's that lost one may go on."""
+        if not self._options.pooled:
+            db.execute(b"SET default_transaction_read_only = on")
+        return db
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
