@@ -178,11 +178,11 @@ def test_savepoints_and_tables_are_allowed(desk: Desk, theirs: Connection) -> No
 
 def test_its_statements_are_planned_as_usual(desk: Desk, theirs: Connection) -> None:
     names = ("enable_seqscan", "enable_hashjoin", "jit", "plan_cache_mode", "lock_timeout")
-    usual = [theirs.execute(f"SHOW {name}").fetchone() for name in names]  # type: ignore[arg-type]
+    usual = [theirs.execute(f"SHOW {name}").fetchone() for name in names]
     seen: list[Any] = []
 
     def within(db: Connection) -> None:
-        seen.extend(db.execute(f"SHOW {name}").fetchone() for name in names)  # type: ignore[arg-type]
+        seen.extend(db.execute(f"SHOW {name}").fetchone() for name in names)
 
     desk.ask(settle(desk, within))
     assert seen == usual
