@@ -56,7 +56,7 @@ class RowsTaken(Exception):
     """Somebody holds rows for long that a batch with the relations wants."""
 
 
-PATIENCE, IMPATIENCE = "200ms", "20ms"
+PATIENCE, IMPATIENCE = "500ms", "100ms"
 """How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
 PAUSES = (0.02, 0.05, 0.1, 0.2)
 """Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that one gets before it.)"""
