@@ -267,6 +267,7 @@ def test_an_append_that_cannot_be_read_harms_nobody(ledger: PostgresLedger, desk
     mine.execute("UPDATE towpath.inbox SET specs = 'nonsense'")
     ledger.append_on(mine, [spec("b", key=unique("l"))])
     mine.commit()
+    desk.upkeep()
     desk.add("c")
     assert desk.found() == ["b", "c"]
     (found,) = ledger.check()

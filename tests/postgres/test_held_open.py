@@ -1,4 +1,7 @@
-"""A transaction of the user's that stays open holds nobody up; a function inside a settle only those who need that job."""
+"""A transaction of the user's that stays open holds nobody up; a function inside a settle only those who need that job.
+
+It stays open until the others have done their work: whoever waited for it would wait for ever, however slow the machine is.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from towpath.testing.suite.desk import Desk, replace, spec, unique, whole_group
 
 HOLD = float(os.environ.get("TOWPATH_HOLD_SECONDS", "2"))
 """How long the transaction is held open at least. (`make soak-postgres` holds it for ten.)"""
-QUICK = HOLD / 2
-"""Seconds within which work that waits for nobody is done."""
+PATIENCE = 30
+"""Seconds after which somebody waits for ever."""
 
 
 @pytest.fixture
@@ -72,8 +75,8 @@ def turns(began: float) -> Iterator[int]:
         yield turn
 
 
-def at_once(*work: Callable[[], object]) -> float:
-    """Do it side by side; the seconds it took. What one raises is raised."""
+def at_once(*work: Callable[[], object]) -> None:
+    """Do it side by side, to the end. What one raises is raised."""
     errors: list[BaseException] = []
 
     def guarded(each: Callable[[], object]) -> None:
@@ -83,15 +86,13 @@ def at_once(*work: Callable[[], object]) -> float:
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(each,)) for each in work]
-    began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "somebody waits"
     if errors:
         raise errors[0]
-    return time.monotonic() - began
 
 
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel)[1:])
@@ -111,13 +112,12 @@ def test_a_transaction_held_open_stops_nobody(
         for turn in turns(began):
             # The very same keys and group, too.
             same = Append((spec(f"same{turn}", key=unique("mine"), group="open"),))
-            spent = at_once(
+            at_once(
                 partial(everything, others[0], f"-a{turn}"),
                 partial(everything, others[1], f"-b{turn}"),
                 partial(others[0].ask, same),
                 partial(ledger.append_on, mine, [spec(f"more{turn}")]),
             )
-            assert spent < max(QUICK, 1.0)
             assert ledger.check() == []
         (mine.commit if kept else mine.rollback)()
     ledger.apply([Upkeep()])
@@ -165,7 +165,7 @@ def test_an_append_that_waits_for_a_job_being_settled_keeps_others_from_nothing(
     waiting.start()
     began = time.monotonic()
     for turn in turns(began):
-        assert at_once(partial(everything, others[1], f"-{turn}")) < max(QUICK, 1.5)
+        at_once(partial(everything, others[1], f"-{turn}"))
     assert waiting.is_alive()
     assert ledger.get("dependent") is None
     function.go.set()
@@ -187,8 +187,8 @@ def test_also_not_who_wants_to_stop_it(ledger: PostgresLedger, others: list[Desk
     settling, answers = held_open(ledger, function, "slow", key=replace("k"))
     waiting = threading.Thread(target=lambda: others[0].ask(command))
     waiting.start()
-    assert at_once(lambda: everything(others[1], "-1")) < 3.0
-    assert at_once(lambda: everything(others[1], "-2")) < 3.0
+    for turn in "12":
+        at_once(partial(everything, others[1], f"-{turn}"))
     function.go.set()
     settling.join(60)
     waiting.join(60)

@@ -19,13 +19,14 @@ class Jumps:
         self._last: int | None = None
         self._jumps: list[tuple[int, int]] = []
 
-    def note(self, now: int) -> None:
-        """The ledger's time is `now`. The first time after opening is no jump."""
+    def note(self, now: int, passed: int = 0) -> None:
+        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed` since, by a clock that
+        nobody sets, where the caller knows it."""
         last, self._last = self._last, now
-        if last is None or now - last <= LEAST:
+        if last is None or now - last - passed <= LEAST:
             return
         jumps = [jump for jump in self._jumps if jump[1] + checks.DAY > now]
-        jumps.append((now - last, now))
+        jumps.append((now - last - passed, now))
         self._jumps = sorted(jumps)[-KEPT:]
 
     def until(self, lease_len: int, lease_until: int) -> int:

@@ -25,11 +25,12 @@ Answer = Result | Refused
 
 class Capabilities(msgspec.Struct, frozen=True):
     """`durable`: survives the process. `shared`: several processes may open it. `transactional`: `Settle.within` works, and it is
-    a `Transactional` ledger."""
+    a `Transactional` ledger. `remote`: a question goes to a server that others use too, so what only looks should look seldom."""
 
     durable: bool
     shared: bool
     transactional: bool
+    remote: bool = False
 
 
 class Ledger(Protocol):
@@ -65,7 +66,8 @@ class Ledger(Protocol):
         ...
 
     def version(self) -> int:
-        """A number that is different after every commit. Take it before you look, then `wait` for it to change."""
+        """A number that is different after every commit by which something may have become ready, ended or been set; others may
+        change it too. Take it before you look, then `wait` for it to change."""
         ...
 
     def wait(self, seen: int, timeout: float) -> int:

@@ -41,6 +41,8 @@ AGAIN: Final = SECOND
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
 """How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
 because then every batch of our own looks as well."""
+REMOTE: Final = 4
+"""How many times more seldom all of this is asked of a ledger on a server."""
 SLICE: Final = 0.2
 """Seconds of sleep at a time, so that `close` is prompt."""
 
@@ -61,7 +63,7 @@ class Caretaker:
         self._clock = clock
         self._ears = _Ears(ledger, committer)
         self._chair = _Chair(ledger, committer, owner)
-        self._chores = _Chores(committer)
+        self._chores = _Chores(committer, ledger.capabilities.remote)
         self._rounds = _Rounds(due)
         self._heard = heard
         self._complained = ""
@@ -208,11 +210,12 @@ class _Chair:
         self._committer = committer
         self._owner = owner.encode()
         self._note: Noted | None = None
+        self._times = REMOTE if ledger.capabilities.remote else 1
         self.asked_at = 0
         self.held_until = 0
 
     def next(self) -> int:
-        return self.asked_at + (STAND_BY if self._note is None else RENEW)
+        return self.asked_at + self._times * (STAND_BY if self._note is None else RENEW)
 
     def take(self, now: int) -> bool:
         """Renew or try to get it when it is time to; are we elected?"""
@@ -230,9 +233,9 @@ class _Chair:
         if view is None or (self._note is not None and self._note.fence == view.fence):
             with contextlib.suppress(NoteConflict):
                 expect = 0 if view is None else view.version
-                answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=TTL))
+                answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._times * TTL))
                 assert isinstance(answer, Noted)
-                self._note, self.held_until = answer, now + TTL
+                self._note, self.held_until = answer, now + self._times * TTL
                 return
         self._note, self.held_until = None, 0
 
@@ -247,8 +250,9 @@ class _Chair:
 class _Chores:
     """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and then."""
 
-    def __init__(self, committer: Committer) -> None:
+    def __init__(self, committer: Committer, remote: bool) -> None:
         self._committer = committer
+        self._most = MOST * (REMOTE if remote else 1)
         self._done_at = 0
         self._last = Upkept(more=True)
         self.changed = True
@@ -256,7 +260,7 @@ class _Chores:
     def next(self) -> int:
         if self._last.more:
             return self._done_at
-        due = MOST if self._last.next_due is None else min(MOST, self._last.next_due - self._done_at)
+        due = self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._done_at)
         return self._done_at + (LEAST if self.changed else max(LEAST, due))
 
     def do(self, now: int) -> None:

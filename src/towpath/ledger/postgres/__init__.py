@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -22,21 +21,21 @@ from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Append, Command, Placed, Upkeep
+from towpath.core.commands import Appended, Command, Placed, Upkeep
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.postgres import guests, hosts, migrations, state
-from towpath.ledger.postgres.batch import PostgresBatch
+from towpath.ledger.postgres import guests, hosts, migrations, quick, state
+from towpath.ledger.postgres.batch import Before, PostgresBatch
 from towpath.ledger.postgres.connect import PostgresOptions, connect, is_gone, is_replayable, options_of, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen
+from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen, mentioned
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
-from towpath.ledger.relational.batch import Ground
+from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
@@ -48,19 +47,12 @@ REPLAYS = 5
 """How often a batch that met others at the wrong time is played again before it goes command by command."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 
 
-class Before(NamedTuple):
-    """What is known of a batch that was played before."""
-
-    spoiled: dict[str, Refused]
-    locks: Locks
-    meetings: int
-
-
 class PostgresLedger:
-    capabilities = Capabilities(durable=True, shared=True, transactional=True)
+    capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
         """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
@@ -71,20 +63,19 @@ class PostgresLedger:
         self._clock = clock
         self._jumps = Jumps()
         self._pid = os.getpid()
-        self._closed = self._forked = False
+        self._closed = False
         self._inside: int | None = None
         self._tallies = 0
         self._related = False
+        self._seen_at = time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._writer: PostgresDb | None = None
         self._reader: PostgresDb | None = None
         with self._translated():
             self._writer = self._connect()
             migrations.migrate(self._writer.connection, self._statements, self.place)
-            self._shut(self._writer)
         self._ringing = Ringing(url, self._options, self._peek)
         self._ringing.start()
-        _open_here.add(self)
 
     # Writing
 
@@ -104,14 +95,34 @@ class PostgresLedger:
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
-        that runs. No command minds being applied twice, so if a later one fails, all may come again."""
+        that runs. If a later one fails, all may come again."""
         answers: list[Answer] = []
         for _, part in groupby(enumerate(commands), lambda each: each[0] if calls_user(each[1]) else -1):
-            found, wrote = self._again_if_gone([command for _, command in part], now)
+            played = [command for _, command in part]
+            found, news = self._in_one_step(played, now) or self._again_if_gone(played, now)
             answers += found
-            if wrote:
+            if news:
                 self._ringing.ring()
         return answers
+
+    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool] | None:
+        """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
+        the general way does it again."""
+        if now is None and self._clock is not None:
+            now = self._clock.now()
+        answers: list[Answer] = []
+        with suppress(psycopg.Error, RowsTaken):
+            self._undo(self._db)
+            for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
+                answers.append(answer)
+                if self._note_time(present, now):
+                    break
+        if not answers:
+            return None
+        self._tallies += (appended := type(answers[-1]) is Appended)
+        left = commands[len(answers) :]
+        rest, news = self._again_if_gone(left, now) if left else ([], False)
+        return answers + rest, appended or news
 
     def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
@@ -162,8 +173,12 @@ class PostgresLedger:
 
     def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> tuple[list[Answer], bool]:
         db = self._db
+        shut = any(calls_user(command) for command in commands) and not self._options.pooled
         try:
             self._undo(db)
+            if shut:
+                # A function that loses the transaction may go on, but it can write nothing outside of it.
+                db.execute(b"SET default_transaction_read_only = on")
             db.execute(b"BEGIN READ WRITE")
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
@@ -173,21 +188,24 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 self._undo(db)
             raise
-        self._related = batch.related
+        finally:
+            with suppress(psycopg.Error):
+                if shut:
+                    db.execute(b"RESET default_transaction_read_only")
+        self._related = batch.related and not batch.calls_user
         self._tallies += batch.tallies
-        return answers, batch.wrote
+        return answers, batch.news
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
-        ids = array([spec.id for spec in first])
-        schema, least, seq, version, last, present, known, waiting, *_ = db.one("begin_batch", (ids,))
+        args = array([spec.id for spec in first]), array(mentioned(commands))
+        schema, least, seq, version, last, present, known, waiting, queues, *_ = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
-        ground = Ground(schema, least, seq, version, last, [], known)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
-        batch.queues.clear()
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user = any(calls_user(command) for command in commands)
-        self._jumps.note(batch.now)
+        self._note_time(batch.now, now)
         drains = waiting and not batch.calls_user
         batch.lock(before.locks | Locks(relations=drains), commands)
         if drains:
@@ -199,23 +217,24 @@ class PostgresLedger:
             self._tallies = 0
         return batch
 
+    def _note_time(self, present: int, given: int | None) -> bool:
+        """What the server's clock went beyond the time that has passed here was a jump. Is there one to heed?"""
+        before, self._seen_at = self._seen_at, time.monotonic()
+        own = given is None and self._clock is None
+        self._jumps.note(present, int((self._seen_at - before) * checks.SECOND) if own else 0)
+        return bool(self._jumps.recorded)
+
     def _now(self, present: int) -> int:
         return present if self._clock is None else self._clock.now()
 
     @property
     def _db(self) -> PostgresDb:
         if self._writer is None or self._writer.connection.closed:
-            self._writer = self._shut(self._connect())
+            self._writer = self._connect()
         return self._writer
 
     def _connect(self) -> PostgresDb:
         return PostgresDb(connect(self._url, self._options), self._statements)
-
-    def _shut(self, db: PostgresDb) -> PostgresDb:
-        """Outside the transactions that we begin nothing can be written: a function of the user's that lost one may go on."""
-        if not self._options.pooled:
-            db.execute(b"SET default_transaction_read_only = on")
-        return db
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
@@ -235,29 +254,22 @@ class PostgresLedger:
             db.execute(b"ROLLBACK")
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append inside the transaction that is open on the user's own `psycopg.Connection`, or the one under their SQLAlchemy
-        session: it commits or rolls back with their data. Raises `Refused`. What has a key, a dependency or a group gets its
-        number (and what is wrong with it by then makes it a dead letter) after the commit; here its number is 0."""
+        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy session. Raises
+        `Refused`. What has a key, a dependency or a group is played after the commit, so that its number here is 0."""
         self._guard()
         with self._translated():
-            driver = hosts.driver_of(connection)
-            if self._writer is not None and driver is self._writer.connection:
-                raise NestedCall(path=self.place)
-            return hosts.run(self._appending(driver, specs, now), driver, self._read)
+            return hosts.append_on(self._host(now), connection, specs)
 
     async def aappend_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """The same on a `psycopg.AsyncConnection`, or the one under an async session."""
         self._guard()
         with self._translated():
-            driver = await hosts.adriver_of(connection)
-            return await hosts.arun(self._appending(driver, specs, now), driver, self._read)
+            return await hosts.aappend_on(self._host(now), connection, specs)
 
-    def _appending(self, connection: hosts.AnyConnection, specs: Sequence[Spec], now: int | None) -> hosts.Steps:
+    def _host(self, now: int | None) -> hosts.Host:
         if now is not None:
             checks.whole("now", now)
         time = self._now if now is None else lambda _: now
-        host = hosts.Host(self.place, self._statements, self._ringing.channel, time)
-        return hosts.append(host, Append(tuple(specs)).specs, connection)
+        return hosts.Host(self.place, self._statements, self._ringing.channel, time, self._read, self._writer)
 
     # Reading
 
@@ -280,7 +292,11 @@ class PostgresLedger:
         return self._read(lambda db: reads.group(db, id))
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
-        return self._read(lambda db: reads.note(db, key, self._time(db, now)))
+        if now is not None:
+            checks.whole("now", now)
+        elif self._clock is not None:
+            now = self._clock.now()
+        return self._read(lambda db: quick.read_note(db, key, now), alone=True)
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
@@ -310,7 +326,7 @@ class PostgresLedger:
         return self._ringing.listening
 
     def close(self) -> None:
-        if self._closed or self._forked:
+        if self._closed or os.getpid() != self._pid:
             return
         self._guard()
         with self._write_lock, self._read_lock:
@@ -322,10 +338,10 @@ class PostgresLedger:
 
     def _peek(self) -> str:
         """Something that is different after every commit that wrote, whoever made it."""
-        return self._read(lambda db: str(db.one("snapshot")[0]))
+        return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
 
-    def _read(self, question: Callable[[PostgresDb], T]) -> T:
-        """One question on one snapshot, on a connection of its own: it never waits for a commit."""
+    def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
+        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it is one statement."""
         self._guard()
         with self._read_lock, self._translated():
             self._guard()
@@ -333,7 +349,7 @@ class PostgresLedger:
                 if self._reader is None or self._reader.connection.closed:
                     self._reader = self._connect()
                 try:
-                    return self._ask(self._reader, question)
+                    return question(self._reader) if alone else self._ask(self._reader, question)
                 except psycopg.OperationalError as error:
                     self._reader.connection.close()
                     if attempt or not is_gone(error):
@@ -370,7 +386,7 @@ class PostgresLedger:
     def _guard(self) -> None:
         if self._closed:
             raise LedgerClosed(path=self.place)
-        if self._forked:
+        if os.getpid() != self._pid:  # the connections are its parent's
             raise Forked(path=self.place, opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=self.place)
@@ -381,16 +397,3 @@ class PostgresLedger:
             yield
         except psycopg.Error as error:
             raise translate(error, self.place) from error
-
-
-_open_here: WeakSet[PostgresLedger] = WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child: the connections are its parent's."""
-    for ledger in list(_open_here):
-        ledger._forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import psycopg
 from msgspec.structs import asdict
 
-from towpath.core.commands import Command
+from towpath.core.commands import Abort, Cancel, Command, Note, Seal, SetPart, SetQueue, Unseal
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
+from towpath.errors import Refused
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, mentioned
 from towpath.ledger.relational import appends
@@ -23,8 +25,18 @@ log = logging.getLogger("towpath.postgres")
 
 DRAIN = 200
 """Appends from users' transactions that one batch plays at most."""
+_TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 _STATES = tuple(State)
+_ACTIVE = frozenset({READY, RUNNING})
 _COUNTS = frozenset({*_STATES, "loose"})
+
+
+class Before(NamedTuple):
+    """What is known of a batch that was played before."""
+
+    spoiled: dict[str, Refused]
+    locks: Locks
+    meetings: int
 
 
 class PostgresBatch(Batch):
@@ -35,6 +47,8 @@ class PostgresBatch(Batch):
         self._tallies: Counter[tuple[str, str | None, State]] = Counter()
         self._version = self.next_version
         self._tidied: set[str] = set()
+        self.news = False
+        """Is there anything that others may wait for: something that is ready, over, or set?"""
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
         self.meetings = 0
@@ -48,11 +62,11 @@ class PostgresBatch(Batch):
 
     def lock(self, locks: Locks, commands: Sequence[Command]) -> None:
         """Before anything else: whatever it waits for, it holds nothing yet that others could wait for."""
+        self.news = any(isinstance(each, _TELLING) or (type(each) is Note and bool(each.gates)) for each in commands)
         if locks.relations:
             self.db.run("lock_relations", (self._patience,))
             self._is_related()
         names = mentioned(commands)
-        self.load_queues(names)
         limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
         if wanted := sorted(limited | locks.queues):
             self.db.run("make_queues", (array(wanted),))
@@ -75,9 +89,12 @@ class PostgresBatch(Batch):
 
     def gate(self, queues: Iterable[str]) -> None:
         if wanted := sorted(set(queues) - self.gated):
-            if set(self.db.rows("try_queues", (array(wanted),), str)) != set(wanted):
+            if not (self._got(wanted) or (self.db.count("make_queues", (array(wanted),)) and self._got(wanted))):
                 raise NeedsLock(Locks(queues=frozenset(wanted)))
             self._is_gated(wanted)
+
+    def _got(self, queues: Sequence[str]) -> bool:
+        return len(self.db.rows("try_queues", (array(queues),), str)) == len(queues)
 
     def _is_gated(self, queues: Sequence[str]) -> None:
         """They are ours until the end: the counts can be folded, and nobody else claims from them."""
@@ -91,7 +108,7 @@ class PostgresBatch(Batch):
         self.load_queues(queues)
 
     def _fold(self, queues: Iterable[str]) -> None:
-        """Into the rows of these queues, which must be locked, the tallies of this transaction and of those that are over."""
+        """Into the rows of these queues, which must be locked, all tallies that are to be seen."""
         self.db.run("fold", (array(queues), self.db.one("horizon")[0]))
 
     def tidy(self, least: int) -> None:
@@ -132,6 +149,7 @@ class PostgresBatch(Batch):
                 self._count(queue, part, old, -count)
             if new is not None:
                 self._count(queue, part, new, count)
+                self.news |= new is not RUNNING
 
     def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
         self._tallies[queue, part, state] += count
@@ -156,22 +174,28 @@ class PostgresBatch(Batch):
         super().flush()
 
     def _flush_tallies(self) -> None:
+        if rows := self._take_tallies():
+            self.db.run("tally", (array(rows),))
+            if self._tidied:
+                self._fold(self._tidied & {str(row[0]) for row in rows})
+
+    def _take_tallies(self) -> list[tuple[object, ...]]:
         by_place: dict[tuple[str, str | None], dict[State, int]] = {}
         for (queue, part, state), count in self._tallies.items():
-            if count:
+            if count or (part is not None and state in _ACTIVE):
                 by_place.setdefault((queue, part), {})[state] = count
-        if by_place:
-            rows = [(*place, *(counts.get(state, 0) for state in _STATES)) for place, counts in by_place.items()]
-            self.db.run("tally", (array(rows),))
-            self.tallies += len(rows)
-            if self._tidied:
-                self._fold(self._tidied & {queue for queue, _ in by_place})
         self._tallies.clear()
+        self.tallies += len(by_place)
+        return [
+            (*place, *(counts.get(state, 0) for state in _STATES), not _ACTIVE.isdisjoint(counts))
+            for place, counts in by_place.items()
+        ]
 
     def finish(self) -> None:
+        last = [] if self._tidied else self._take_tallies()
         self.flush()
         if self.wrote:
-            self.db.run("write_last", (self.now,))
+            self.db.run("close_batch", (array(last), self.now))
         if self.next_version != self._version:
             self.db.run("write_version", (self.next_version - 1,))
 

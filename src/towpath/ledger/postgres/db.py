@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import astuple, force_setattr, replace
 from psycopg import errors, sql
 from psycopg.abc import Query as PgQuery
 from psycopg.types.numeric import Int8BinaryDumper
@@ -21,7 +21,7 @@ from towpath.core.views import Query
 from towpath.ledger.postgres import guests, where
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.relational.batch import GroupRow
-from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, array, script
+from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Held, array, script
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -129,6 +129,23 @@ _WORDS: Mapping[str, str] = {
     "{job}": JOB,
     "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
     "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
+    "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
+        q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
+        q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
+    "{counted}": """
+        CROSS JOIN LATERAL (
+            SELECT * FROM towpath.queue WHERE name = v
+            UNION ALL
+            SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
+            WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
+                coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
+                coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
+                coalesce(sum(a.canceled), 0)::bigint AS canceled,
+                coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
+            FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
+    "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
 
@@ -185,6 +202,12 @@ class PostgresDb:
         if newest:
             columns = zip(_TYPES[table], zip(*newest.values(), strict=True), strict=True)
             self.execute(self._statements.puts[table], [list(c) if kind == "bytea" else array(c) for kind, c in columns])
+
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        found = self.rows("held", (array(ids),), Held)
+        if sources := set(self.rows("sources", (array([job.seq for job in found]),), int)):
+            return [replace(job, edges=int(job.seq in sources)) for job in found]
+        return found
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         rows = [astuple(job)[:_WIDTH] for job in jobs]

@@ -27,9 +27,9 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
 from towpath.core.admission import Facts, GroupFact, Holder, Known, Room, admit, key_of, plain
-from towpath.core.commands import Placed
+from towpath.core.commands import Append, Placed
 from towpath.core.job import COLUMNS, Spec, State
-from towpath.errors import WrongConnection
+from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.db import PostgresDb, Statements, bodies_of
 from towpath.ledger.postgres.migrations import check_schema
 from towpath.ledger.relational.batch import GroupRow
@@ -55,6 +55,9 @@ class Host(NamedTuple):
     channel: str
     now: Callable[[int], int]
     """The time, given the server's clock."""
+    read: Callable[[Question], Any]
+    own: PostgresDb | None
+    """The ledger's own connection, which is not the user's."""
 
 
 class _Begun(NamedTuple):
@@ -71,7 +74,19 @@ class _Begun(NamedTuple):
     """Has any of the queues a capacity?"""
 
 
-def append(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
+def append_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+    driver = driver_of(connection)
+    if host.own is not None and driver is host.own.connection:
+        raise NestedCall(path=host.place)
+    return run(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+
+
+async def aappend_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+    driver = await adriver_of(connection)
+    return await arun(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+
+
+def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
     """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its own."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:

@@ -76,6 +76,10 @@ class Db(Protocol):
         """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of two stays."""
         ...
 
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        """The jobs of some settles, held until the end of the batch."""
+        ...
+
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         """New jobs with their bodies."""
         ...

@@ -72,7 +72,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
         plain.append(command)
     if not plain:
         return gathered, None
-    held = {job.id: job for job in batch.db.rows("held", (array([c.id for c in plain]),), Held)}
+    held = {job.id: job for job in batch.db.held([c.id for c in plain])}
     settled: dict[tuple[str, int], State] = {}
     for command in plain:
         job = held.get(command.id)

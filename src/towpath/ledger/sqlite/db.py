@@ -19,7 +19,7 @@ from towpath.core.job import Job, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.views import Query
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
-from towpath.ledger.relational.db import TABLES, Args, Body, script
+from towpath.ledger.relational.db import TABLES, Args, Body, Held, array, script
 from towpath.ledger.sqlite import guests, jobs, where
 
 T = TypeVar("T")
@@ -66,6 +66,9 @@ class SqliteDb:
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         insert(self.connection, _HEADS[table], rows)
+
+    def held(self, ids: Sequence[str]) -> list[Held]:
+        return self.rows("held", (array(ids),), Held)
 
     def add_jobs(self, new: Sequence[Job]) -> None:
         insert(self.connection, jobs.INSERT_JOB, [jobs.columns_of(job) for job in new])

@@ -208,6 +208,7 @@ CREATE INDEX part_held ON towpath.part (next_at) WHERE ready > 0;
 CREATE INDEX part_idle ON towpath.part (queue, name) WHERE ready = 0 AND running = 0 AND configured = 0;
 
 -- What a transaction did to the counts of a queue, or of a part of it: only ever inserted, so that nobody waits for anybody.
+-- active: something of the part was ready or running, if only for a moment.
 CREATE TABLE towpath.tally (
     queue     text COLLATE "C" NOT NULL,
     part      text COLLATE "C",
@@ -218,7 +219,8 @@ CREATE TABLE towpath.tally (
     running   bigint NOT NULL,
     done      bigint NOT NULL,
     failed    bigint NOT NULL,
-    canceled  bigint NOT NULL
+    canceled  bigint NOT NULL,
+    active    boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX tally_queue ON towpath.tally (queue, xid);
 
@@ -247,7 +249,7 @@ SELECT n.queue, n.name, coalesce(p.ready, 0) + t.ready AS ready, coalesce(p.runn
     p.rate_count, p.rate_period, p.rate_burst, coalesce(p.next_at, 0) AS next_at, coalesce(p.weight, 1) AS weight,
     coalesce(p.served, 0) AS served, coalesce(p.configured, 0) AS configured
 FROM (SELECT queue, name FROM towpath.part
-      UNION SELECT queue, part FROM towpath.tally WHERE part IS NOT NULL AND (ready <> 0 OR running <> 0)) n
+      UNION SELECT queue, part FROM towpath.tally WHERE part IS NOT NULL AND active) n
 LEFT JOIN towpath.part p ON p.queue = n.queue AND p.name = n.name
 LEFT JOIN towpath.queue q ON q.name = n.queue
 CROSS JOIN LATERAL (
@@ -262,6 +264,37 @@ CREATE TABLE towpath.note (
     expires_at bigint
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX note_expires ON towpath.note (expires_at) WHERE expires_at IS NOT NULL;
+
+-- One note by itself. `written` is NULL where a process that knows this schema must not write. In a function, because what is
+-- read after the lock must be what is there after it.
+CREATE FUNCTION towpath.put_note(
+    name text, content bytea, expect bigint, ttl bigint, known bigint, at bigint,
+    OUT now bigint, OUT version bigint, OUT fence bigint, OUT written boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    next bigint;
+BEGIN
+    IF (SELECT m.min_schema > known FROM towpath.meta m) THEN
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint);
+    SELECT greatest(l.last_value, coalesce(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) INTO now
+    FROM towpath.last_time l;
+    SELECT n.version, n.fence INTO version, fence FROM towpath.note n
+    WHERE n.key = name AND (n.expires_at IS NULL OR n.expires_at > now);
+    version := coalesce(version, 0);
+    written := expect IS NULL OR expect = version;
+    IF NOT written THEN
+        RETURN;
+    END IF;
+    next := nextval('towpath.version_seq');
+    version := next;
+    fence := coalesce(fence, next);
+    INSERT INTO towpath.note AS n (key, value, version, fence, expires_at) VALUES (name, content, next, put_note.fence, now + ttl)
+    ON CONFLICT (key) DO UPDATE
+    SET value = excluded.value, version = excluded.version, fence = excluded.fence, expires_at = excluded.expires_at;
+    PERFORM setval('towpath.last_time', now);
+END $$;
 
 -- What is left of a deleted job, or of an id that was refused in favour of another (alias).
 CREATE TABLE towpath.tombstone (

@@ -5,10 +5,11 @@
 
 -- name: begin_batch
 SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value,
-    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    {clock},
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
     EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL),
+    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
     set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
     set_config('plan_cache_mode', 'force_generic_plan', true)
@@ -27,36 +28,93 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 -- name: write_version
 SELECT setval('towpath.version_seq', $1::bigint);
 
--- name: write_last
-SELECT setval('towpath.last_time', greatest($1::bigint, (SELECT last_value FROM towpath.last_time)));
+-- name: append_plain
+-- One plain spec, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
+-- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 ttl, $8 max_attempts, $9 max_losses, $10 timeout, $11 retention,
+-- $12 parent, $13 generation, $14 correlation_id, $15 content_type, $16 payload, $17 the schema we know, $18 the time or NULL
+WITH t AS MATERIALIZED (
+    SELECT greatest(l.last_value, coalesce($18::bigint, {clock})) AS now
+    FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= $17::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
+), j AS (
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, expires_at, attempts, failures, losses,
+        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
+        size, content_type)
+    SELECT $1::text, towpath.take_seqs(1), $2::text, $3::text, $4::int,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
+        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
+        coalesce($6::bigint, now + $5::bigint), now + $7::bigint, 0, 0, 0, $8::int, $9::int, 0, 0, $10::bigint, $11::bigint, 0,
+        $12::text, $13::bigint, $14::text, now, length($16::bytea), $15::text
+    FROM t
+    RETURNING seq, state
+), b AS (
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $16::bytea FROM j WHERE length($16::bytea) > 0
+), c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
+)
+SELECT setval('towpath.last_time', t.now), j.seq FROM j, t;
+
+-- name: close_batch
+-- The counts, and the time.
+WITH c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
+    SELECT v->>0, v->>1, (v->>2)::bigint, (v->>3)::bigint, (v->>4)::bigint, (v->>5)::bigint, (v->>6)::bigint, (v->>7)::bigint,
+        (v->>8)::bigint, (v->>9)::boolean
+    FROM json_array_elements($1::json) v
+)
+SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
+
+-- name: quiet_until
+-- When upkeep has something to do next; NULL: never, as it looks now. -1: now, there are counts to fold or appends to play.
+-- $1 KEEP, $2 the time or NULL, $3 RETENTION, $4 the schema we know
+SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally) 
+        OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL) THEN -1 ELSE (SELECT min(at) FROM (
+    SELECT min(lease_until) + 1 AS at FROM towpath.job WHERE state = 'running'
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    UNION ALL
+    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+        FROM towpath.queue q WHERE q.scheduled > 0
+    UNION ALL
+    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+        FROM towpath.queue q WHERE q.done + q.canceled > 0
+    UNION ALL
+    SELECT -1 FROM towpath.queue WHERE done + canceled > coalesce(keep, $1::bigint)
+    UNION ALL
+    SELECT min(until) FROM towpath.tombstone
+    UNION ALL
+    SELECT min(until) FROM towpath.reply
+    UNION ALL
+    SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
+    UNION ALL
+    SELECT min(until) FROM towpath.key WHERE until > 0
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready > 0 AND next_at > t.now
+    UNION ALL
+    SELECT min(next_at) FROM towpath.queue WHERE ready > 0 AND next_at > t.now
+    UNION ALL
+    SELECT min(next_at) FROM towpath.part WHERE ready = 0 AND running = 0 AND configured = 0 AND next_at <= t.now
+    UNION ALL
+    SELECT -1 FROM towpath."group" g WHERE g.state = 'closed' AND g.closed_at <= t.now - $3::bigint
+        AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j."group" = g.id)
+) due) END
+FROM towpath.meta m, (SELECT greatest(last_value, coalesce($2::bigint, {clock})) AS now FROM towpath.last_time) t;
 
 -- name: snapshot
 -- It is another one after every commit of anybody.
 SELECT pg_current_snapshot()::text;
 
 -- name: last
-SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM towpath.last_time;
+SELECT last_value, {clock} FROM towpath.last_time;
 
 -- name: take_seqs
 SELECT towpath.take_seqs($1::bigint);
 
 -- name: queues_by_name
-SELECT q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running, q.done + t.done,
-    q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap, q.rate_count,
-    q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock
-FROM json_array_elements_text($1::json) v
-CROSS JOIN LATERAL (
-    SELECT * FROM towpath.queue WHERE name = v
-    UNION ALL
-    SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
-    WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
-CROSS JOIN LATERAL (
-    SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
-        coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
-        coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
-        coalesce(sum(a.canceled), 0)::bigint AS canceled,
-        coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
-    FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t;
+SELECT {queue_counts} FROM json_array_elements_text($1::json) v {counted};
 
 -- name: all_queues
 SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
@@ -94,9 +152,9 @@ ON CONFLICT (queue, name) DO UPDATE SET paused = excluded.paused, why = excluded
     next_at = excluded.next_at, weight = excluded.weight, served = excluded.served, configured = excluded.configured;
 
 -- name: tally
-INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
 SELECT v->>0, v->>1, (v->>2)::bigint, (v->>3)::bigint, (v->>4)::bigint, (v->>5)::bigint, (v->>6)::bigint, (v->>7)::bigint,
-    (v->>8)::bigint
+    (v->>8)::bigint, (v->>9)::boolean
 FROM json_array_elements($1::json) v;
 
 -- name: tallied
@@ -106,13 +164,17 @@ SELECT queue FROM (
     UNION SELECT queue FROM towpath.part) q ORDER BY queue;
 
 -- name: fold
--- first: fold_parts
--- The counts of queues that this batch has locked. Only transactions that are over for sure.
+-- Into the counts of queues that this batch has locked, all tallies that are to be seen. Those of transactions that are not over are
+-- of the horizon or later, and stay.
 WITH gone AS (
     DELETE FROM towpath.tally t USING towpath.queue q
-    WHERE q.name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND t.queue = q.name
-        AND t.xid >= q.folded AND (t.xid < $2::bigint OR t.xid = pg_current_xact_id()::text::bigint)
-    RETURNING t.queue, t.part, t.blocked, t.scheduled, t.ready, t.running, t.done, t.failed, t.canceled
+    WHERE q.name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND t.queue = q.name AND t.xid >= q.folded
+    RETURNING t.queue, t.part, t.blocked, t.scheduled, t.ready, t.running, t.done, t.failed, t.canceled, t.active
+), parts AS (
+    INSERT INTO towpath.part AS p (queue, name, ready, running, cap)
+    SELECT queue, part, sum(ready), sum(running), CASE WHEN starts_with(part, 'serial:') THEN 1 END
+    FROM gone WHERE part IS NOT NULL AND active GROUP BY queue, part
+    ON CONFLICT (queue, name) DO UPDATE SET ready = p.ready + excluded.ready, running = p.running + excluded.running
 ), sums AS (
     SELECT queue, sum(blocked) AS blocked, sum(scheduled) AS scheduled, sum(ready) AS ready, sum(running) AS running,
         sum(done) AS done, sum(failed) AS failed, sum(canceled) AS canceled,
@@ -123,16 +185,6 @@ UPDATE towpath.queue q SET blocked = q.blocked + s.blocked, scheduled = q.schedu
     running = q.running + s.running, done = q.done + s.done, failed = q.failed + s.failed, canceled = q.canceled + s.canceled,
     loose = q.loose + s.loose, folded = $2::bigint, listed = true
 FROM sums s WHERE q.name = s.queue;
-
--- name: fold_parts
-INSERT INTO towpath.part AS p (queue, name, ready, running, cap)
-SELECT t.queue, t.part, sum(t.ready), sum(t.running), CASE WHEN starts_with(t.part, 'serial:') THEN 1 END
-FROM towpath.tally t JOIN towpath.queue q ON q.name = t.queue
-WHERE q.name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND t.part IS NOT NULL
-    AND t.xid >= q.folded AND (t.xid < $2::bigint OR t.xid = pg_current_xact_id()::text::bigint)
-    AND (t.ready <> 0 OR t.running <> 0)
-GROUP BY t.queue, t.part
-ON CONFLICT (queue, name) DO UPDATE SET ready = p.ready + excluded.ready, running = p.running + excluded.running;
 
 -- name: horizon
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
@@ -529,8 +581,22 @@ SELECT least(
     (SELECT min(ready_at) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL));
 
 -- name: read_note
-SELECT key, value, version, fence, expires_at FROM towpath.note
-WHERE key = $1::text AND (expires_at IS NULL OR expires_at > $2::bigint);
+SELECT n.key, n.value, n.version, n.fence, n.expires_at FROM towpath.note n, towpath.last_time l
+WHERE n.key = $1::text AND (n.expires_at IS NULL OR n.expires_at > greatest(l.last_value, coalesce($2::bigint, {clock})));
+
+-- name: put_note
+SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $3::bigint, $4::bigint, $5::bigint, $6::bigint);
+
+-- name: anything
+-- Might a claim of these queues find something? $2 the schema we know, $3 the time or NULL
+SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
+    OR EXISTS (SELECT 1 FROM json_array_elements_text($1::json) v WHERE
+        EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NULL)
+        OR EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NOT NULL)
+        OR EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'scheduled' AND j.ready_at <= t.now))
+    OR EXISTS (SELECT 1 FROM towpath.job j
+        WHERE j.expires_at IS NOT NULL AND j.state IN ('blocked', 'scheduled', 'ready') AND j.expires_at <= t.now)
+FROM towpath.meta m, (SELECT greatest(last_value, coalesce($3::bigint, {clock})) AS now FROM towpath.last_time) t;
 
 -- name: open_dependencies
 SELECT s.id FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
@@ -564,14 +630,13 @@ SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elemen
 SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
 
 -- name: held
--- first: lock_held
 SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
-    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
-    (EXISTS (SELECT 1 FROM towpath.edge e WHERE e.src = j.seq))::int
-FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, 0
+FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
 
--- name: lock_held
-SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY seq FOR UPDATE;
+-- name: sources
+-- Which of these has somebody that depends on it. After they are locked: who appends a dependency locks it too.
+SELECT DISTINCT src FROM towpath.edge WHERE src = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
 
 -- name: offer_loose
 SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
@@ -662,7 +727,7 @@ LEFT JOIN towpath.job j ON j.seq = k.seq;
 -- name: guest_begin
 SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, 'towpath.meta'::regclass::oid::bigint,
     (SELECT oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()),
-    m.schema::bigint, m.min_schema::bigint, t.last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    m.schema::bigint, m.min_schema::bigint, t.last_value, {clock},
     (EXISTS (SELECT 1 FROM towpath.tombstone
         WHERE id IN (SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json))))::int::bigint,
     (EXISTS (SELECT 1 FROM towpath.queue WHERE capacity IS NOT NULL
@@ -692,8 +757,9 @@ WITH new AS (
     JOIN unnest($3::bytea[]) WITH ORDINALITY b (data, n) ON b.n = v.n
     WHERE (v.place->>0)::bigint IN (SELECT seq FROM new)
 ), counted AS (
-    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
-    SELECT queue, part, 0, count(*) FILTER (WHERE state = 'scheduled'), count(*) FILTER (WHERE state = 'ready'), 0, 0, 0, 0
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
+    SELECT queue, part, 0, count(*) FILTER (WHERE state = 'scheduled'), count(*) FILTER (WHERE state = 'ready'), 0, 0, 0, 0,
+        bool_or(state = 'ready')
     FROM new GROUP BY queue, part
 )
 SELECT seq FROM new;

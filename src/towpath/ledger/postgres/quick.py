@@ -1,0 +1,90 @@
+"""The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an idle fleet asks all day.
+
+Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is known) is left to the
+general way. What this writes is what that would have written; the suite runs over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from towpath.core.checks import storable
+from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Upkeep, Upkept
+from towpath.core.job import Spec
+from towpath.core.lifecycle import RETENTION
+from towpath.core.views import NoteView
+from towpath.errors import NoteConflict
+from towpath.ledger import Answer
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.migrations import steps
+from towpath.ledger.relational.db import array
+
+Answered = tuple[int, Answer]
+"""The ledger's time, and the answer."""
+
+
+def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+    """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
+    commit.)"""
+    if len(commands) > 2 or (len(commands) == 2 and type(commands[0]) is Append):
+        return
+    for command in commands:
+        found = _answer(db, command, now)
+        if found is None:
+            return
+        yield found
+
+
+def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
+    """The answer to a command that is alone in its batch, if it can be had in one step."""
+    match command:
+        case Append() if len(command.specs) == 1:
+            return _append(db, command.specs[0], now)
+        case Note() if command.value is not None and not command.gates and not command.token:
+            return _note(db, command, now)
+        case Claim() if not command.token:
+            return _claim(db, command, now)
+        case Upkeep():
+            return _upkeep(db, now)
+    return None
+
+
+def _append(db: PostgresDb, spec: Spec, now: int | None) -> Answered | None:
+    if spec.after or spec.group is not None or spec.key is not None or spec.part is not None or spec.headers:
+        return None
+    # fmt: off
+    row = db.one("append_plain", (
+        spec.id, spec.queue, spec.kind, spec.priority, spec.delay, spec.ready_at, spec.ttl, spec.max_attempts, spec.max_losses,
+        spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, spec.content_type, spec.payload,
+        len(steps()), now,
+    ))
+    # fmt: on
+    return None if row is None else (row[0], Appended((Placed(spec.id, row[1]),)))
+
+
+def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:
+    present, version, fence, written = db.one("put_note", (note.key, note.value, note.expect, note.ttl, len(steps()), now))
+    if written is None:
+        return None
+    if not written:
+        return present, NoteConflict(key=note.key, version=version, expect=note.expect)
+    return present, Noted(note.key, version, fence)
+
+
+def _claim(db: PostgresDb, command: Claim, now: int | None) -> Answered | None:
+    """Is there anything at all? A fleet that waits asks this, and nothing else."""
+    names = ",".join([want.queue for want in command.wants])
+    if "*" in names:
+        return None
+    present, anything = db.one("anything", (array(set(names.split(","))), len(steps()), now))
+    return None if anything else (present, Claimed(()))
+
+
+def _upkeep(db: PostgresDb, now: int | None) -> Answered | None:
+    present, due = db.one("quiet_until", (KEEP, now, RETENTION, len(steps())))
+    return None if due is not None and due <= present else (present, Upkept(next_due=due))
+
+
+def read_note(db: PostgresDb, key: str, now: int | None) -> NoteView | None:
+    row = db.one("read_note", (key, now)) if storable(key) else None
+    return None if row is None else NoteView(*row)
