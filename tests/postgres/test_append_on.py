@@ -185,7 +185,8 @@ def test_a_repeated_append_is_the_same(ledger: PostgresLedger, desk: Desk, mine:
     mine.commit()
     assert ledger.append_on(mine, [spec("a")]) == (first,)
     ledger.append_on(mine, [spec("c", after=("a",))])
-    ledger.append_on(mine, [spec("c", after=("a",))])
+    ledger.append_on(mine, [spec("c", after=("a",)), spec("b", key=unique("late"))])
+    assert ledger.append_on(mine, [spec("a"), spec("b")])[1].seq > first.seq
     mine.commit()
     desk.ask(Upkeep())
     assert ledger.append_on(mine, [spec("c", after=("a",))]) == (Placed("c", desk.job("c").seq),)

@@ -713,7 +713,8 @@ SELECT t.id, t.seq, t.state, 1, t.alias FROM towpath.tombstone t
 WHERE t.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = t.id)
 UNION ALL
 SELECT v, 0, 'blocked', 2, NULL FROM json_array_elements_text($1::json) v
-WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v = ANY (i.ids));
+WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v = ANY (i.ids))
+    AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = v) AND NOT EXISTS (SELECT 1 FROM towpath.tombstone t WHERE t.id = v);
 
 -- name: seen_holders
 SELECT k.namespace, k.key, k.id, k.seq, j.state, k.until, NULL::bigint
@@ -770,7 +771,7 @@ SELECT v.n, j.seq FROM json_array_elements_text(convert_from($1::bytea, 'UTF8'):
 JOIN towpath.job j ON j.id = v.id
 UNION ALL
 SELECT v.n, 0 FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (id, n)
-WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v.id = ANY (i.ids));
+WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v.id = ANY (i.ids)) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = v.id);
 
 -- name: guest_inbox
 INSERT INTO towpath.inbox (ids, specs)
