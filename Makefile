@@ -49,8 +49,9 @@ bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)
 
-soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, and outages of 30 s (SECONDS=)
+soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, outages of 30 s, transactions open for 10 s (SECONDS=)
 	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/postgres/test_fleet.py tests/postgres/test_outages.py
+	TOWPATH_HOLD_SECONDS=10 $(BIN)/python -m pytest tests/postgres/test_held_open.py
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

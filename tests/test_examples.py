@@ -41,6 +41,7 @@ SAYS = {
         "100 films are copied; the last of 20 notes",
         "300 prices are known; calls at once, as they were tried: [4, 5,",
     ],
+    "transactions.py": ["jobs before: 0", "order 18 is not paid", "waiting: 1", "(17, 'label-17')"],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

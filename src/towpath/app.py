@@ -136,9 +136,10 @@ class App(Steering):
         """A handle on a job that is already there. Its result is plain JSON."""
         return JobHandle(self, id, lambda data: None if data is None else decode(data))
 
-    def batch(self) -> Batch:
-        """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit."""
-        return Batch(self)
+    def batch(self, on: Any = None) -> Batch:
+        """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit. With `on`, a connection of yours to
+        the ledger's database, it is part of the transaction there."""
+        return Batch(self, on)
 
     def chain(self, *calls: Call[Any]) -> JobHandle[Any]:
         """Run calls one after the other, each when the one before it is done; the handle of the last."""

@@ -16,6 +16,7 @@ from towpath.core.job import After, Spec
 from towpath.errors import InvalidInput
 from towpath.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
 from towpath.runtime.engine import Engine
+from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.newids import new_id
 from towpath.tasks import Call, R
 
@@ -90,10 +91,12 @@ class Group:
 
 class Batch(Collector):
     """Collects enqueues and appends them all at the end of its `with`; nothing if the block raises. Inside, `task.enqueue` of
-    the same thread or coroutine goes here too. The handles can be waited for after the block."""
+    the same thread or coroutine goes here too. The handles can be waited for after the block. With `on` the append is part of the
+    transaction on that connection."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on: Any = None) -> None:
         super().__init__(engine)
+        self._on = on
         self._token: Token[Collector | None] | None = None
 
     def add(self, call: Call[R]) -> JobHandle[R]:
@@ -107,7 +110,8 @@ class Batch(Collector):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._leave()
         if error is None and self.specs:
-            self.placed(self.engine.call(Append(tuple(self.specs))))
+            specs = tuple(self.specs)
+            self.placed(self.engine.call(Append(specs)) if self._on is None else append_on(self.engine.ledger, self._on, specs))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -117,7 +121,9 @@ class Batch(Collector):
     ) -> None:
         self._leave()
         if error is None and self.specs:
-            self.placed(await self.engine.acall(Append(tuple(self.specs))))
+            specs = tuple(self.specs)
+            calling = self.engine.acall(Append(specs)) if self._on is None else aappend_on(self.engine.ledger, self._on, specs)
+            self.placed(await calling)
 
     def _leave(self) -> None:
         assert self._token is not None

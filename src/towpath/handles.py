@@ -195,12 +195,6 @@ class Collector:
             handle.id = id
 
 
-def id_of(answer: Result) -> str:
-    """The id that the append of one spec answered."""
-    assert isinstance(answer, Appended)
-    return answer.jobs[0].id
-
-
 def ids_of(answer: Result) -> list[str]:
     """The ids an append answered: those of the specs, or of the jobs that already held their keys."""
     assert isinstance(answer, Appended)

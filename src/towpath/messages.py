@@ -32,6 +32,7 @@ from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.queues import QueueGate
 from towpath.runtime.document import Document
+from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
@@ -50,8 +51,10 @@ _POLICIES: Final[Mapping[str, KeyPolicy]] = {
 
 
 class PutOptions(TypedDict, total=False):
-    """What `put` takes besides the payload. Spans are seconds or timedeltas."""
+    """What `put` takes besides the payload. Spans are seconds or timedeltas. `on` is a connection of yours to the ledger's database:
+    the message is part of its transaction."""
 
+    on: Any
     delay: Span
     priority: int | str
     part: str
@@ -79,19 +82,19 @@ class Queue(QueueGate):
     def put(self, payload: object, **options: Unpack[PutOptions]) -> str:
         """Add a message; its id, or that of the message that already holds its key. Returns when it is durable. Bytes and text go
         as they are, anything else as JSON."""
-        return _ids(self._host.committer.call(Append((self._spec(payload, options),))))[0]
+        return self._append((self._spec(payload, options),), options)[0]
 
     async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
-        return _ids(await self._host.committer.acall(Append((self._spec(payload, options),))))[0]
+        return (await self._aappend((self._spec(payload, options),), options))[0]
 
     def put_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
         """Add a message for each payload, all or none, in one commit. `id` and `key` are for single messages."""
         specs = self._specs(payloads, options)
-        return _ids(self._host.committer.call(Append(specs))) if specs else []
+        return self._append(specs, options) if specs else []
 
     async def aput_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
         specs = self._specs(payloads, options)
-        return _ids(await self._host.committer.acall(Append(specs))) if specs else []
+        return await self._aappend(specs, options) if specs else []
 
     @overload
     def get(self, wait: None, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message: ...
@@ -129,6 +132,16 @@ class Queue(QueueGate):
         host, terms = self._host, terms_of(lease, max_hold)
         return Subscription(Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms))
 
+    def _append(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
+        on = options.get("on")
+        return _ids(self._host.committer.call(Append(specs)) if on is None else append_on(self._host.ledger, on, specs))
+
+    async def _aappend(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
+        on = options.get("on")
+        return _ids(
+            await (self._host.committer.acall(Append(specs)) if on is None else aappend_on(self._host.ledger, on, specs))
+        )
+
     def _fetch(self, n: int, wait: Span | None, terms: Terms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
         seconds = math.inf if wait is None else micros(wait, "wait") / SECOND
@@ -151,7 +164,7 @@ class Queue(QueueGate):
         for span in ("delay", "ttl"):
             if span in fields:
                 fields[span] = micros(fields[span], span)
-        conflict = fields.pop("on_conflict", None)
+        conflict, _ = fields.pop("on_conflict", None), fields.pop("on", None)
         if "key" in fields:
             fields["key"] = _key(fields["key"], conflict or "keep")
         elif conflict is not None:

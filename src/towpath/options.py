@@ -46,8 +46,10 @@ class TaskOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What `task.options(...)` takes. Spans are seconds or timedeltas."""
+    """What `task.options(...)` takes. Spans are seconds or timedeltas. `on` is a connection of yours to the ledger's database: the job
+    is part of its transaction."""
 
+    on: Any
     delay: Span
     at: datetime
     ttl: Span

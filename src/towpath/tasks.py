@@ -18,13 +18,14 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 
 from towpath import control
 from towpath.codec import Bound, Codec
-from towpath.core.commands import Append
+from towpath.core.commands import Append, Result
 from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting, id_of, ids_of
+from towpath.handles import JobHandle, collecting, ids_of
 from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
+from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
 from towpath.tracing import inject
@@ -56,6 +57,8 @@ class Task(Generic[P, R]):
         self.resource = options.get("resource")
         """The service whose load is watched while its jobs run, by name."""
         self._terms = task_terms(self.kind, options)
+        self._on: Any = None
+        """The connection of the user's whose transaction has what is enqueued."""
         self._codec: Codec | None = None
         try:
             self._codec = Codec(function, self.kind)
@@ -104,38 +107,52 @@ class Task(Generic[P, R]):
         """The same task with options for what is enqueued through it."""
         other = copy.copy(self)
         other._terms = call_terms(self._terms, options)
+        other._on = options.get("on", self._on)
         return other
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch)."""
-        spec = self.spec_for(args, kwargs)
-        if (batch := collecting(self.app)) is not None:
-            return batch.collect(spec, self.decode_result)
-        return JobHandle(self.app, id_of(self.app.call(Append((spec,)))), self.decode_result)
+        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch; with `on`: when that
+        transaction is committed)."""
+        (handle,) = self._append((self.spec_for(args, kwargs),))
+        return handle
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        spec = self.spec_for(args, kwargs)
-        if (batch := collecting(self.app)) is not None:
-            return batch.collect(spec, self.decode_result)
-        return JobHandle(self.app, id_of(await self.app.acall(Append((spec,)))), self.decode_result)
+        (handle,) = await self._aappend((self.spec_for(args, kwargs),))
+        return handle
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Write down many calls (`task.of(...)`), all or none, in one commit."""
         specs = tuple([call.spec() for call in calls])
-        if (batch := collecting(self.app)) is not None:
-            return [batch.collect(spec, self.decode_result) for spec in specs]
-        ids = ids_of(self.app.call(Append(specs))) if specs else []
-        return [JobHandle(self.app, id, self.decode_result) for id in ids]
+        return self._append(specs) if specs else []
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         specs = tuple([call.spec() for call in calls])
+        return await self._aappend(specs) if specs else []
+
+    def _append(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
+        if self._on is not None:
+            return self._handles(append_on(self.app.ledger, self._on, specs))
         if (batch := collecting(self.app)) is not None:
             return [batch.collect(spec, self.decode_result) for spec in specs]
-        ids = ids_of(await self.app.acall(Append(specs))) if specs else []
-        return [JobHandle(self.app, id, self.decode_result) for id in ids]
+        return self._handles(self.app.call(Append(specs)))
+
+    async def _aappend(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
+        if self._on is not None:
+            return self._handles(await aappend_on(self.app.ledger, self._on, specs))
+        if (batch := collecting(self.app)) is not None:
+            return [batch.collect(spec, self.decode_result) for spec in specs]
+        return self._handles(await self.app.acall(Append(specs)))
+
+    def _handles(self, answer: Result) -> list[JobHandle[R]]:
+        return [JobHandle(self.app, id, self.decode_result) for id in ids_of(answer)]
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
+        if self._on is not None:
+            expected = (
+                "enqueue, app.batch(on=...) or task.options(on=...).enqueue_many(...): a call by itself is not written down"
+            )
+            raise InvalidInput(field="on", value=self._on, expected=expected)
         codec = self.codec
         arguments = codec.bind(args, kwargs)
         return Call(self, arguments, codec.encode(arguments))

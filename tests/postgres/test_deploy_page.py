@@ -12,9 +12,10 @@ import pytest
 from tests.postgres.member import Tasks
 from tests.test_docs import ROOT, blocks
 from towpath import App
+from towpath.commands import Upkeep
 from towpath.testing.postgres import Server
 
-OWNER, WATCH, *LOOKS = blocks((ROOT / "docs" / "deploy-postgres.md").read_text("utf-8"), "sql")
+OWNER, WATCH, ENQUEUE, *LOOKS = blocks((ROOT / "docs" / "deploy-postgres.md").read_text("utf-8"), "sql")
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def test_the_roles_and_the_queries(server: Server) -> None:
     with psycopg.connect(server.url("shop"), autocommit=True) as admin:
         admin.execute(OWNER.encode())
         with App(server.url("shop", user="shop")) as app:
-            Tasks(app).step.enqueue("it")
+            step = Tasks(app).step
+            step.enqueue("it")
             admin.execute(WATCH.encode())
             with psycopg.connect(server.url("shop", user="watch"), autocommit=True) as watch:
                 found = [watch.execute(look.encode()).fetchall() for look in LOOKS]
@@ -41,6 +43,15 @@ def test_the_roles_and_the_queries(server: Server) -> None:
             assert len(found[1]) == 1
             assert found[2] == [(0,)]
             assert "job" in {row[0] for row in found[5]}
+            admin.execute(ENQUEUE.encode())
+            with psycopg.connect(server.url("shop", user="web"), autocommit=True) as web:
+                step.options(on=web).enqueue("plain")
+                step.options(on=web, key="k").enqueue("keyed")
+                for statement in (b"DELETE FROM towpath.job", b"UPDATE towpath.job SET priority = 0", b"TABLE towpath.body"):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        web.execute(statement)
+            app.ledger.apply([Upkeep()])
+            assert app.queue("fleet").stats().counts.ready == 3
             assert app.ledger.check() == []
     with psycopg.connect(server.url("shop", user="shop")) as owner:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -70,6 +70,7 @@ async def main() -> None:
     add.options(after=handles).enqueue(1)
     chained = app.chain(add.of(1), send.of("x"), untouched.of())
     chained.cancel()
+    assert_type(send.options(on=object()).enqueue("x"), JobHandle[bytes])
     with app.batch() as batch:
         assert_type(batch.add(send.of("x")), JobHandle[bytes])
     with app.testing() as bench:

@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from towpath.clock import Clock
-from towpath.core.commands import Command, Result
+from towpath.core.commands import Command, Placed, Result
 from towpath.core.explain import Explanation
-from towpath.core.job import Job
+from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import InvalidInput, NotInstalled, Refused
 
@@ -25,8 +25,8 @@ Answer = Result | Refused
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """`durable`: survives the process. `shared`: several processes may open it. `transactional`: `Settle.within` works.
-    `remote`: a question goes to a server that others use too, so what only looks should look seldom."""
+    """`durable`: survives the process. `shared`: several processes may open it. `transactional`: `Settle.within` works, and it is
+    a `Transactional` ledger. `remote`: a question goes to a server that others use too, so what only looks should look seldom."""
 
     durable: bool
     shared: bool
@@ -84,6 +84,14 @@ class Ledger(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Transactional(Protocol):
+    """What a ledger can do whose database may hold the user's own tables."""
+
+    def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append in the transaction that is open on the user's own connection. Raises `Refused` and `WrongConnection`."""
+        ...
 
 
 def open_ledger(url: str, clock: Clock | None = None) -> Ledger:

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import msgspec
 import psycopg
@@ -21,15 +21,15 @@ from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Append, Appended, Command, Upkeep
+from towpath.core.commands import Appended, Command, Placed, Upkeep
 from towpath.core.explain import Explanation
-from towpath.core.job import Job
+from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.postgres import guests, migrations, quick, state
-from towpath.ledger.postgres.batch import PostgresBatch
+from towpath.ledger.postgres import guests, hosts, migrations, quick, state
+from towpath.ledger.postgres.batch import Before, PostgresBatch
 from towpath.ledger.postgres.connect import (
     PLANS,
     PostgresOptions,
@@ -41,7 +41,7 @@ from towpath.ledger.postgres.connect import (
     translate,
 )
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.postgres.locks import Locks, NeedsLock, foreseen, mentioned
+from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen, mentioned
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
@@ -72,7 +72,7 @@ class PostgresLedger:
         self._clock = clock
         self._jumps = Jumps()
         self._pid = os.getpid()
-        self._closed = self._forked = False
+        self._closed = False
         self._inside: int | None = None
         self._tallies = 0
         self._related = False
@@ -89,7 +89,6 @@ class PostgresLedger:
                 raise
         self._ringing = Ringing(url, self._options, self._peek)
         self._ringing.start()
-        _open_here.add(self)
 
     # Writing
 
@@ -103,40 +102,40 @@ class PostgresLedger:
             self._inside = threading.get_ident()
             try:
                 with self._translated():
-                    answers, news = self._in_one_step(commands, now) or self._again_if_gone(commands, now)
+                    return self._apply(commands, now)
             finally:
                 self._inside = None
-        if news:
-            self._ringing.ring()
+
+    def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
+        that runs. If a later one fails, all may come again."""
+        answers: list[Answer] = []
+        for _, part in groupby(enumerate(commands), lambda each: each[0] if calls_user(each[1]) else -1):
+            played = [command for _, command in part]
+            found, news = self._in_one_step(played, now) or self._again_if_gone(played, now)
+            answers += found
+            if news:
+                self._ringing.ring()
         return answers
 
     def _in_one_step(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool] | None:
         """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
         the general way does it again."""
-        if len(commands) > 2 or (len(commands) == 2 and type(commands[0]) is Append):
-            return None  # an append and the claim of those who wait for it share a commit
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
-        news = False
-        for command in commands:
-            try:
-                db = self._db
-                self._undo(db)
-                found = None if self._jumps.recorded else quick.answer(db, command, now)
-            except psycopg.Error:
-                found = None
-            if found is None:
-                break
-            present, answer = found
-            self._note_time(present, now)
-            answers.append(answer)
-            news = type(answer) is Appended
-            self._tallies += news
-        if not answers or len(answers) == len(commands):
-            return (answers, news) if answers else None
-        rest, more = self._again_if_gone(commands[len(answers) :], now)
-        return answers + rest, news or more
+        with suppress(psycopg.Error, RowsTaken):
+            self._undo(self._db)
+            for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
+                answers.append(answer)
+                if self._note_time(present, now):
+                    break
+        if not answers:
+            return None
+        self._tallies += (appended := type(answers[-1]) is Appended)
+        left = commands[len(answers) :]
+        rest, news = self._again_if_gone(left, now) if left else ([], False)
+        return answers + rest, appended or news
 
     def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
@@ -155,12 +154,17 @@ class PostgresLedger:
 
     def _transact(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
         spoiled: dict[str, Refused] = {}
-        locks, run, replays = foreseen(commands) | Locks(self._related), play, 0
+        alone = any(calls_user(command) for command in commands)
+        locks, run = Locks() if alone else foreseen(commands) | Locks(self._related), play
+        replays = meetings = 0
         while True:
             try:
-                return self._attempt(commands, now, spoiled, locks, run)
+                return self._attempt(commands, now, Before(spoiled, locks, meetings), run)
             except NeedsLock as needed:
                 locks |= needed.locks
+            except RowsTaken:
+                time.sleep(PAUSES[min(meetings, len(PAUSES) - 1)])
+                meetings += 1
             except guests.TransactionEnded as ended:
                 # Its neighbours did nothing wrong: play them again, without the function that did.
                 spoiled[ended.answer.details["id"]] = ended.answer
@@ -180,17 +184,18 @@ class PostgresLedger:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
                 run = play_one_by_one
 
-    def _attempt(
-        self, commands: Sequence[Command], now: int | None, spoiled: dict[str, Refused], locks: Locks, run: Player
-    ) -> tuple[list[Answer], bool]:
+    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> tuple[list[Answer], bool]:
         db = self._db
+        shut = any(calls_user(command) for command in commands) and not self._options.pooled
         try:
             self._undo(db)
-            db.execute(b"BEGIN")
+            if shut:
+                # A function that loses the transaction may go on, but it can write nothing outside of it.
+                db.execute(b"SET default_transaction_read_only = on")
+            db.execute(b"BEGIN READ WRITE")
             if self._options.pooled:
                 db.connection.execute(PLANS.replace("SET ", "SET LOCAL "))
-            batch = self._begin(db, commands, now, locks)
-            batch.spoiled = spoiled
+            batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
             db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
@@ -198,19 +203,28 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 self._undo(db)
             raise
-        self._related = batch.related
+        finally:
+            with suppress(psycopg.Error):
+                if shut:
+                    db.execute(b"RESET default_transaction_read_only")
+        self._related = batch.related and not batch.calls_user
         self._tallies += batch.tallies
         return answers, batch.news
 
-    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, locks: Locks) -> PostgresBatch:
+    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
         args = array([spec.id for spec in first]), array(mentioned(commands))
-        schema, least, seq, version, last, present, known, queues = db.one("begin_batch", args)
+        schema, least, seq, version, last, present, known, waiting, queues = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
         ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
+        batch.spoiled, batch.meetings = before.spoiled, before.meetings
+        batch.calls_user = any(calls_user(command) for command in commands)
         self._note_time(batch.now, now)
-        batch.lock(locks, commands)
+        drains = waiting and not batch.calls_user
+        batch.lock(before.locks | Locks(relations=drains), commands)
+        if drains:
+            batch.drain()
         if any(type(command) is Upkeep for command in commands):
             batch.tidy(1)
         elif self._tallies >= TALLIES:
@@ -218,11 +232,12 @@ class PostgresLedger:
             self._tallies = 0
         return batch
 
-    def _note_time(self, present: int, given: int | None) -> None:
-        """What the server's clock went beyond the time that has passed here was a jump."""
+    def _note_time(self, present: int, given: int | None) -> bool:
+        """What the server's clock went beyond the time that has passed here was a jump. Is there one to heed?"""
         before, self._seen_at = self._seen_at, time.monotonic()
         own = given is None and self._clock is None
         self._jumps.note(present, int((self._seen_at - before) * checks.SECOND) if own else 0)
+        return bool(self._jumps.recorded)
 
     def _now(self, present: int) -> int:
         return present if self._clock is None else self._clock.now()
@@ -252,6 +267,24 @@ class PostgresLedger:
             raise psycopg.OperationalError("the last statement was interrupted")
         if status is not TransactionStatus.IDLE:
             db.execute(b"ROLLBACK")
+
+    def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy session. Raises
+        `Refused`. What has a key, a dependency or a group is played after the commit, so that its number here is 0."""
+        self._guard()
+        with self._translated():
+            return hosts.append_on(self._host(now), connection, specs)
+
+    async def aappend_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        self._guard()
+        with self._translated():
+            return await hosts.aappend_on(self._host(now), connection, specs)
+
+    def _host(self, now: int | None) -> hosts.Host:
+        if now is not None:
+            checks.whole("now", now)
+        time = self._now if now is None else lambda _: now
+        return hosts.Host(self.place, self._statements, self._ringing.channel, time, self._read, self._writer)
 
     # Reading
 
@@ -308,7 +341,7 @@ class PostgresLedger:
         return self._ringing.listening
 
     def close(self) -> None:
-        if self._closed or self._forked:
+        if self._closed or os.getpid() != self._pid:
             return
         self._guard()
         with self._write_lock, self._read_lock:
@@ -368,7 +401,7 @@ class PostgresLedger:
     def _guard(self) -> None:
         if self._closed:
             raise LedgerClosed(path=self.place)
-        if self._forked:
+        if os.getpid() != self._pid:  # the connections are its parent's
             raise Forked(path=self.place, opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=self.place)
@@ -379,16 +412,3 @@ class PostgresLedger:
             yield
         except psycopg.Error as error:
             raise translate(error, self.place) from error
-
-
-_open_here: WeakSet[PostgresLedger] = WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child: the connections are its parent's."""
-    for ledger in list(_open_here):
-        ledger._forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

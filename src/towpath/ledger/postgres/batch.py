@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import msgspec
+import psycopg
 from msgspec.structs import asdict
 
 from towpath.core.commands import Abort, Cancel, Command, Note, Seal, SetPart, SetQueue, Unseal
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
+from towpath.errors import Refused
 from towpath.ledger.postgres.db import PostgresDb
-from towpath.ledger.postgres.locks import Locks, NeedsLock, mentioned
+from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, mentioned
+from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
+log = logging.getLogger("towpath.postgres")
+
+DRAIN = 200
+"""Appends from users' transactions that one batch plays at most."""
 _TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 _STATES = tuple(State)
 _ACTIVE = frozenset({READY, RUNNING})
 _COUNTS = frozenset({*_STATES, "loose"})
+
+
+class Before(NamedTuple):
+    """What is known of a batch that was played before."""
+
+    spoiled: dict[str, Refused]
+    locks: Locks
+    meetings: int
 
 
 class PostgresBatch(Batch):
@@ -33,12 +51,20 @@ class PostgresBatch(Batch):
         """Is there anything that others may wait for: something that is ready, over, or set?"""
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
+        self.meetings = 0
+        """How often it met rows that somebody holds for long, when it was played before."""
+        self.calls_user = False
+        """It is one settle with a function of the user's, which should not be called again for want of a lock."""
+
+    @property
+    def _patience(self) -> str:
+        return PATIENCE if self.meetings == 0 else IMPATIENCE
 
     def lock(self, locks: Locks, commands: Sequence[Command]) -> None:
         """Before anything else: whatever it waits for, it holds nothing yet that others could wait for."""
         self.news = any(isinstance(each, _TELLING) or (type(each) is Note and bool(each.gates)) for each in commands)
         if locks.relations:
-            self.db.run("lock_relations")
+            self.db.run("lock_relations", (self._patience,))
             self._is_related()
         names = mentioned(commands)
         limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
@@ -48,10 +74,14 @@ class PostgresBatch(Batch):
             self._is_gated(wanted)
 
     def relate(self) -> None:
-        if not self.related:
-            if not self.db.one("try_relations")[0]:
-                raise NeedsLock(Locks(relations=True))
-            self._is_related()
+        if self.related:
+            return
+        if self.calls_user:
+            # Whoever has them may want our job, but gives them back if it does not get it.
+            self.db.run("lock_relations", (self._patience,))
+        elif not self.db.one("try_relations", (self._patience,))[0]:
+            raise NeedsLock(Locks(relations=True))
+        self._is_related()
 
     def _is_related(self) -> None:
         self.related = True
@@ -102,6 +132,25 @@ class PostgresBatch(Batch):
         """What is read of these now must have in it what this batch did before."""
         if queues and any(queue in queues for queue, _, _ in self._tallies):
             self._flush_tallies()
+
+    def drain(self) -> None:
+        """Play what users appended in transactions of their own. What is refused now cannot be told to them any more: it becomes
+        a dead letter."""
+        for seq, text in sorted(self.db.rows("drain_inbox", (DRAIN,), tuple[int, str])):
+            mark = self.mark()
+            self.db.save()
+            try:
+                appends.place_or_bury(self, msgspec.json.decode(text, type=list[Spec]))
+                self.flush()
+            except Exception as error:
+                if not self.db.is_ours(error) or isinstance(error, psycopg.IntegrityError):
+                    raise
+                self.db.undo()
+                self.forget(mark)
+                log.error("append %d of the inbox cannot be played and stays there: %s", seq, error)
+                self.db.run("spoil_inbox", (seq, text, f"{type(error).__name__}: {error}"))
+            self.db.keep()
+            self.wrote = True
 
     def take_seqs(self, n: int) -> int:
         first: int = self.db.one("take_seqs", (n,))[0]

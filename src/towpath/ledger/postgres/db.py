@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import psycopg
 from msgspec.structs import astuple, force_setattr, replace
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.abc import Query as PgQuery
 from psycopg.types.numeric import Int8BinaryDumper
 
@@ -19,7 +19,7 @@ from towpath.core.job import BODIES, COLUMNS, Job, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests, where
-from towpath.ledger.postgres.locks import NeedsLock
+from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Held, array, script
 
@@ -56,6 +56,8 @@ class Statements:
         self.puts = {table: self.place(_put(table)) for table in _TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
+        self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
+        self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
         self.insert_jobs = [
             self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(_WIDTH, n)}") for n in range(FEW + 1)
         ]
@@ -65,6 +67,13 @@ class Statements:
         # In one go: the name itself may be `towpath.`, or have a quote in it.
         inside = "'" + self._quoted.replace("'", "''")
         return re.sub(r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text).encode()
+
+
+def _settings(value: str) -> str:
+    """What `begin_batch` sets for our statements is not for the user's."""
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+    plans = "force_generic_plan" if value == "off" else value
+    return "; ".join(f"SET LOCAL {name} TO {value}" for name in names) + f"; SET LOCAL plan_cache_mode TO {plans}"
 
 
 def _columns() -> str:
@@ -120,6 +129,7 @@ _TAKEN = {
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
     "{job}": JOB,
+    "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
     "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
     "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
         q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
@@ -163,7 +173,10 @@ class PostgresDb:
         self._cursor = Cursor(connection)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
-        return self._cursor.execute(query, args, binary=True)
+        try:
+            return self._cursor.execute(query, args, binary=True)
+        except errors.LockNotAvailable as error:
+            raise RowsTaken from error
 
     def _named(self, name: str, args: Args) -> Cursor:
         first, query = self._statements.named[name]
@@ -213,15 +226,18 @@ class PostgresDb:
         if len(rows) <= FEW:
             if rows:
                 self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
-            self.put_bodies(_bodies(jobs))
+            self.put_bodies(bodies_of(jobs))
             return
         self._copy(self._statements.copy_jobs, rows)
-        self._copy(self._statements.copy_bodies, _bodies(jobs))
+        self._copy(self._statements.copy_bodies, bodies_of(jobs))
 
     def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
-        with self._cursor.copy(cast(PgQuery, query)) as copy:
-            for row in rows:
-                copy.write_row(row)
+        try:
+            with self._cursor.copy(cast(PgQuery, query)) as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except errors.LockNotAvailable as error:
+            raise RowsTaken from error
 
     def put_bodies(self, bodies: Iterable[Body]) -> None:
         self.put("body", bodies)
@@ -261,15 +277,16 @@ class PostgresDb:
         self.execute(b"RELEASE SAVEPOINT towpath_save")
 
     def call(self, id: str, function: Callable[[Any], object]) -> None:
-        guests.call_within(self.connection, id, function)
+        way = guests.Way(self._statements.guests_in, self._statements.guests_out)
+        guests.call_within(self.connection, way, id, function)
 
     def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, NeedsLock | guests.TransactionEnded):
+        if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
 
-def _bodies(jobs: Iterable[Job]) -> Iterator[Body]:
+def bodies_of(jobs: Iterable[Job]) -> Iterator[Body]:
     for job in jobs:
         if job.payload:
             yield job.seq, PAYLOAD, job.payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -22,9 +22,17 @@ class TransactionEnded(Exception):
         self.answer = answer
 
 
-def call_within(connection: psycopg.Connection[Any], id: str, function: Callable[[Any], object]) -> None:
-    """`commit()` and `rollback()` of the connection are refused meanwhile; a COMMIT as text is noticed."""
+class Way(NamedTuple):
+    """Statements before and after: the first leaves something that no COMMIT passes, the second takes it away."""
+
+    begin: bytes
+    end: bytes
+
+
+def call_within(connection: psycopg.Connection[Any], way: Way, id: str, function: Callable[[Any], object]) -> None:
+    """`commit()` and `rollback()` of the connection are refused meanwhile. COMMIT as text fails, ROLLBACK is noticed."""
     before = connection.execute(_XID).fetchone()
+    connection.execute(way.begin, prepare=False)
     process = os.getpid()
     try:
         with connection.transaction():
@@ -41,6 +49,7 @@ def call_within(connection: psycopg.Connection[Any], id: str, function: Callable
             os._exit(1)
     if _is_over(connection, before):
         raise TransactionEnded(UserFunctionFailed(id=id, error="it ended the ledger's transaction"))
+    connection.execute(way.end, prepare=False)
 
 
 def _is_over(connection: psycopg.Connection[Any], before: object) -> bool:

@@ -2,6 +2,10 @@
 
 Whoever holds jobs never waits for one of the first two. It tries, and if somebody else has it, the batch begins anew with that
 lock first. So there is no circle of waiters, whatever the batches do.
+
+A job may be held for long: by the settle whose function of the user's runs. Whoever has the relations and meets such a job gives
+them back (`RowsTaken`), holds nothing for a moment, and begins anew. That settle itself takes them last, after the function,
+and waits for them there, so that the function is not called again for it.
 """
 
 from __future__ import annotations
@@ -48,6 +52,16 @@ class NeedsLock(Exception):
         self.locks = locks
 
 
+class RowsTaken(Exception):
+    """Somebody holds rows for long that a batch with the relations wants."""
+
+
+PATIENCE, IMPATIENCE = "500ms", "100ms"
+"""How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
+PAUSES = (0.02, 0.05, 0.1, 0.2)
+"""Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that one gets before it.)"""
+
+
 _RELATING = (Cancel, Revive, Purge, Open, Seal, Unseal, Abort, Note)
 
 
@@ -78,6 +92,11 @@ def _set_queues(commands: Iterable[Command]) -> set[str]:
         elif isinstance(command, Note):
             found.update(gate.queue for gate in command.gates)
     return found
+
+
+def calls_user(command: Command) -> bool:
+    """Does a function of the user's run inside it, for who knows how long?"""
+    return isinstance(command, Settle) and command.within is not None
 
 
 def mentioned(commands: Iterable[Command]) -> set[str]:

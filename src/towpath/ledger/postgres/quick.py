@@ -6,6 +6,8 @@ general way. What this writes is what that would have written; the suite runs ov
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from towpath.core.checks import storable
 from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Upkeep, Upkept
 from towpath.core.job import Spec
@@ -21,7 +23,19 @@ Answered = tuple[int, Answer]
 """The ledger's time, and the answer."""
 
 
-def answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
+def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+    """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
+    commit.)"""
+    if len(commands) > 2 or (len(commands) == 2 and type(commands[0]) is Append):
+        return
+    for command in commands:
+        found = _answer(db, command, now)
+        if found is None:
+            return
+        yield found
+
+
+def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
     """The answer to a command that is alone in its batch, if it can be had in one step."""
     match command:
         case Append() if len(command.specs) == 1:

@@ -33,7 +33,7 @@ class Ringing:
 
     def __init__(self, url: str, options: PostgresOptions, peek: Callable[[], str]) -> None:
         self._url, self._options, self._peek = url, options, peek
-        self._channel = f"{options.schema}_wake"
+        self.channel = f"{options.schema}_wake"
         self._changed = threading.Condition()
         self._version = 0
         self._peeked = ""
@@ -117,7 +117,7 @@ class Ringing:
                     self._ringer = connection.info.backend_pid
                 with connection.transaction():
                     connection.execute("SET LOCAL synchronous_commit = off")
-                    connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+                    connection.execute("SELECT pg_notify(%s, '')", (self.channel,))
             except (psycopg.Error, TowpathError) as error:
                 # The others look by themselves after a while, and the next commit rings again.
                 log.debug("could not ring: %s", error)
@@ -140,7 +140,7 @@ class Ringing:
     def _listen(self) -> None:
         connection = connect(self._url, self._options)
         try:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
             self.listening = True
             self._bump()
             while not self._closed:

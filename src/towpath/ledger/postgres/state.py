@@ -119,6 +119,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ("body {} {} has no job", "SELECT seq, what FROM towpath.body WHERE seq NOT IN (SELECT seq FROM towpath.job)"),
     ("job {} also has a tombstone", "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)"),
     (
+        "append {} of the inbox cannot be played: {}",
+        "SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL",
+    ),
+    (
         "next_seq is {} but there is a job {}",
         """SELECT s.last_value + s.is_called::int, j.top FROM towpath.job_seq s, (SELECT max(seq) AS top FROM towpath.job) j
            WHERE s.last_value + s.is_called::int <= j.top""",

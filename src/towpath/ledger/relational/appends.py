@@ -8,13 +8,27 @@ from typing import NamedTuple
 
 import msgspec
 
-from towpath.core.admission import Admission, Facts, GroupFact, Holder, KeyName, Known, Origin, Room, admit, key_of, node, walks
+from towpath.core.admission import (
+    Admission,
+    Facts,
+    GroupFact,
+    Holder,
+    KeyName,
+    Known,
+    Origin,
+    Room,
+    admit,
+    key_of,
+    new_job,
+    node,
+    walks,
+)
 from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.errors import Refused
 from towpath.ledger.relational import endings
 from towpath.ledger.relational.batch import Batch
-from towpath.ledger.relational.db import array
+from towpath.ledger.relational.db import ERROR, array
 
 
 def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]:
@@ -38,6 +52,27 @@ def _append_one(batch: Batch, command: Append) -> Appended | Refused:
 def place(batch: Batch, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
     """Decide and write; raises `Refused` before anything is written."""
     return write(batch, decide(batch, specs, origin))
+
+
+def place_or_bury(batch: Batch, specs: Sequence[Spec]) -> None:
+    """An append whose caller has gone, and whom a full queue did not stop. If it is refused, what of it is new becomes dead
+    letters, all of it, that say why."""
+    try:
+        place(batch, specs, Origin())
+        return
+    except Refused as refusal:
+        why = str(refusal)
+    known = _known(batch, {spec.id for spec in specs})
+    new = {spec.id: msgspec.structs.replace(spec, after=(), group=None) for spec in specs if spec.id not in known}
+    if not new:
+        return
+    first = batch.take_seqs(len(new))
+    ending = State.FAILED, Reason.FATAL, None
+    jobs = [new_job(spec, first + n, batch.now, None, 0, ending) for n, spec in enumerate(new.values())]
+    batch.wrote = True
+    batch.db.add_jobs(jobs)
+    batch.db.put_bodies([(job.seq, ERROR, why.encode()) for job in jobs])
+    batch.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
 
 
 class Decision(NamedTuple):

@@ -211,14 +211,15 @@ def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
 
 
 def _settle_with_care(batch: Batch, job: Job, command: Settle) -> Settled:
-    """Decide all of it first: a refusal leaves nothing behind but what `within` wrote, which is under a savepoint."""
+    """Decide all of it first: a refusal leaves nothing behind but what `within` wrote, which is under a savepoint. That may take
+    long, so it comes before anything is held that others could want."""
+    if command.within is not None:
+        batch.db.call(command.id, command.within)
     decision = None
     if command.spawn:
         origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)
         decision = appends.decide(batch, command.spawn, origin)
     written = notes.decide(batch, command.notes) if command.notes else None
-    if command.within is not None:
-        batch.db.call(command.id, command.within)
     if decision is not None:
         appends.write(batch, decision)
     if written is not None:

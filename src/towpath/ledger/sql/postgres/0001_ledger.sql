@@ -316,3 +316,18 @@ CREATE TABLE towpath.reply (
     until  bigint NOT NULL
 );
 CREATE INDEX reply_until ON towpath.reply (until);
+
+-- Appends with keys, dependencies or groups that came in a transaction of the user's: the next batch plays them, in this order.
+-- failure: what is wrong with one that cannot even be read.
+CREATE TABLE towpath.inbox (
+    seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    ids     text[] COLLATE "C" NOT NULL,
+    specs   text   NOT NULL,
+    failure text
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX inbox_new ON towpath.inbox (seq) WHERE failure IS NULL;
+
+-- While a function of the user's runs inside a settle there is a row here that no COMMIT passes.
+CREATE TABLE towpath.guest (
+    one int REFERENCES towpath.meta (one) DEFERRABLE INITIALLY DEFERRED
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -8,14 +8,16 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     {clock},
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
+    EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL),
     (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted})
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
 -- name: lock_relations
-SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint);
+-- Who has them waits for nothing else for long: see `locks.RowsTaken`.
+SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint), set_config('lock_timeout', $1::text, true);
 
 -- name: try_relations
-SELECT pg_try_advisory_xact_lock('towpath.meta'::regclass::oid::bigint);
+SELECT pg_try_advisory_xact_lock('towpath.meta'::regclass::oid::bigint), set_config('lock_timeout', $1::text, true);
 
 -- name: next_version
 SELECT last_value + is_called::int FROM towpath.version_seq;
@@ -63,9 +65,10 @@ WITH c AS (
 SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
 
 -- name: quiet_until
--- When upkeep has something to do next; NULL: never, as it looks now. -1: now, there are counts to fold.
+-- When upkeep has something to do next; NULL: never, as it looks now. -1: now, there are counts to fold or appends to play.
 -- $1 KEEP, $2 the time or NULL, $3 RETENTION, $4 the schema we know
-SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally) THEN -1 ELSE (SELECT min(at) FROM (
+SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally) 
+        OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL) THEN -1 ELSE (SELECT min(at) FROM (
     SELECT min(lease_until) + 1 AS at FROM towpath.job WHERE state = 'running'
     UNION ALL
     SELECT min(expires_at) FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
@@ -600,7 +603,7 @@ SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $
 
 -- name: anything
 -- Might a claim of these queues find something? $2 the schema we know, $3 the time or NULL
-SELECT t.now, m.min_schema > $2::bigint
+SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
     OR EXISTS (SELECT 1 FROM json_array_elements_text($1::json) v WHERE
         EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NULL)
         OR EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NOT NULL)
@@ -702,3 +705,94 @@ WITH RECURSIVE level (part, p) AS (
 SELECT j.seq FROM level JOIN towpath.job j ON j.queue = $1::text AND j.state = 'ready' AND j.part IS NOT NULL
     AND j.part = level.part AND j.priority = level.p AND j.seq <= $3::bigint AND j.ready_at <= $4::bigint
 ORDER BY j.part, j.priority, j.seq LIMIT $5::bigint;
+
+-- name: drain_inbox
+DELETE FROM towpath.inbox WHERE seq IN (
+    SELECT seq FROM towpath.inbox WHERE failure IS NULL ORDER BY seq LIMIT $1::bigint FOR UPDATE SKIP LOCKED)
+RETURNING seq, specs;
+
+-- name: spoil_inbox
+INSERT INTO towpath.inbox (seq, ids, specs, failure) OVERRIDING SYSTEM VALUE VALUES ($1::bigint, '{}', $2::text, $3::text);
+
+-- name: server
+-- Which running server and which ledger in it: a copy of it elsewhere has another.
+SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, 'towpath.meta'::regclass::oid::bigint,
+    (SELECT oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database());
+
+-- name: seen_ids
+-- What is known of ids, without waiting for anybody: 2 is one that waits in the inbox.
+SELECT j.id, j.seq, j.state, 0, NULL FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))
+UNION ALL
+SELECT t.id, t.seq, t.state, 1, t.alias FROM towpath.tombstone t
+WHERE t.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = t.id)
+UNION ALL
+SELECT v, 0, 'blocked', 2, NULL FROM json_array_elements_text($1::json) v
+WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v = ANY (i.ids))
+    AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = v) AND NOT EXISTS (SELECT 1 FROM towpath.tombstone t WHERE t.id = v);
+
+-- name: seen_holders
+SELECT k.namespace, k.key, k.id, k.seq, j.state, k.until, NULL::bigint
+FROM json_array_elements($1::json) v JOIN towpath.key k ON k.namespace = v->>0 AND k.key = v->>1
+LEFT JOIN towpath.job j ON j.seq = k.seq;
+
+-- Statements on a connection of the user's, whose settings are not ours: text goes as bytes, numbers come back. The first one
+-- has what nobody but us writes; jobs, tallies and the inbox are only looked at where it must be, because two serializable
+-- transactions that each read and write there would stop each other.
+
+-- name: guest_begin
+SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, 'towpath.meta'::regclass::oid::bigint,
+    (SELECT oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()),
+    m.schema::bigint, m.min_schema::bigint, t.last_value, {clock},
+    (EXISTS (SELECT 1 FROM towpath.tombstone
+        WHERE id IN (SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json))))::int::bigint,
+    (EXISTS (SELECT 1 FROM towpath.queue WHERE capacity IS NOT NULL
+        AND name IN (SELECT json_array_elements_text(convert_from($2::bytea, 'UTF8')::json))))::int::bigint
+FROM towpath.meta m, towpath.last_time t;
+
+-- name: guest_rooms
+SELECT v.n, q.capacity, q.blocked + q.scheduled + q.ready + t.waiting
+FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (name, n)
+JOIN towpath.queue q ON q.name = v.name AND q.capacity IS NOT NULL
+CROSS JOIN LATERAL (SELECT coalesce(sum(a.blocked + a.scheduled + a.ready), 0)::bigint AS waiting
+    FROM towpath.tally a WHERE a.queue = q.name AND a.xid >= q.folded) t;
+
+-- name: guest_seqs
+SELECT towpath.take_seqs(convert_from($1::bytea, 'UTF8')::bigint);
+
+-- name: guest_append
+-- Jobs that are new, with their bodies and counts. Which they were.
+WITH new AS (
+    INSERT INTO towpath.job ({columns})
+    SELECT {columns} FROM json_populate_recordset(NULL::towpath.job, convert_from($1::bytea, 'UTF8')::json)
+    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, state
+), bodies AS (
+    INSERT INTO towpath.body (seq, what, data)
+    SELECT (v.place->>0)::bigint, (v.place->>1)::smallint, b.data
+    FROM json_array_elements(convert_from($2::bytea, 'UTF8')::json) WITH ORDINALITY v (place, n)
+    JOIN unnest($3::bytea[]) WITH ORDINALITY b (data, n) ON b.n = v.n
+    WHERE (v.place->>0)::bigint IN (SELECT seq FROM new)
+), counted AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
+    SELECT queue, part, 0, count(*) FILTER (WHERE state = 'scheduled'), count(*) FILTER (WHERE state = 'ready'), 0, 0, 0, 0,
+        bool_or(state = 'ready')
+    FROM new GROUP BY queue, part
+)
+SELECT seq FROM new;
+
+-- name: guest_known
+-- Which of the ids this transaction sees, and the numbers of their jobs.
+SELECT v.n, j.seq FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (id, n)
+JOIN towpath.job j ON j.id = v.id
+UNION ALL
+SELECT v.n, 0 FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (id, n)
+WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v.id = ANY (i.ids)) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = v.id);
+
+-- name: guest_inbox
+INSERT INTO towpath.inbox (ids, specs)
+SELECT ARRAY(SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json)), convert_from($2::bytea, 'UTF8')
+RETURNING seq;
+
+-- name: guest_end
+-- The ledger's time goes on, and whoever waits for work hears of it, both when this transaction commits at the latest.
+SELECT setval('towpath.last_time', greatest(convert_from($1::bytea, 'UTF8')::bigint, (SELECT last_value FROM towpath.last_time))),
+    length(pg_notify(convert_from($2::bytea, 'UTF8'), '')::text)::bigint;

@@ -1,0 +1,346 @@
+"""Our append on the user's own connection, in the same transaction as their data.
+
+It only inserts, so that a transaction of theirs which stays open holds nobody up. Plain specs become jobs there and then. Specs with
+keys, dependencies or groups go to the inbox, because what they come to is only known after the commit: the next batch of any
+process plays them.
+
+The steps are written once, as a generator that yields what it wants to know and is sent the answer: a statement for the user's
+connection, or a question for the ledger's own reader. `run` and `arun` answer it in their two ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+from msgspec.structs import asdict, replace
+from psycopg import errors
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg.types.array import ListBinaryDumper
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import BytesBinaryDumper
+
+from towpath.core.admission import Facts, GroupFact, Holder, Known, Room, admit, key_of, plain
+from towpath.core.commands import Append, Placed
+from towpath.core.job import COLUMNS, Spec, State
+from towpath.errors import NestedCall, WrongConnection
+from towpath.ledger.postgres.db import PostgresDb, Statements, bodies_of
+from towpath.ledger.postgres.migrations import check_schema
+from towpath.ledger.relational.batch import GroupRow
+from towpath.ledger.relational.db import array
+
+Rows = list[tuple[int, ...]]
+Question = Callable[[PostgresDb], Any]
+Step = bytes | tuple[bytes, Sequence[Any]] | Question
+"""A bare statement, a statement with arguments and rows, or a question for the reader."""
+Steps = Generator[Step, Any, tuple[Placed, ...]]
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_SAVE, _KEEP = b"SAVEPOINT towpath_append", b"RELEASE SAVEPOINT towpath_append"
+_UNDO = b"ROLLBACK TO SAVEPOINT towpath_append"
+
+
+class Host(NamedTuple):
+    """What an append needs of the ledger."""
+
+    place: str
+    statements: Statements
+    channel: str
+    now: Callable[[int], int]
+    """The time, given the server's clock."""
+    read: Callable[[Question], Any]
+    own: PostgresDb | None
+    """The ledger's own connection, which is not the user's."""
+
+
+class _Begun(NamedTuple):
+    started: int
+    ledger: int
+    database: int
+    schema: int
+    min_schema: int
+    last: int
+    present: int
+    forgotten: int
+    """Has any of the ids a tombstone?"""
+    bounded: int
+    """Has any of the queues a capacity?"""
+
+
+def append_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+    driver = driver_of(connection)
+    if host.own is not None and driver is host.own.connection:
+        raise NestedCall(path=host.place)
+    return run(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+
+
+async def aappend_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+    driver = await adriver_of(connection)
+    return await arun(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+
+
+def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
+    """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its own."""
+    status = connection.info.transaction_status
+    if status is TransactionStatus.INERROR:
+        raise WrongConnection(why="the transaction on this connection has failed; roll it back first")
+    own = connection.autocommit and status is TransactionStatus.IDLE
+    yield _BEGIN if own else _SAVE
+    try:
+        answers = yield from _append(host, specs)
+    except BaseException:
+        if not connection.closed:
+            yield b"ROLLBACK" if own else _UNDO
+            if not own:
+                yield _KEEP
+        raise
+    yield b"COMMIT" if own else _KEEP
+    return answers
+
+
+def _append(host: Host, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Placed, ...]]:
+    def named(name: str, *args: Any) -> tuple[bytes, Sequence[Any]]:
+        return host.statements.named[name][1], args
+
+    queues = sorted({spec.queue for spec in specs})
+    (row,) = yield named("guest_begin", _json([spec.id for spec in specs]), _json(queues))
+    begun = _Begun(*row)
+    check_schema(host.place, begun.schema, begun.min_schema)
+    found = yield lambda db: db.one("server")
+    if tuple(found) != (begun.started, begun.ledger, begun.database):
+        raise WrongConnection(why=f"this connection is to another server or database than the ledger's, {host.place}")
+    now = max(begun.last, host.now(begun.present))
+    rooms = {}
+    if begun.bounded:
+        full: Rows = yield named("guest_rooms", _json(queues))
+        rooms = {queues[n - 1]: Room(capacity, depth) for n, capacity, depth in full}
+    if plain(specs) and not begun.forgotten:
+        answers = yield from _insert(named, specs, now, rooms)
+    else:
+        answers = yield from _leave(named, specs, now, rooms)
+    yield named("guest_end", str(now).encode(), host.channel.encode())
+    return answers
+
+
+Named = Callable[..., tuple[bytes, Sequence[Any]]]
+
+
+def _insert(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
+    ((first,),) = yield named("guest_seqs", str(len(specs)).encode())
+    admission = admit(specs, Facts(rooms=rooms), now, first)
+    rows = [{name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs]
+    bodies = list(bodies_of(admission.jobs))
+    places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
+    added: Rows = yield named("guest_append", _json(rows), _json(places), data)
+    if len(added) == len(rows):
+        return admission.answers
+    # Some were there already: a repeated append is the same append.
+    new = {seq for (seq,) in added}
+    known = yield from _known(named, [placed.id for placed in admission.answers if placed.seq not in new])
+    return tuple([Placed(each.id, known.get(each.id, each.seq)) for each in admission.answers])
+
+
+_COLUMNS = frozenset(COLUMNS)
+
+
+def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, int]]:
+    """The jobs by id that this transaction or everybody sees, with their numbers; 0 for those that have none yet."""
+    seen = yield lambda db: db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
+    known = {id: seq for id, seq, _, _, _ in seen}
+    if missing := [id for id in ids if id not in known]:
+        mine: Rows = yield named("guest_known", _json(missing))
+        known |= {missing[n - 1]: seq for n, seq in mine}
+    return known
+
+
+def _leave(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
+    """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in the inbox."""
+    facts: Facts = yield lambda db: _seen(db, specs, rooms)
+    needed = {after.id for spec in specs for after in spec.after if not after.group} - {spec.id for spec in specs}
+    if missing := sorted(needed - facts.known.keys()):
+        mine = yield from _known(named, missing)
+        facts = replace(facts, known={**facts.known, **{id: Known(id, seq, State.BLOCKED) for id, seq in mine.items()}})
+    admission = admit(specs, facts, now, 0)
+    stored = [replace(spec, ready_at=now + spec.delay, delay=0) if spec.delay else spec for spec in specs]
+    yield named("guest_inbox", _json([spec.id for spec in specs]), _json(stored))
+    return tuple(
+        [
+            placed if spec.id in facts.known else Placed(spec.id, 0)
+            for spec, placed in zip(specs, admission.answers, strict=True)
+        ]
+    )
+
+
+def _seen(db: PostgresDb, specs: Sequence[Spec], rooms: dict[str, Room]) -> Facts:
+    ids = {spec.id for spec in specs} | {after.id for spec in specs for after in spec.after if not after.group}
+    groups = {spec.group for spec in specs if spec.group is not None}
+    groups |= {after.id for spec in specs for after in spec.after if after.group}
+    keys = {key for spec in specs if (key := key_of(spec)) is not None}
+    known = db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
+    found = {id: Known(id, seq, state, gone == 1, alias) for id, seq, state, gone, alias in known}
+    holders = db.rows("seen_holders", (array(keys),), tuple[str, str, str, int, State | None, int, int | None])
+    for _, _, id, seq, holding, _, _ in holders:
+        found.setdefault(id, Known(id, seq, holding or State.DONE, gone=holding is None))
+    for alias in [each.alias for each in found.values() if each.alias is not None]:
+        found.setdefault(alias, Known(alias, 0, State.DONE, gone=True))
+    return Facts(
+        known=found,
+        holders={(space, key): Holder(id, seq, state, until, runner) for space, key, id, seq, state, until, runner in holders},
+        groups={row.id: GroupFact(row.state, row.outcome) for row in db.rows("groups_by_id", (array(groups),), GroupRow)},
+        rooms=rooms,
+    )
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+# The two ways to answer the steps. A cursor of our own has rows, numbers and bytes as we know them, whatever the connection's are.
+
+
+def run(steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Question], Any]) -> tuple[Placed, ...]:
+    cursor: psycopg.RawCursor[tuple[Any, ...]] = psycopg.RawCursor(connection, row_factory=tuple_row)
+    with cursor:
+        _prepare(cursor.adapters)
+        answer = _Answers(steps)
+        while answer.wants is not None:
+            try:
+                if callable(step := answer.wants):
+                    answer.send(read(step))
+                else:
+                    cursor.execute(*_query(step), prepare=False, binary=True)
+                    answer.send(None if isinstance(step, bytes) else cursor.fetchall())
+            except BaseException as error:
+                answer.throw(error)
+    return answer.placed
+
+
+async def arun(steps: Steps, connection: psycopg.AsyncConnection[Any], read: Callable[[Question], Any]) -> tuple[Placed, ...]:
+    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+    async with cursor:
+        _prepare(cursor.adapters)
+        answer = _Answers(steps)
+        while answer.wants is not None:
+            try:
+                if callable(step := answer.wants):
+                    answer.send(await asyncio.to_thread(read, step))
+                else:
+                    await cursor.execute(*_query(step), prepare=False, binary=True)
+                    answer.send(None if isinstance(step, bytes) else await cursor.fetchall())
+            except BaseException as error:
+                answer.throw(error)
+    return answer.placed
+
+
+class _Answers:
+    """The steps as far as they have gone. `wants` is the next, None at the end."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.placed: tuple[Placed, ...] = ()
+        self.wants: Step | None = None
+        self._go(lambda: next(steps))
+
+    def send(self, answer: Any) -> None:
+        self._go(lambda: self._steps.send(answer))
+
+    def throw(self, error: BaseException) -> None:
+        self._go(lambda: self._steps.throw(_blamed(error)))
+
+    def _go(self, on: Callable[[], Step]) -> None:
+        try:
+            self.wants = on()
+        except StopIteration as end:
+            self.wants, self.placed = None, end.value
+
+
+def _query(step: bytes | tuple[bytes, Sequence[Any]]) -> tuple[bytes, Sequence[Any]]:
+    return (step, ()) if isinstance(step, bytes) else step
+
+
+def _prepare(adapters: AdaptersMap) -> None:
+    adapters.register_dumper(bytes, BytesBinaryDumper)
+    adapters.register_dumper(list, ListBinaryDumper)
+    adapters.register_loader("int8", Int8BinaryLoader)
+
+
+_MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedColumn)
+
+
+def _blamed(error: BaseException) -> BaseException:
+    """What only the connection can be blamed for."""
+    said = str(error).strip().partition("\n")[0]
+    if isinstance(error, _MISSING):
+        why = f"this connection is to a database without the ledger: {said}"
+    elif isinstance(error, errors.InsufficientPrivilege):
+        why = f"the role of this connection has not the rights it needs in the ledger's schema: {said}"
+    elif isinstance(error, errors.ReadOnlySqlTransaction):
+        why = f"the transaction on this connection is read only: {said}"
+    else:
+        return error
+    wrong = WrongConnection(why=why)
+    wrong.__cause__ = error
+    return wrong
+
+
+# Which connection is meant. Nothing of SQLAlchemy or Django is imported: they are known by what they offer.
+
+
+def driver_of(connection: object) -> psycopg.Connection[Any]:
+    """The psycopg connection under a session or connection of SQLAlchemy, or of Django, or the one that it is."""
+    found: Any = connection
+    for _ in range(_DEEPEST):
+        if isinstance(found, psycopg.Connection):
+            return found
+        if isinstance(found, psycopg.AsyncConnection):
+            raise WrongConnection(why="this is an AsyncConnection: use aenqueue, or aappend_on of the ledger")
+        if _autobegins(found):
+            found.begin()
+        found = _under(found)
+    raise _foreign(connection)
+
+
+async def adriver_of(connection: object) -> psycopg.AsyncConnection[Any]:
+    found: Any = connection
+    for _ in range(_DEEPEST):
+        if isinstance(found, psycopg.AsyncConnection):
+            return found
+        if isinstance(found, psycopg.Connection):
+            raise WrongConnection(why="this connection would block the event loop: use a psycopg.AsyncConnection, or enqueue")
+        if _autobegins(found):
+            await found.begin()
+        raw = getattr(found, "get_raw_connection", None)
+        found = raw() if raw is not None else _under(found)
+        if inspect.isawaitable(found):
+            found = await found
+    raise _foreign(connection)
+
+
+_DEEPEST = 5
+
+
+def _under(found: Any) -> Any:
+    driver = getattr(found, "driver_connection", None)
+    if driver is not None:
+        return driver
+    inner = getattr(found, "connection", None)
+    return inner() if callable(inner) else inner
+
+
+def _autobegins(found: Any) -> bool:
+    """A connection of SQLAlchemy on which nothing was executed yet: its commit would do nothing, and the append be lost."""
+    inside = getattr(found, "in_transaction", None)
+    return callable(inside) and hasattr(found, "begin") and hasattr(found, "dialect") and not inside()
+
+
+def _foreign(connection: object) -> WrongConnection:
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    expected = "a psycopg.Connection, a psycopg.AsyncConnection, or a session or connection of SQLAlchemy on one of them"
+    return WrongConnection(why=f"expected {expected}, not {kind}; other drivers of PostgreSQL cannot be used")
