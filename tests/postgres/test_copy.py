@@ -276,13 +276,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
 def test_the_content_is_never_in_memory_as_a_whole(place: Places) -> None:
-    """128 MB of payloads in 16 jobs, and as many rows as make several chunks; the interpreter with its modules has about 60 MB."""
+    """192 MB of payloads in 24 jobs, and as many rows as make several chunks; the interpreter with its modules has about 60 MB."""
     source, far, back = place("sqlite"), place("postgres"), place("sqlite")
     ledger = open_ledger(source)
-    for n in range(16):
+    for n in range(24):
         large = Spec(id=f"large {n}", queue="q", payload=os.urandom(8 << 20))
         ledger.apply([Append((large, *(Spec(id=f"{n}-{m}", queue="q", payload=b"{}") for m in range(1000))))])
     ledger.close()
     for one, other in ((source, far), (far, back)):
         ended = subprocess.run([sys.executable, "-c", MEASURED, one, other], capture_output=True, text=True, check=True)
-        assert int(ended.stdout) < 150_000
+        assert int(ended.stdout) < 190_000

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from towpath.clock import Clock
 from towpath.core import checks
@@ -74,9 +73,7 @@ class PostgresLedger:
         self._pid = os.getpid()
         self._closed = False
         self._inside: int | None = None
-        self._tallies = 0
-        self._related = False
-        self._seen_at = time.monotonic()
+        self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._writer: PostgresDb | None = None
         self._reader: PostgresDb | None = None
@@ -125,7 +122,7 @@ class PostgresLedger:
             now = self._clock.now()
         answers: list[Answer] = []
         with suppress(psycopg.Error, RowsTaken):
-            self._undo(self._db)
+            self._db.rest()
             for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
                 answers.append(answer)
                 if self._note_time(present, now):
@@ -188,7 +185,7 @@ class PostgresLedger:
         db = self._db
         shut = any(calls_user(command) for command in commands) and not self._options.pooled
         try:
-            self._undo(db)
+            db.rest()
             if shut:
                 # A function that loses the transaction may go on, but it can write nothing outside of it.
                 db.execute(b"SET default_transaction_read_only = on")
@@ -201,7 +198,7 @@ class PostgresLedger:
             db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
         except BaseException:
             with suppress(psycopg.Error):
-                self._undo(db)
+                db.rest()
             raise
         finally:
             with suppress(psycopg.Error):
@@ -256,17 +253,6 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 self._writer.connection.close()
             self._writer = None
-
-    @staticmethod
-    def _undo(db: PostgresDb) -> None:
-        """Also before every transaction: an interrupt may have come before the last one was undone."""
-        status = db.connection.info.transaction_status
-        if status is TransactionStatus.ACTIVE:
-            # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
-            db.connection.close()
-            raise psycopg.OperationalError("the last statement was interrupted")
-        if status is not TransactionStatus.IDLE:
-            db.execute(b"ROLLBACK")
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
         """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy session. Raises
@@ -383,14 +369,14 @@ class PostgresLedger:
 
     def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
         try:
-            self._undo(db)
+            db.rest()
             db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             return question(db)
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
             raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
         finally:
             with suppress(psycopg.Error):
-                self._undo(db)
+                db.rest()
 
     def _time(self, db: PostgresDb, now: int | None) -> int:
         last, present = db.one("last")

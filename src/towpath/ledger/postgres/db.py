@@ -12,6 +12,7 @@ import psycopg
 from msgspec.structs import astuple, force_setattr, replace
 from psycopg import errors, sql
 from psycopg.abc import Query as PgQuery
+from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector
@@ -266,6 +267,16 @@ class PostgresDb:
         text = f"SELECT {JOB} FROM towpath.job j WHERE {found.sql} ORDER BY j.seq {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
+
+    def rest(self) -> None:
+        """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
+        status = self.connection.info.transaction_status
+        if status is TransactionStatus.ACTIVE:
+            # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
+            self.connection.close()
+            raise psycopg.OperationalError("the last statement was interrupted")
+        if status is not TransactionStatus.IDLE:
+            self.execute(b"ROLLBACK")
 
     def save(self) -> None:
         self.execute(b"SAVEPOINT towpath_save")
