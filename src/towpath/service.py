@@ -186,9 +186,9 @@ class Service:
     def _obey_lanes(self, lanes: Mapping[str, str | None]) -> None:
         paused = self._mine(lanes)
         for name in sorted(paused - self._paused_lanes):
-            log.warning("lane %s is paused: %s. What runs goes on; its slots are lent.", name, lanes[name] or "no reason given")
+            log.info("lane %s is paused: %s. What runs goes on; its slots are lent.", name, lanes[name] or "no reason given")
         for name in sorted(self._paused_lanes - paused):
-            log.warning("lane %s goes on", name)
+            log.info("lane %s goes on", name)
         self._paused_lanes = paused
         self._worker.pause_lanes(lanes.keys())
 

@@ -39,7 +39,7 @@ from towpath.ledger.postgres.connect import (
     shown,
     translate,
 )
-from towpath.ledger.postgres.db import PostgresDb, Statements
+from towpath.ledger.postgres.db import PostgresDb, Statements, end_open
 from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen, mentioned
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
@@ -122,7 +122,7 @@ class PostgresLedger:
             now = self._clock.now()
         answers: list[Answer] = []
         with suppress(psycopg.Error, RowsTaken):
-            self._db.rest()
+            end_open(self._db)
             for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
                 answers.append(answer)
                 if self._note_time(present, now):
@@ -185,7 +185,7 @@ class PostgresLedger:
         db = self._db
         shut = any(calls_user(command) for command in commands) and not self._options.pooled
         try:
-            db.rest()
+            end_open(db)
             if shut:
                 # A function that loses the transaction may go on, but it can write nothing outside of it.
                 db.execute(b"SET default_transaction_read_only = on")
@@ -198,7 +198,7 @@ class PostgresLedger:
             db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
         except BaseException:
             with suppress(psycopg.Error):
-                db.rest()
+                end_open(db)
             raise
         finally:
             with suppress(psycopg.Error):
@@ -369,14 +369,14 @@ class PostgresLedger:
 
     def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
         try:
-            db.rest()
+            end_open(db)
             db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             return question(db)
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
             raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
         finally:
             with suppress(psycopg.Error):
-                db.rest()
+                end_open(db)
 
     def _time(self, db: PostgresDb, now: int | None) -> int:
         last, present = db.one("last")

@@ -268,16 +268,6 @@ class PostgresDb:
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
 
-    def rest(self) -> None:
-        """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
-        status = self.connection.info.transaction_status
-        if status is TransactionStatus.ACTIVE:
-            # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
-            self.connection.close()
-            raise psycopg.OperationalError("the last statement was interrupted")
-        if status is not TransactionStatus.IDLE:
-            self.execute(b"ROLLBACK")
-
     def save(self) -> None:
         self.execute(b"SAVEPOINT towpath_save")
 
@@ -309,3 +299,14 @@ def _decoded(what: int, data: bytes) -> Any:
     if what == HEADERS:
         return msgspec.json.decode(data)
     return data.decode() if what == ERROR else data
+
+
+def end_open(db: PostgresDb) -> None:
+    """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
+    status = db.connection.info.transaction_status
+    if status is TransactionStatus.ACTIVE:
+        # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
+        db.connection.close()
+        raise psycopg.OperationalError("the last statement was interrupted")
+    if status is not TransactionStatus.IDLE:
+        db.execute(b"ROLLBACK")
