@@ -41,7 +41,7 @@ AGAIN: Final = SECOND
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
 """How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
 because then every batch of our own looks as well."""
-REMOTE: Final = 4
+REMOTE: Final = 5
 """How many times more seldom all of this is asked of a ledger on a server."""
 SLICE: Final = 0.2
 """Seconds of sleep at a time, so that `close` is prompt."""
