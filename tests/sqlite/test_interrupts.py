@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -211,6 +212,11 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path) -> No
             thread.start()
             thread.join(20)
             assert not thread.is_alive(), "a lock was left behind"
+            # The next caller shall lead, so the committer's own thread must be done with what the interrupt left to it.
+            deadline = time.monotonic() + 20
+            while not committer._idle:
+                assert time.monotonic() < deadline, "the committer's thread does not come to rest"
+                threading.Event().wait(0.001)
 
         hits = every_entry(lambda n: committer.call(Append((Spec(id=f"{n}", queue="q"),))), after)
         assert {"Committer._lead_alone", "Committer._take", "Committer._lead", "deliver"} <= set(hits)

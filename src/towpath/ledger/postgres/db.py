@@ -19,8 +19,9 @@ from towpath.core.commands import Selector
 from towpath.core.job import BODIES, COLUMNS, Job, State
 from towpath.core.lifecycle import REASONS
 from towpath.core.views import Query
-from towpath.ledger.postgres import guests, where
+from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
+from towpath.ledger.postgres.where import PostgresWhere
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Held, array, script
 
@@ -254,16 +255,19 @@ class PostgresDb:
             force_setattr(wanted[seq], BODIES[what], _decoded(what, data))
 
     def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
-        found = where.of_selector(selector)
+        found = PostgresWhere()
+        found.match(selector)
         found.states(tuple(states))
         if unasked:
             found.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
         return self._jobs(found, "ASC", limit, "FOR UPDATE")
 
     def find(self, query: Query, limit: int) -> list[Job]:
-        return self._jobs(where.of_query(query), "ASC" if query.oldest_first else "DESC", limit)
+        found = PostgresWhere()
+        found.ask(query)
+        return self._jobs(found, "ASC" if query.oldest_first else "DESC", limit)
 
-    def _jobs(self, found: where.Where, order: str, limit: int, lock: str = "") -> list[Job]:
+    def _jobs(self, found: PostgresWhere, order: str, limit: int, lock: str = "") -> list[Job]:
         text = f"SELECT {JOB} FROM towpath.job j WHERE {found.sql} ORDER BY j.seq {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
