@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ import psycopg
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Appended, Command, Placed, Upkeep
+from towpath.core.commands import Appended, Command, Placed
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
@@ -40,7 +39,7 @@ from towpath.ledger.postgres.connect import (
     translate,
 )
 from towpath.ledger.postgres.db import PostgresDb, Statements, end_open
-from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, calls_user, foreseen, mentioned
+from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
@@ -107,15 +106,14 @@ class PostgresLedger:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
         that runs. If a later one fails, all may come again."""
         answers: list[Answer] = []
-        for _, part in groupby(enumerate(commands), lambda each: each[0] if calls_user(each[1]) else -1):
-            played = [command for _, command in part]
-            found, news = self._in_one_step(played, now) or self._again_if_gone(played, now)
-            answers += found
+        for part, found in surveyed(commands):
+            played, news = self._in_one_step(part, found, now) or self._again_if_gone(part, found, now)
+            answers += played
             if news:
                 self._ringing.ring()
         return answers
 
-    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool] | None:
+    def _in_one_step(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool] | None:
         """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
         the general way does it again."""
         if now is None and self._clock is not None:
@@ -131,32 +129,31 @@ class PostgresLedger:
             return None
         self._tallies += (appended := type(answers[-1]) is Appended)
         left = commands[len(answers) :]
-        rest, news = self._again_if_gone(left, now) if left else ([], False)
+        rest, news = self._again_if_gone(left, found, now) if left else ([], False)
         return answers + rest, appended or news
 
-    def _again_if_gone(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
+    def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
         applied twice, so once more on a new one; if that dies too, the server is away."""
         try:
-            return self._transact(commands, now)
+            return self._transact(commands, found, now)
         except psycopg.OperationalError as error:
             if not is_gone(error):
                 raise
             self._drop_writer()
         try:
-            return self._transact(commands, now)
+            return self._transact(commands, found, now)
         except BaseException:
             self._drop_writer()
             raise
 
-    def _transact(self, commands: Sequence[Command], now: int | None) -> tuple[list[Answer], bool]:
+    def _transact(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
         spoiled: dict[str, Refused] = {}
-        alone = any(calls_user(command) for command in commands)
-        locks, run = Locks() if alone else foreseen(commands) | Locks(self._related), play
+        locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
         replays = meetings = 0
         while True:
             try:
-                return self._attempt(commands, now, Before(spoiled, locks, meetings), run)
+                return self._attempt(commands, now, Before(found, spoiled, locks, meetings), run)
             except NeedsLock as needed:
                 locks |= needed.locks
             except RowsTaken:
@@ -183,7 +180,7 @@ class PostgresLedger:
 
     def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> tuple[list[Answer], bool]:
         db = self._db
-        shut = any(calls_user(command) for command in commands) and not self._options.pooled
+        shut = before.survey.calls_user and not self._options.pooled
         try:
             end_open(db)
             if shut:
@@ -195,7 +192,7 @@ class PostgresLedger:
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
-            db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
+            db.execute(b"COMMIT" if batch.wrote or batch.tallies or batch.swept else b"ROLLBACK")
         except BaseException:
             with suppress(psycopg.Error):
                 end_open(db)
@@ -210,19 +207,19 @@ class PostgresLedger:
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
-        args = array([spec.id for spec in first]), array(mentioned(commands))
+        args = array([spec.id for spec in first]), array(before.survey.queues)
         schema, least, seq, version, last, present, known, waiting, queues = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
         ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
-        batch.calls_user = any(calls_user(command) for command in commands)
+        batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
         self._note_time(batch.now, now)
         drains = waiting and not batch.calls_user
-        batch.lock(before.locks | Locks(relations=drains), commands)
+        batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
         if drains:
             batch.drain()
-        if any(type(command) is Upkeep for command in commands):
+        if before.survey.keeps_up:
             batch.tidy(1)
         elif self._tallies >= TALLIES:
             batch.tidy(TALLIES // 4)

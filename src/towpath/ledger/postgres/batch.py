@@ -11,12 +11,11 @@ import msgspec
 import psycopg
 from msgspec.structs import asdict
 
-from towpath.core.commands import Abort, Cancel, Command, Note, Seal, SetPart, SetQueue, Unseal
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.errors import Refused
 from towpath.ledger.postgres.db import PostgresDb
-from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, mentioned
+from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, Survey
 from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
 from towpath.ledger.relational.db import array
@@ -25,15 +24,15 @@ log = logging.getLogger("towpath.postgres")
 
 DRAIN = 200
 """Appends from users' transactions that one batch plays at most."""
-_TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 _STATES = tuple(State)
 _ACTIVE = frozenset({READY, RUNNING})
 _COUNTS = frozenset({*_STATES, "loose"})
 
 
 class Before(NamedTuple):
-    """What is known of a batch that was played before."""
+    """What is known of a batch before it is played; perhaps because it was played before."""
 
+    survey: Survey
     spoiled: dict[str, Refused]
     locks: Locks
     meetings: int
@@ -51,6 +50,8 @@ class PostgresBatch(Batch):
         """Is there anything that others may wait for: something that is ready, over, or set?"""
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
+        self.swept = False
+        """Did it sweep leases by which nothing is held?"""
         self.meetings = 0
         """How often it met rows that somebody holds for long, when it was played before."""
         self.calls_user = False
@@ -60,13 +61,12 @@ class PostgresBatch(Batch):
     def _patience(self) -> str:
         return PATIENCE if self.meetings == 0 else IMPATIENCE
 
-    def lock(self, locks: Locks, commands: Sequence[Command]) -> None:
-        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for."""
-        self.news = any(isinstance(each, _TELLING) or (type(each) is Note and bool(each.gates)) for each in commands)
+    def lock(self, locks: Locks, names: Iterable[str]) -> None:
+        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for. `names` of queues that
+        must be locked if they have limits."""
         if locks.relations:
             self.db.run("lock_relations", (self._patience,))
             self._is_related()
-        names = mentioned(commands)
         limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
         if wanted := sorted(limited | locks.queues):
             self.db.run("make_queues", (array(wanted),))
@@ -117,6 +117,8 @@ class PostgresBatch(Batch):
             self.db.run("make_queues", (array(found),))
             self._tidied = set(self.db.rows("try_queues", (array(found),), str))
             self._fold(self._tidied)
+        if least == 1:
+            self.swept = self.db.count("stale", ()) > 0
 
     def load_queues(self, names: Iterable[str]) -> None:
         wanted = set(names)

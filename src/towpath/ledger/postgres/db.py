@@ -9,21 +9,21 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
-from msgspec.structs import astuple, force_setattr, replace
+from msgspec.structs import astuple, force_setattr
 from psycopg import errors, sql
 from psycopg.abc import Query as PgQuery
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
-from towpath.core.commands import Selector
-from towpath.core.job import BODIES, COLUMNS, Job, State
-from towpath.core.lifecycle import REASONS
+from towpath.core.commands import Selector, Settle
+from towpath.core.job import BODIES, COLUMNS, Done, Job, State
+from towpath.core.lifecycle import REASONS, RETENTION
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.where import PostgresWhere
 from towpath.ledger.relational.batch import GroupRow
-from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Held, array, script
+from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Finished, array, script
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -31,6 +31,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 FEW = 8
 """Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
 _WIDTH = len(COLUMNS)
+_counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
+_ids = msgspec.json.Decoder(list[str]).decode
 _OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
 
 _TYPES: Mapping[str, Sequence[str]] = {
@@ -149,6 +151,32 @@ _WORDS: Mapping[str, str] = {
                 coalesce(sum(a.canceled), 0)::bigint AS canceled,
                 coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
             FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
+    # Ready jobs of a queue without a part, the best first, as far as nobody else is at them.
+    "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.ripe > 0 AND t.part IS NULL
+        AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready' AND""",
+    "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
+    "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
+        WHERE j.state = 'running'""",
+    # What else it means that the jobs of u are over, that those of u wait (again), that those of o are not over any more.
+    "{over}": """
+        e AS (DELETE FROM towpath.expiry e USING u WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
+        f AS (INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'),
+        p AS (INSERT INTO towpath.past (queue, purge_at, seqs)
+            SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at)""",
+    "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
+        SELECT seq, queue, part, priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
+    "{no_more_over}": """
+        f AS (DELETE FROM towpath.dead d USING o WHERE d.queue = o.queue AND d.seq = o.seq),
+        p AS MATERIALIZED (
+            SELECT p.queue, p.purge_at, p.n, ARRAY(SELECT s FROM unnest(p.seqs) s WHERE s NOT IN (SELECT seq FROM o)) AS seqs
+            FROM (SELECT DISTINCT queue, purge_at FROM o) k JOIN towpath.past p ON p.queue = k.queue AND p.purge_at = k.purge_at
+            ORDER BY p.queue, p.purge_at, p.n FOR UPDATE OF p),
+        fewer AS (UPDATE towpath.past d SET seqs = p.seqs FROM p
+            WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs <> '{}'),
+        none AS (DELETE FROM towpath.past d USING p
+            WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs = '{}')""",
+    "{expiring}": """(SELECT e.at FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
+        WHERE j.state <> 'running' ORDER BY e.at LIMIT 1)""",
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
@@ -206,22 +234,36 @@ class PostgresDb:
         if newest:
             columns = zip(_TYPES[table], zip(*newest.values(), strict=True), strict=True)
             self.execute(self._statements.puts[table], [list(c) if kind == "bytea" else array(c) for kind, c in columns])
+            if table == "edge":
+                self.run("source", (array({row[0] for row in newest.values()}),))
 
-    def held(self, ids: Sequence[str]) -> list[Held]:
-        found = self.rows("held", (array(ids),), Held)
-        if sources := set(self.rows("sources", (array([job.seq for job in found]),), int)):
-            return [replace(job, edges=int(job.seq in sources)) for job in found]
-        return found
+    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
+        ends = {command.id: command for command in commands if _is_plain(command)}
+        if not ends or len({command.id for command in commands}) < len(commands):
+            return Finished()
+        fences = array([command.fence for command in ends.values()])
+        counts, found = self.one("finish_plain", (array(ends), fences, now, RETENTION))
+        done = ends.keys() if found is None else set(_ids(found))
+        results = {id: result for id in done if (result := _result(ends[id])) is not None}
+        if results:
+            self.run("put_results", (array(results), list(results.values())))
+        return Finished(_counts(counts or b"[]"), done)
 
     def take_best(self, args: Args) -> list[Job]:
         rows = self._named("take_best", args).fetchall()
-        jobs = msgspec.convert([row[:-1] for row in rows], list[Job])
-        for job, row in zip(jobs, rows, strict=True):
-            if row[-1] is not None:
-                force_setattr(job, "headers", msgspec.json.decode(row[-1]))
+        jobs: dict[int, Job] = {}
+        for job, row in zip(msgspec.convert([row[:_WIDTH] for row in rows], list[Job]), rows, strict=True):
+            gone, what, data = row[_WIDTH:]
+            if what is not None:
+                force_setattr(jobs.setdefault(job.seq, job), BODIES[what], _decoded(what, data))
+            jobs.setdefault(job.seq, job)
+        if jobs and gone != len(jobs):
+            # One of them came and went between the look at what is there and the lock on it.
+            raise RowsTaken
+        found = list(jobs.values())
         # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
-        self.fill([job for job in jobs if job.fence > 1])
-        return jobs
+        self.fill([job for job in found if job.fence > 1])
+        return found
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         rows = [astuple(job)[:_WIDTH] for job in jobs]
@@ -229,9 +271,11 @@ class PostgresDb:
             if rows:
                 self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
             self.put_bodies(bodies_of(jobs))
-            return
-        self._copy(self._statements.copy_jobs, rows)
-        self._copy(self._statements.copy_bodies, bodies_of(jobs))
+        else:
+            self._copy(self._statements.copy_jobs, rows)
+            self._copy(self._statements.copy_bodies, bodies_of(jobs))
+        if rows:
+            self.run("enter", (jobs[0].seq, jobs[-1].seq))
 
     def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
         try:
@@ -289,6 +333,14 @@ class PostgresDb:
         if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
+
+
+def _is_plain(command: Settle) -> bool:
+    return type(command.outcome) is Done and not (command.spawn or command.notes or command.within is not None)
+
+
+def _result(command: Settle) -> bytes | None:
+    return command.outcome.result if isinstance(command.outcome, Done) else None
 
 
 def bodies_of(jobs: Iterable[Job]) -> Iterator[Body]:

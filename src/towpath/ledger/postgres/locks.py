@@ -11,6 +11,7 @@ and waits for them there, so that the function is not called again for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -29,6 +30,7 @@ from towpath.core.commands import (
     SetQueue,
     Settle,
     Unseal,
+    Upkeep,
 )
 from towpath.core.job import KeyPolicy, Spec
 
@@ -63,48 +65,65 @@ PAUSES = (0.02, 0.05, 0.1, 0.2)
 
 
 _RELATING = (Cancel, Revive, Purge, Open, Seal, Unseal, Abort, Note)
+_TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 
 
-def foreseen(commands: Sequence[Command]) -> Locks:
-    """What the commands will need for sure."""
-    relations = any(_relates(command) for command in commands)
-    return Locks(relations, frozenset(_set_queues(commands)))
+class Survey(msgspec.Struct):
+    """What there is to know of commands before they are played, in one look at each.
+
+    `locks`: what they will need for sure. `queues`: those by name that are appended to or claimed from; if one of them has limits,
+    its lock will be needed. `calls_user`: a function of the user's runs inside, for who knows how long. `tells`: it changes what
+    others may wait for, whatever becomes of jobs. `keeps_up`: there is an Upkeep."""
+
+    locks: Locks
+    queues: set[str]
+    calls_user: bool = False
+    tells: bool = False
+    keeps_up: bool = False
 
 
-def _relates(command: Command) -> bool:
-    match command:
-        case Append():
-            return any(_related(spec) for spec in command.specs)
-        case Settle():
-            return bool(command.notes) or any(_related(spec) for spec in command.spawn)
-    return isinstance(command, _RELATING)
-
-
-def _related(spec: Spec) -> bool:
-    return bool(spec.after) or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL)
-
-
-def _set_queues(commands: Iterable[Command]) -> set[str]:
-    found = set()
+def survey(commands: Iterable[Command]) -> Survey:
+    relations, limited = False, set[str]()
+    found = Survey(Locks(), set())
     for command in commands:
-        if isinstance(command, SetQueue | SetPart):
-            found.add(command.queue)
-        elif isinstance(command, Note):
-            found.update(gate.queue for gate in command.gates)
+        match command:
+            case Settle():
+                found.calls_user = found.calls_user or command.within is not None
+                relations = relations or bool(command.notes) or _relates(command.spawn)
+            case Append():
+                found.queues.update([spec.queue for spec in command.specs])
+                relations = relations or _relates(command.specs)
+            case Claim():
+                found.queues.update([name for want in command.wants for name in want.queue.split(",") if "*" not in name])
+            case Upkeep():
+                found.keeps_up = True
+            case _:
+                relations = relations or isinstance(command, _RELATING)
+                gates = command.gates if isinstance(command, Note) else ()
+                found.tells = found.tells or isinstance(command, _TELLING) or bool(gates)
+                limited.update([gate.queue for gate in gates])
+                if isinstance(command, SetQueue | SetPart):
+                    limited.add(command.queue)
+    found.locks = Locks(relations, frozenset(limited))
     return found
 
 
-def calls_user(command: Command) -> bool:
-    """Does a function of the user's run inside it, for who knows how long?"""
+def _relates(specs: Sequence[Spec]) -> bool:
+    for spec in specs:
+        if spec.after or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL):
+            return True
+    return False
+
+
+def surveyed(commands: Sequence[Command]) -> Iterable[tuple[Sequence[Command], Survey]]:
+    """What is played in one transaction: those that call a function of the user's one by one, the others together."""
+    whole = survey(commands)
+    if not whole.calls_user or len(commands) == 1:
+        return [(commands, whole)]
+    alike = groupby(enumerate(commands), lambda each: each[0] if _calls_user(each[1]) else -1)
+    parts = [[command for _, command in part] for _, part in alike]
+    return [(part, survey(part)) for part in parts]
+
+
+def _calls_user(command: Command) -> bool:
     return isinstance(command, Settle) and command.within is not None
-
-
-def mentioned(commands: Iterable[Command]) -> set[str]:
-    """Queues by name that the commands append to or claim from: if one of them has limits, its lock will be needed."""
-    found: set[str] = set()
-    for command in commands:
-        if isinstance(command, Append):
-            found.update(spec.queue for spec in command.specs)
-        elif isinstance(command, Claim):
-            found.update(name for want in command.wants for name in want.queue.split(",") if "*" not in name)
-    return found

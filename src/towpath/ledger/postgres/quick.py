@@ -50,11 +50,18 @@ def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | Non
 
 
 def _append(db: PostgresDb, spec: Spec, now: int | None) -> Answered | None:
-    if spec.after or spec.group is not None or spec.key is not None or spec.part is not None or spec.headers:
+    if (
+        spec.after
+        or spec.group is not None
+        or spec.key is not None
+        or spec.part is not None
+        or spec.headers
+        or spec.ttl is not None
+    ):
         return None
     # fmt: off
     row = db.one("append_plain", (
-        spec.id, spec.queue, spec.kind, spec.priority, spec.delay, spec.ready_at, spec.ttl, spec.max_attempts, spec.max_losses,
+        spec.id, spec.queue, spec.kind, spec.priority, spec.delay, spec.ready_at, spec.max_attempts, spec.max_losses,
         spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, spec.content_type, spec.payload,
         len(steps()), now,
     ))

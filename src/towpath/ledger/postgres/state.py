@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from psycopg.abc import Query as PgQuery
@@ -16,6 +17,48 @@ from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
 
 _UNFINISHED = "('blocked', 'scheduled', 'ready', 'running')"
 _FINISHED = "('done', 'failed', 'canceled')"
+
+
+class Side(NamedTuple):
+    """A table that follows from the jobs. What should be in it and what is, job by job; and how to make it."""
+
+    should: str
+    has: str
+    make: str
+
+
+_TURN = "seq, queue, part, priority, ready_at, expires_at"
+SIDE: Mapping[str, Side] = {
+    "turn": Side(
+        f"SELECT {_TURN}, state = 'ready' FROM towpath.job WHERE state IN ('ready', 'scheduled')",
+        f"SELECT {_TURN}, ripe > 0 FROM towpath.turn",
+        f"""INSERT INTO towpath.turn ({_TURN}, ripe) SELECT {_TURN}, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM towpath.job
+            WHERE state IN ('ready', 'scheduled') ORDER BY seq""",
+    ),
+    "expiry": Side(
+        f"SELECT expires_at, seq FROM towpath.job WHERE expires_at IS NOT NULL AND state IN {_UNFINISHED}",
+        "SELECT at, seq FROM towpath.expiry",
+        f"""INSERT INTO towpath.expiry SELECT expires_at, seq FROM towpath.job
+            WHERE expires_at IS NOT NULL AND state IN {_UNFINISHED}""",
+    ),
+    "lease": Side(
+        "SELECT lease_until, seq FROM towpath.job WHERE state = 'running'",
+        "SELECT until, unnest(seqs) AS seq FROM towpath.lease",
+        """INSERT INTO towpath.lease SELECT lease_until, array_agg(seq) FROM towpath.job
+           WHERE state = 'running' GROUP BY lease_until""",
+    ),
+    "past": Side(
+        "SELECT queue, purge_at, seq FROM towpath.job WHERE purge_at IS NOT NULL",
+        "SELECT queue, purge_at, unnest(seqs) AS seq FROM towpath.past",
+        """INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq) FROM towpath.job
+           WHERE purge_at IS NOT NULL GROUP BY queue, purge_at ORDER BY queue, purge_at""",
+    ),
+    "dead": Side(
+        "SELECT queue, seq FROM towpath.job WHERE state = 'failed'",
+        "SELECT queue, seq FROM towpath.dead",
+        "INSERT INTO towpath.dead SELECT queue, seq FROM towpath.job WHERE state = 'failed'",
+    ),
+}
 
 # Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (
@@ -117,6 +160,19 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            AND NOT EXISTS (SELECT 1 FROM towpath.key k WHERE k.seq = j.seq)""",
     ),
     ("body {} {} has no job", "SELECT seq, what FROM towpath.body WHERE seq NOT IN (SELECT seq FROM towpath.job)"),
+    *(
+        (f"job number {{}} is not in {name} as it should be", f"SELECT seq FROM ({side.should} EXCEPT ALL {side.has}) w")
+        for name, side in SIDE.items()
+    ),
+    *(
+        (f"job number {{}} should not be in {name} as it is", f"SELECT seq FROM ({side.has} EXCEPT ALL {side.should}) w")
+        for name, side in SIDE.items()
+        if name != "lease"
+    ),
+    (
+        "job {} does not know that others depend on it",
+        "SELECT id FROM towpath.job WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge)",
+    ),
     ("job {} also has a tombstone", "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)"),
     (
         "append {} of the inbox cannot be played: {}",
@@ -128,6 +184,13 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            WHERE s.last_value + s.is_called::int <= j.top""",
     ),
 )
+
+
+def derive(connection: Connection, statements: Statements) -> None:
+    """Make what follows from the jobs and their dependencies."""
+    sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge)"
+    for text in (*(side.make for side in SIDE.values()), sourced):
+        connection.execute(cast(PgQuery, statements.place(text)))
 
 
 def check(connection: Connection, statements: Statements) -> list[str]:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
-from towpath.ledger.postgres import health, migrations
+from towpath.ledger.postgres import health, migrations, state
 from towpath.ledger.postgres.connect import PostgresOptions, connect, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
 from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
@@ -88,7 +88,8 @@ class PostgresStore:
             found = self.marks()
             assert found is not None, "migrate it first"
             if found.is_unfinished:
-                self._run(f"TRUNCATE {', '.join(f'towpath.{_quoted(table.name)}' for table in TABLES)}, towpath.tally")
+                names = [*(table.name for table in TABLES), "tally", *state.SIDE]
+                self._run(f"TRUNCATE {', '.join(f'towpath.{_quoted(name)}' for name in names)}")
             else:
                 check_schema(self.place, found.schema, found.min_schema, self.known)
                 refuse_content(self)
@@ -101,7 +102,9 @@ class PostgresStore:
 
     def finish(self, min_schema: int) -> None:
         with self._translated():
-            self._run(f"UPDATE towpath.meta SET min_schema = {min_schema}")
+            with self._connection.transaction():
+                state.derive(self._connection, self._statements)
+                self._run(f"UPDATE towpath.meta SET min_schema = {min_schema}")
             for name in self._tables():
                 self._run(f"ANALYZE towpath.{_quoted(name)}")
 

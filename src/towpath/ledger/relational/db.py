@@ -6,14 +6,14 @@ names (`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from towpath.core.commands import Selector
+from towpath.core.commands import Selector, Settle
 from towpath.core.job import Job, Reason, State
 from towpath.core.views import Query
 
@@ -57,6 +57,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
     edges: int
 
 
+class Finished(NamedTuple):
+    """Jobs by id that are done now, and how many of them were of which queue and part."""
+
+    counts: Sequence[tuple[str, str | None, int]] = ()
+    ids: Set[str] = frozenset()
+
+
 class Db(Protocol):
     def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
         """All rows of a named statement: as values of `type`, or the bare values of its only column."""
@@ -76,8 +83,9 @@ class Db(Protocol):
         """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of two stays."""
         ...
 
-    def held(self, ids: Sequence[str]) -> list[Held]:
-        """The jobs of some settles, held until the end of the batch."""
+    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
+        """Those of the settles that are done with a held job whose end touches nothing else, in one step. None where the store
+        has no such step."""
         ...
 
     def take_best(self, args: Args) -> list[Job]:

@@ -12,12 +12,14 @@ CREATE SEQUENCE towpath.job_seq;
 CREATE SEQUENCE towpath.version_seq;
 CREATE SEQUENCE towpath.last_time MINVALUE 0 START 0;
 
--- n numbers in a row. The lock is held inside this call only, never until the end of the transaction.
+-- n numbers in a row. The lock is held inside this call only, never until the end of the transaction. The transaction has a number
+-- of its own first, so that whoever sees a job knows who may still bring one that comes before it: see `marks`.
 CREATE FUNCTION towpath.take_seqs(n bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     lock constant bigint := 'towpath.job_seq'::regclass::oid::bigint + 1;
     first bigint;
 BEGIN
+    PERFORM pg_current_xact_id();
     PERFORM pg_advisory_lock(lock);
     first := nextval('towpath.job_seq');
     IF n > 1 THEN
@@ -30,7 +32,10 @@ EXCEPTION WHEN OTHERS OR query_canceled THEN
     RAISE;
 END $$;
 
--- The small columns of a job, in the order of core.job.COLUMNS. They change with every claim and settle.
+-- The small columns of a job, in the order of core.job.COLUMNS. Some change with every claim and settle, and none of those is in an
+-- index: such a row is written again in the place it has, and no index hears of it. (So half of every page is left free.) What would
+-- be an index on them is a table of its own below, kept by whoever holds the job's row.
+-- sourced: something depends on it, or did.
 CREATE TABLE towpath.job (
     id               text COLLATE "C" NOT NULL UNIQUE,
     seq              bigint PRIMARY KEY,
@@ -71,31 +76,68 @@ CREATE TABLE towpath.job (
     finished_at      bigint,
     size             bigint NOT NULL,
     content_type     text COLLATE "C" NOT NULL,
+    sourced          boolean NOT NULL DEFAULT false,
     CHECK (CASE state
         WHEN 'ready'     THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
-        WHEN 'running'   THEN reason = ''
+        WHEN 'running'   THEN reason = '' AND owner IS NOT NULL AND lease_until IS NOT NULL AND waits = 0 AND finished_at IS NULL
         WHEN 'done'      THEN reason = ''
-        WHEN 'blocked'   THEN reason IN ('', 'revived')
+        WHEN 'blocked'   THEN reason IN ('', 'revived') AND waits > 0
         WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'revived')
         WHEN 'failed'    THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
         WHEN 'canceled'  THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
         ELSE false END),
-    CHECK ((state = 'blocked') = (waits > 0)),
-    CHECK ((state = 'running') = (owner IS NOT NULL) AND (owner IS NULL) = (lease_until IS NULL)),
-    CHECK ((state IN ('done', 'failed', 'canceled')) = (finished_at IS NOT NULL)),
-    CHECK (settled_fence <= fence AND attempts >= 0 AND waits >= 0)
-) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    CHECK (state = 'running' OR owner IS NULL AND lease_until IS NULL AND (waits = 0) = (state <> 'blocked')
+        AND (finished_at IS NULL) = (state IN ('ready', 'scheduled', 'blocked'))),
+    CHECK (settled_fence <= fence AND attempts >= 0)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX job_ready       ON towpath.job (queue, priority, seq, ready_at) WHERE state = 'ready' AND part IS NULL;
-CREATE INDEX job_parted      ON towpath.job (queue, part, priority, seq, ready_at) WHERE state = 'ready' AND part IS NOT NULL;
-CREATE INDEX job_scheduled   ON towpath.job (queue, ready_at, seq) WHERE state = 'scheduled';
-CREATE INDEX job_leased      ON towpath.job (lease_until) WHERE state = 'running';
-CREATE INDEX job_expiring    ON towpath.job (expires_at) WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready');
-CREATE INDEX job_purgeable   ON towpath.job (queue, purge_at) WHERE purge_at IS NOT NULL;
-CREATE INDEX job_failed      ON towpath.job (queue) WHERE state = 'failed';
 CREATE INDEX job_group       ON towpath.job ("group") WHERE "group" IS NOT NULL;
 CREATE INDEX job_key         ON towpath.job (key) WHERE key IS NOT NULL;
 CREATE INDEX job_correlation ON towpath.job (correlation_id) WHERE correlation_id IS NOT NULL;
+
+-- What is scheduled (ripe 0) or ready: since it was appended (1), or only later (2: see `marks`).
+CREATE TABLE towpath.turn (
+    seq        bigint PRIMARY KEY,
+    queue      text COLLATE "C" NOT NULL,
+    part       text COLLATE "C",
+    priority   int      NOT NULL,
+    ready_at   bigint   NOT NULL,
+    expires_at bigint,
+    ripe       smallint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX turn_loose     ON towpath.turn (queue, ripe, priority, seq, ready_at) WHERE ripe > 0 AND part IS NULL;
+CREATE INDEX turn_parted    ON towpath.turn (queue, part, priority, seq, ready_at) WHERE ripe > 0 AND part IS NOT NULL;
+CREATE INDEX turn_scheduled ON towpath.turn (queue, ready_at, seq) WHERE ripe = 0;
+
+-- What is unfinished and has a time after which it is not begun any more.
+CREATE TABLE towpath.expiry (
+    at  bigint NOT NULL,
+    seq bigint NOT NULL,
+    PRIMARY KEY (at, seq)
+);
+
+-- Until when jobs are leased: a row for each time that some were claimed or renewed. One that nobody is held by is swept (`stale`).
+CREATE TABLE towpath.lease (
+    until bigint   NOT NULL,
+    seqs  bigint[] NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lease_until ON towpath.lease (until);
+
+-- When what is over may be deleted: a row for each time that some ended.
+CREATE TABLE towpath.past (
+    queue    text COLLATE "C" NOT NULL,
+    purge_at bigint   NOT NULL,
+    n        bigint   GENERATED ALWAYS AS IDENTITY,
+    seqs     bigint[] NOT NULL,
+    PRIMARY KEY (queue, purge_at, n)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- What has failed.
+CREATE TABLE towpath.dead (
+    queue text COLLATE "C" NOT NULL,
+    seq   bigint NOT NULL,
+    PRIMARY KEY (queue, seq)
+);
 
 -- Payload 0, headers 1, result 2, error 3, cursor 4: never touched by claim or settle.
 CREATE TABLE towpath.body (

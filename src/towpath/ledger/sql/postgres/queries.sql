@@ -27,32 +27,54 @@ SELECT setval('towpath.version_seq', $1::bigint);
 
 -- name: append_plain
 -- One plain spec, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
--- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 ttl, $8 max_attempts, $9 max_losses, $10 timeout, $11 retention,
--- $12 parent, $13 generation, $14 correlation_id, $15 content_type, $16 payload, $17 the schema we know, $18 the time or NULL
+-- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 max_attempts, $8 max_losses, $9 timeout, $10 retention,
+-- $11 parent, $12 generation, $13 correlation_id, $14 content_type, $15 payload, $16 the schema we know, $17 the time or NULL
 WITH t AS MATERIALIZED (
-    SELECT greatest(l.last_value, coalesce($18::bigint, {clock})) AS now
+    SELECT greatest(l.last_value, coalesce($17::bigint, {clock})) AS now
     FROM towpath.last_time l, towpath.meta m
-    WHERE m.min_schema <= $17::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+    WHERE m.min_schema <= $16::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
         AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
         AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
 ), j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, expires_at, attempts, failures, losses,
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
         max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
         size, content_type)
     SELECT $1::text, towpath.take_seqs(1), $2::text, $3::text, $4::int,
         CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
         CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
-        coalesce($6::bigint, now + $5::bigint), now + $7::bigint, 0, 0, 0, $8::int, $9::int, 0, 0, $10::bigint, $11::bigint, 0,
-        $12::text, $13::bigint, $14::text, now, length($16::bytea), $15::text
+        coalesce($6::bigint, now + $5::bigint), 0, 0, 0, $7::int, $8::int, 0, 0, $9::bigint, $10::bigint, 0,
+        $11::text, $12::bigint, $13::text, now, length($15::bytea), $14::text
     FROM t
-    RETURNING seq, state
+    RETURNING seq, state, ready_at
+), w AS (
+    INSERT INTO towpath.turn (seq, queue, priority, ready_at, ripe)
+    SELECT seq, $2::text, $4::int, ready_at, (state = 'ready')::int FROM j
 ), b AS (
-    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $16::bytea FROM j WHERE length($16::bytea) > 0
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $15::bytea FROM j WHERE length($15::bytea) > 0
 ), c AS (
     INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
     SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
 )
 SELECT setval('towpath.last_time', t.now), j.seq FROM j, t;
+
+-- name: enter
+-- New jobs, which are these and those between them: what else it means that they are there.
+WITH u AS MATERIALIZED (
+    SELECT seq, queue, part, priority, ready_at, expires_at, purge_at, state FROM towpath.job WHERE seq BETWEEN $1::bigint AND $2::bigint
+), e AS (
+    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM u
+    WHERE expires_at IS NOT NULL AND state NOT IN ('done', 'failed', 'canceled')
+), f AS (
+    INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'
+), p AS (
+    INSERT INTO towpath.past (queue, purge_at, seqs)
+    SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at
+)
+INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
+SELECT seq, queue, part, priority, ready_at, expires_at, (state = 'ready')::int FROM u WHERE state IN ('ready', 'scheduled');
+
+-- name: source
+UPDATE towpath.job SET sourced = true WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) AND NOT sourced;
 
 -- name: close_batch
 -- The counts, and the time.
@@ -65,18 +87,16 @@ WITH c AS (
 SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
 
 -- name: quiet_until
--- When upkeep has something to do next; NULL: never, as it looks now. -1: now, there are counts to fold or appends to play.
+-- When upkeep has something to do next; NULL: never, as it looks now. -1: now, there are counts to fold, leases or appends to look at.
 -- $1 KEEP, $2 the time or NULL, $3 RETENTION, $4 the schema we know
-SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally) 
-        OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL) THEN -1 ELSE (SELECT min(at) FROM (
-    SELECT min(lease_until) + 1 AS at FROM towpath.job WHERE state = 'running'
+SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally)
+        OR EXISTS (SELECT 1 FROM towpath.lease) OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL) THEN -1 ELSE (SELECT min(at) FROM (
+    {expiring}
     UNION ALL
-    SELECT min(expires_at) FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
-    UNION ALL
-    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+    SELECT min((SELECT min(t.ready_at) FROM towpath.turn t WHERE t.queue = q.name AND t.ripe = 0))
         FROM towpath.queue q WHERE q.scheduled > 0
     UNION ALL
-    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+    SELECT min((SELECT min(p.purge_at) FROM towpath.past p WHERE p.queue = q.name))
         FROM towpath.queue q WHERE q.done + q.canceled > 0
     UNION ALL
     SELECT -1 FROM towpath.queue WHERE done + canceled > coalesce(keep, $1::bigint)
@@ -305,11 +325,18 @@ ORDER BY seq FOR UPDATE;
 SELECT seq, queue, part, state FROM towpath.job WHERE "group" = $1::text AND (state = 'scheduled' OR state = 'ready');
 
 -- name: hold
-UPDATE towpath.job SET state = 'blocked', reason = '', waits = 1
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = 'blocked', reason = '', waits = 1
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) RETURNING seq
+)
+DELETE FROM towpath.turn t USING u WHERE t.seq = u.seq;
 
 -- name: move_edges
-UPDATE towpath.edge e SET src = (v->>1)::bigint FROM json_array_elements($1::json) v WHERE e.src = (v->>0)::bigint;
+WITH u AS (
+    UPDATE towpath.edge e SET src = (v->>1)::bigint FROM json_array_elements($1::json) v WHERE e.src = (v->>0)::bigint
+    RETURNING e.src
+)
+UPDATE towpath.job SET sourced = true WHERE seq IN (SELECT src FROM u) AND NOT sourced;
 
 -- name: delete_keys
 DELETE FROM towpath.key k USING json_array_elements($1::json) v WHERE k.namespace = v->>0 AND k.key = v->>1;
@@ -324,45 +351,68 @@ WHERE k.namespace = $1::text AND k.key = $2::text AND k.seq <> $3::bigint
     AND j.state IN ('blocked', 'scheduled', 'ready', 'running');
 
 -- name: due_jobs
-SELECT seq, part FROM towpath.job WHERE queue = $1::text AND state = 'scheduled' AND ready_at <= $2::bigint
-ORDER BY ready_at, seq LIMIT $3::bigint FOR UPDATE SKIP LOCKED;
+SELECT j.seq, j.part FROM towpath.turn t JOIN towpath.job j ON j.seq = t.seq
+WHERE t.queue = $1::text AND t.ripe = 0 AND t.ready_at <= $2::bigint AND j.state = 'scheduled'
+ORDER BY t.ready_at, t.seq LIMIT $3::bigint FOR UPDATE OF j SKIP LOCKED;
 
 -- name: take
-UPDATE towpath.job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = $1::text,
-    lease_until = $2::bigint, lease_len = $3::bigint, started_at = $4::bigint
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = $1::text,
+        lease_until = $2::bigint, lease_len = $3::bigint, started_at = $4::bigint
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint)) RETURNING seq
+), d AS (
+    DELETE FROM towpath.turn t USING u WHERE t.seq = u.seq
+)
+INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM u;
 
 -- name: take_best
-WITH picked AS MATERIALIZED (
-    SELECT j.seq, j.max_attempts FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
-    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+-- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them
+WITH fresh AS MATERIALIZED (
+    SELECT j.seq, j.priority, j.max_attempts FROM {loose} t.ripe = 1 {best}
+), again AS MATERIALIZED (
+    SELECT j.seq, j.priority, j.max_attempts FROM {loose} t.ripe = 2 {best}
+), picked AS MATERIALIZED (
+    SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint
 ), taken AS (
     UPDATE towpath.job j SET state = 'running', reason = '', attempts = j.attempts + 1, fence = j.fence + 1, owner = $4::text,
         lease_until = $5::bigint, lease_len = $6::bigint, started_at = $3::bigint
     FROM picked p
     WHERE j.seq = p.seq AND ($7::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1))
     RETURNING {job}
+), gone AS (
+    DELETE FROM towpath.turn t USING taken k WHERE t.seq = k.seq RETURNING 1
+), leased AS (
+    INSERT INTO towpath.lease (until, seqs) SELECT $5::bigint, array_agg(seq) FROM taken HAVING count(*) > 0
 )
-SELECT t.*, coalesce(b.data, ''::bytea), h.data FROM taken t
-LEFT JOIN towpath.body b ON b.seq = t.seq AND b.what = 0 LEFT JOIN towpath.body h ON h.seq = t.seq AND h.what = 1
-ORDER BY t.priority, t.seq;
+SELECT k.*, (SELECT count(*) FROM gone), b.what, b.data FROM taken k LEFT JOIN towpath.body b ON b.seq = k.seq AND b.what < 2
+ORDER BY k.priority, k.seq;
 
 -- name: settle_done
-UPDATE towpath.job SET state = 'done', reason = '', finished_at = $1::bigint, purge_at = $2::bigint, owner = NULL,
-    lease_until = NULL, settled_fence = fence, settled_as = 'done'
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = 'done', reason = '', finished_at = $1::bigint, purge_at = $2::bigint, owner = NULL,
+        lease_until = NULL, settled_fence = fence, settled_as = 'done'
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint)) RETURNING seq, queue, state, purge_at, expires_at
+), {over}
+SELECT 1;
 
 -- name: settle_again
-UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
-    ready_at = coalesce((v->>5)::bigint, j.ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
-    settled_as = v->>1
-FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint;
+WITH u AS (
+    UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
+        ready_at = coalesce((v->>5)::bigint, j.ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
+        settled_as = v->>1
+    FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint
+    RETURNING j.seq, j.queue, j.part, j.priority, j.ready_at, j.expires_at, j.state
+)
+{turns};
 
 -- name: settle_over
-UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
-    purge_at = (v->>5)::bigint, finished_at = $1::bigint, owner = NULL, lease_until = NULL, settled_fence = fence,
-    settled_as = v->>1
-FROM json_array_elements($2::json) v WHERE j.seq = (v->>0)::bigint;
+WITH u AS (
+    UPDATE towpath.job j SET state = v->>1, reason = v->>2, attempts = (v->>3)::int, failures = (v->>4)::int,
+        purge_at = (v->>5)::bigint, finished_at = $1::bigint, owner = NULL, lease_until = NULL, settled_fence = fence,
+        settled_as = v->>1
+    FROM json_array_elements($2::json) v WHERE j.seq = (v->>0)::bigint RETURNING j.seq, j.queue, j.state, j.purge_at, j.expires_at
+), {over}
+SELECT 1;
 
 -- name: settle_end
 -- The job ends right after this; here is what only a settle knows.
@@ -370,9 +420,14 @@ UPDATE towpath.job SET attempts = $1::int, failures = $2::int, settled_fence = f
 WHERE seq = $4::bigint;
 
 -- name: end_jobs
-UPDATE towpath.job SET state = $1::text, reason = $2::text, finished_at = $3::bigint, purge_at = $4::bigint, waits = 0,
-    owner = NULL, lease_until = NULL
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = $1::text, reason = $2::text, finished_at = $3::bigint, purge_at = $4::bigint, waits = 0,
+        owner = NULL, lease_until = NULL
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($5::json)::bigint)) RETURNING seq, queue, state, purge_at, expires_at
+), w AS (
+    DELETE FROM towpath.turn t USING u WHERE t.seq = u.seq
+), {over}
+SELECT 1;
 
 -- name: doomed
 -- Everything blocked that needs one of these to succeed, directly or not.
@@ -395,8 +450,12 @@ JOIN towpath.job j ON j.seq = w.dst AND j.state = 'blocked';
 UPDATE towpath.job j SET waits = waits - (v->>1)::int FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint;
 
 -- name: unblock
-UPDATE towpath.job SET waits = 0, state = $1::text, reason = $2::text
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET waits = 0, state = $1::text, reason = $2::text
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint))
+    RETURNING seq, queue, part, priority, ready_at, expires_at, state
+)
+{turns};
 
 -- name: gates_met
 SELECT j.seq, j.queue, j.part, j.ready_at, j.waits, 1
@@ -422,8 +481,11 @@ ORDER BY j.seq FOR UPDATE OF j;
 SELECT seq, cancel_requested FROM towpath.job WHERE id = $1::text AND fence = $2::bigint AND state = 'running' FOR UPDATE;
 
 -- name: renew
-UPDATE towpath.job SET lease_until = $1::bigint, lease_len = $2::bigint
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET lease_until = $1::bigint, lease_len = $2::bigint
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint)) RETURNING seq
+)
+INSERT INTO towpath.lease (until, seqs) SELECT $1::bigint, array_agg(seq) FROM u HAVING count(*) > 0;
 
 -- name: progress
 UPDATE towpath.job SET progress_done = coalesce($1::bigint, progress_done), progress_total = coalesce($2::bigint, progress_total)
@@ -454,9 +516,16 @@ DELETE FROM towpath.edge e WHERE src = $1::bigint
 AND EXISTS (SELECT 1 FROM towpath.job j WHERE j.seq = e.dst AND j.state = 'blocked');
 
 -- name: revive
-UPDATE towpath.job SET state = $1::text, reason = $2::text, waits = $3::int, failures = 0, losses = 0, cancel_requested = NULL,
-    finished_at = NULL, purge_at = NULL, expires_at = CASE WHEN expires_at <= $4::bigint THEN NULL ELSE expires_at END
-WHERE seq = $5::bigint;
+WITH o AS MATERIALIZED (
+    SELECT seq, queue, purge_at FROM towpath.job WHERE seq = $5::bigint
+), u AS (
+    UPDATE towpath.job SET state = $1::text, reason = $2::text, waits = $3::int, failures = 0, losses = 0, cancel_requested = NULL,
+        finished_at = NULL, purge_at = NULL, expires_at = CASE WHEN expires_at <= $4::bigint THEN NULL ELSE expires_at END
+    WHERE seq = $5::bigint RETURNING seq, queue, part, priority, ready_at, expires_at, state
+), e AS (
+    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM u WHERE expires_at IS NOT NULL
+), {no_more_over}
+{turns} WHERE state <> 'blocked';
 
 -- name: revivable_dependents
 SELECT DISTINCT e.dst FROM json_array_elements_text($1::json) v JOIN towpath.edge e ON e.src = v::bigint AND NOT e.run_anyway
@@ -475,28 +544,35 @@ DELETE FROM towpath.gate WHERE dst = ANY (ARRAY(SELECT json_array_elements_text(
 DELETE FROM towpath.body WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
 
 -- name: delete_jobs
-DELETE FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+WITH o AS (
+    DELETE FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) RETURNING seq, queue, purge_at
+), {no_more_over}
+SELECT 1;
 
 -- name: count_losses
 UPDATE towpath.job SET losses = losses + 1 WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
 
 -- name: give_back
-UPDATE towpath.job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))
+    RETURNING seq, queue, part, priority, ready_at, expires_at, state
+)
+{turns};
 
 -- name: expired_jobs
-SELECT seq FROM towpath.job
-WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= $1::bigint
-ORDER BY expires_at, seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
+SELECT j.seq FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
+WHERE e.at <= $1::bigint AND j.state IN ('blocked', 'scheduled', 'ready')
+ORDER BY e.at, e.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED;
 
 -- name: queues_with_due
 SELECT q.name FROM towpath.queue_now q WHERE q.scheduled > 0 AND EXISTS (
-    SELECT 1 FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled' AND j.ready_at <= $1::bigint)
+    SELECT 1 FROM towpath.turn t WHERE t.queue = q.name AND t.ripe = 0 AND t.ready_at <= $1::bigint)
 ORDER BY q.name;
 
 -- name: queues_with_purgeable
 SELECT q.name FROM towpath.queue_now q WHERE q.done + q.canceled > 0 AND EXISTS (
-    SELECT 1 FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL AND j.purge_at <= $1::bigint)
+    SELECT 1 FROM towpath.past p WHERE p.queue = q.name AND p.purge_at <= $1::bigint)
 ORDER BY q.name;
 
 -- name: queues_too_full
@@ -504,8 +580,18 @@ SELECT name, done + canceled, coalesce(keep, $1::bigint) FROM towpath.queue_now
 WHERE done + canceled > coalesce(keep, $2::bigint) ORDER BY name;
 
 -- name: purgeable_jobs
-SELECT seq FROM towpath.job WHERE queue = $1::text AND purge_at IS NOT NULL AND ($2::bigint IS NULL OR purge_at <= $3::bigint)
-ORDER BY purge_at, seq LIMIT $4::bigint FOR UPDATE SKIP LOCKED;
+-- As many rows of the past as have so many jobs, and those of the same time as the last of them.
+WITH RECURSIVE walk (purge_at, n, seqs, jobs) AS (
+    (SELECT p.purge_at, p.n, p.seqs, cardinality(p.seqs) FROM towpath.past p
+     WHERE p.queue = $1::text AND ($2::bigint IS NULL OR p.purge_at <= $3::bigint) ORDER BY p.purge_at, p.n LIMIT 1)
+    UNION ALL
+    SELECT p.purge_at, p.n, p.seqs, w.jobs + cardinality(p.seqs) FROM walk w CROSS JOIN LATERAL (
+        SELECT * FROM towpath.past p WHERE p.queue = $1::text AND ($2::bigint IS NULL OR p.purge_at <= $3::bigint)
+            AND (p.purge_at, p.n) > (w.purge_at, w.n) ORDER BY p.purge_at, p.n LIMIT 1) p
+    WHERE w.jobs < $4::bigint OR p.purge_at = w.purge_at
+)
+SELECT j.seq FROM walk w CROSS JOIN LATERAL unnest(w.seqs) s JOIN towpath.job j ON j.seq = s
+WHERE j.purge_at = w.purge_at ORDER BY w.purge_at, j.seq LIMIT $4::bigint FOR UPDATE OF j SKIP LOCKED;
 
 -- name: sweep_tombstones
 DELETE FROM towpath.tombstone WHERE until <= $1::bigint
@@ -548,23 +634,33 @@ DELETE FROM towpath."then" t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g W
 SELECT specs FROM towpath."then" WHERE id = $1::text;
 
 -- name: next_lease
-SELECT min(lease_until) + 1 FROM towpath.job WHERE state = 'running';
+-- The first lease by which something is held. (Those before it are stale.)
+SELECT (SELECT l.until + 1 FROM towpath.lease l WHERE EXISTS (
+    SELECT 1 FROM unnest(l.seqs) s JOIN towpath.job j ON j.seq = s WHERE j.state = 'running' AND j.lease_until = l.until)
+    ORDER BY l.until LIMIT 1);
+
+-- name: stale
+-- Leases by which nothing is held, as far as none comes before them by which something is.
+DELETE FROM towpath.lease WHERE until < coalesce((
+    SELECT l.until FROM towpath.lease l WHERE EXISTS (
+        SELECT 1 FROM unnest(l.seqs) s JOIN towpath.job j ON j.seq = s WHERE j.state = 'running' AND j.lease_until = l.until)
+    ORDER BY l.until LIMIT 1), 9223372036854775807);
 
 -- name: next_lease_after_jump
 SELECT min(greatest(lease_until + 1, coalesce((
     SELECT max((g->>0)::bigint + lease_len) FROM json_array_elements($2::json) g
     WHERE $1::bigint < (g->>0)::bigint + lease_len AND 2 * (g->>1)::bigint > lease_len
     AND lease_until > (g->>0)::bigint - (g->>1)::bigint), 0)))
-FROM towpath.job WHERE state = 'running';
+FROM {running};
 
 -- name: next_due
 SELECT min(at) FROM (
-    SELECT min(expires_at) AS at FROM towpath.job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    {expiring}
     UNION ALL
-    SELECT min((SELECT min(j.ready_at) FROM towpath.job j WHERE j.queue = q.name AND j.state = 'scheduled'))
+    SELECT min((SELECT min(t.ready_at) FROM towpath.turn t WHERE t.queue = q.name AND t.ripe = 0))
         FROM towpath.queue_now q WHERE q.scheduled > 0
     UNION ALL
-    SELECT min((SELECT min(j.purge_at) FROM towpath.job j WHERE j.queue = q.name AND j.purge_at IS NOT NULL))
+    SELECT min((SELECT min(p.purge_at) FROM towpath.past p WHERE p.queue = q.name))
         FROM towpath.queue_now q WHERE q.done + q.canceled > 0
     UNION ALL
     SELECT $1::bigint FROM towpath.queue_now WHERE done + canceled > coalesce(keep, $2::bigint)
@@ -591,8 +687,8 @@ ON CONFLICT (token) DO UPDATE SET answer = excluded.answer, until = excluded.unt
 
 -- name: oldest_ready
 SELECT least(
-    (SELECT min(ready_at) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL),
-    (SELECT min(ready_at) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL));
+    (SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NULL),
+    (SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL));
 
 -- name: read_note
 SELECT n.key, n.value, n.version, n.fence, n.expires_at FROM towpath.note n, towpath.last_time l
@@ -605,11 +701,10 @@ SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $
 -- Might a claim of these queues find something? $2 the schema we know, $3 the time or NULL
 SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
     OR EXISTS (SELECT 1 FROM json_array_elements_text($1::json) v WHERE
-        EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NULL)
-        OR EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'ready' AND j.part IS NOT NULL)
-        OR EXISTS (SELECT 1 FROM towpath.job j WHERE j.queue = v AND j.state = 'scheduled' AND j.ready_at <= t.now))
-    OR EXISTS (SELECT 1 FROM towpath.job j
-        WHERE j.expires_at IS NOT NULL AND j.state IN ('blocked', 'scheduled', 'ready') AND j.expires_at <= t.now)
+        EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe > 0 AND w.part IS NULL)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe > 0 AND w.part IS NOT NULL)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe = 0 AND w.ready_at <= t.now))
+    OR EXISTS (SELECT 1 FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq WHERE e.at <= t.now AND j.state <> 'running')
 FROM towpath.meta m, (SELECT greatest(last_value, coalesce($3::bigint, {clock})) AS now FROM towpath.last_time) t;
 
 -- name: open_dependencies
@@ -620,17 +715,17 @@ WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled') ORDER
 SELECT src FROM towpath.gate WHERE dst = $1::bigint ORDER BY src LIMIT $2::bigint;
 
 -- name: running_jobs
-SELECT id FROM towpath.job WHERE state = 'running' AND queue = $1::text AND ($2::text IS NULL OR part = $2::text)
-ORDER BY seq LIMIT $3::bigint;
+SELECT id FROM {running} AND queue = $1::text AND ($2::text IS NULL OR part = $2::text) ORDER BY seq LIMIT $3::bigint;
 
 -- name: ahead_loose
-SELECT count(*) FROM (
-    SELECT 1 FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL
-    AND (priority, seq) < ($2::int, $3::bigint) LIMIT $4::bigint) a;
+SELECT least($4::bigint, sum(n))::bigint FROM (VALUES (1), (2)) r (ripe) CROSS JOIN LATERAL (
+    SELECT count(*) AS n FROM (
+        SELECT 1 FROM towpath.turn t WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = r.ripe AND t.part IS NULL
+        AND (t.priority, t.seq) < ($2::int, $3::bigint) LIMIT $4::bigint) a) c;
 
 -- name: ahead_parted
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = $2::text
+    SELECT 1 FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = $2::text
     AND (priority, seq) < ($3::int, $4::bigint) LIMIT $5::bigint) a;
 
 -- name: by_seq
@@ -645,66 +740,106 @@ SELECT {job} FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elemen
 
 -- name: held
 SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
-    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, 0
+    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, j.sourced::int
 FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
 
--- name: sources
--- Which of these has somebody that depends on it. After they are locked: who appends a dependency locks it too.
-SELECT DISTINCT src FROM towpath.edge WHERE src = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+-- name: finish_plain
+-- Of these claims, those that are held and by whose end nobody else is touched: all that it takes to end them as done. How many of
+-- them there were by queue and part; and which, if they were not all.
+-- $1 ids, $2 their fences, $3 now, $4 RETENTION
+WITH h AS MATERIALIZED (
+    SELECT j.id, j.seq, j.queue, j.part, j.expires_at,
+        $3::bigint + coalesce(j.retention, (SELECT q.retention FROM towpath.queue q WHERE q.name = j.queue), $4::bigint) AS purge_at,
+        j.state = 'running' AND j.fence = v.fence::bigint AND NOT j.sourced AND j."group" IS NULL AND j.key IS NULL AS plain
+    FROM ROWS FROM (json_array_elements_text($1::json), json_array_elements_text($2::json)) AS v (id, fence)
+    JOIN towpath.job j ON j.id = v.id ORDER BY j.seq FOR UPDATE OF j
+), u AS (
+    UPDATE towpath.job j SET state = 'done', reason = '', finished_at = $3::bigint, purge_at = h.purge_at, owner = NULL,
+        lease_until = NULL, settled_fence = j.fence, settled_as = 'done'
+    FROM h WHERE h.plain AND j.seq = h.seq
+), e AS (
+    DELETE FROM towpath.expiry e USING h WHERE h.plain AND h.expires_at IS NOT NULL AND e.at = h.expires_at AND e.seq = h.seq
+), p AS (
+    INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq) FROM h WHERE plain GROUP BY queue, purge_at
+)
+SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
+        FROM (SELECT queue, part, count(*) AS n FROM h WHERE plain GROUP BY queue, part) c),
+    CASE WHEN (SELECT count(*) FROM h WHERE plain) < json_array_length($1::json)
+        THEN (SELECT coalesce(json_agg(id), '[]')::text FROM h WHERE plain) END;
+
+-- name: put_results
+INSERT INTO towpath.body (seq, what, data) SELECT j.seq, 2, v.data
+FROM ROWS FROM (json_array_elements_text($1::json), unnest($2::bytea[])) AS v (id, data) JOIN towpath.job j ON j.id = v.id
+ON CONFLICT (seq, what) DO UPDATE SET data = excluded.data;
 
 -- name: offer_loose
-SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL
-    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
+WITH fresh AS MATERIALIZED (
+    SELECT {taken} FROM {loose} t.ripe = 1 {best}
+), again AS MATERIALIZED (
+    SELECT {taken} FROM {loose} t.ripe = 2 {best}
+)
+SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint;
 
 -- name: offer_parted
 SELECT t.* FROM json_array_elements_text($7::json) p CROSS JOIN LATERAL (
-    SELECT {taken} FROM towpath.job j WHERE j.queue = $1::text AND j.state = 'ready' AND j.part IS NOT NULL AND j.part = p
-    AND (j.expires_at IS NULL OR j.expires_at > $3::bigint) ORDER BY j.priority, j.seq LIMIT $2::bigint
-    FOR UPDATE SKIP LOCKED) t;
+    SELECT {taken} FROM towpath.turn t JOIN towpath.job j ON j.seq = t.seq
+    WHERE t.queue = $1::text AND t.ripe > 0 AND t.part IS NOT NULL AND t.part = p
+        AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready'
+    ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED) t;
 
 -- name: wake
-UPDATE towpath.job SET state = 'ready', reason = CASE WHEN reason IN ({kept}) THEN reason ELSE '' END
-WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+WITH u AS (
+    UPDATE towpath.job SET state = 'ready', reason = CASE WHEN reason IN ({kept}) THEN reason ELSE '' END
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) RETURNING seq
+)
+UPDATE towpath.turn t SET ripe = 2 FROM u WHERE t.seq = u.seq;
 
 -- name: late_jobs
-SELECT {job} FROM towpath.job j WHERE j.state = 'running' AND j.lease_until < $1::bigint
+SELECT {job} FROM (SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease WHERE until < $1::bigint) l
+JOIN towpath.job j ON j.seq = l.seq WHERE j.state = 'running' AND j.lease_until < $1::bigint
     AND NOT EXISTS (SELECT 1 FROM json_array_elements($2::json) g
         WHERE $1::bigint < (g->>0)::bigint + j.lease_len AND 2 * (g->>1)::bigint > j.lease_len
         AND j.lease_until > (g->>0)::bigint - (g->>1)::bigint)
-ORDER BY j.lease_until, j.seq LIMIT $3::bigint FOR UPDATE SKIP LOCKED;
+ORDER BY j.lease_until, j.seq LIMIT $3::bigint FOR UPDATE OF j SKIP LOCKED;
 
 -- name: created_from
 SELECT created_at FROM towpath.job WHERE seq >= $1::bigint ORDER BY seq LIMIT 1;
 
 -- name: hasten
-UPDATE towpath.job SET priority = $1::int WHERE state = 'ready' AND seq IN (
-    SELECT seq FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint))
-    ORDER BY seq FOR UPDATE SKIP LOCKED);
+WITH u AS (
+    UPDATE towpath.job SET priority = $1::int WHERE state = 'ready' AND seq IN (
+        SELECT seq FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint))
+        ORDER BY seq FOR UPDATE SKIP LOCKED)
+    RETURNING seq
+)
+UPDATE towpath.turn t SET priority = $1::int, ripe = 2 FROM u WHERE t.seq = u.seq;
 
 -- name: old_loose
 -- Of each priority after $2, the ready jobs up to seq $3 that are ready since $4.
-WITH RECURSIVE level (p) AS (
-    SELECT (SELECT min(priority) FROM towpath.job WHERE queue = $1::text AND state = 'ready' AND part IS NULL AND priority > $2::int)
+WITH RECURSIVE level (ripe, p) AS (
+    SELECT r.ripe, (SELECT min(priority) FROM towpath.turn t
+        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = r.ripe AND t.part IS NULL AND t.priority > $2::int)
+    FROM (VALUES (1), (2)) r (ripe)
     UNION ALL
-    SELECT (SELECT min(priority) FROM towpath.job
-        WHERE queue = $1::text AND state = 'ready' AND part IS NULL AND priority > level.p)
+    SELECT level.ripe, (SELECT min(priority) FROM towpath.turn t
+        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part IS NULL AND t.priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
-SELECT j.seq FROM level JOIN towpath.job j ON j.queue = $1::text AND j.state = 'ready' AND j.part IS NULL AND j.priority = level.p
-    AND j.seq <= $3::bigint AND j.ready_at <= $4::bigint
-ORDER BY j.priority, j.seq LIMIT $5::bigint;
+SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part IS NULL
+    AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
+ORDER BY t.priority, t.seq LIMIT $5::bigint;
 
 -- name: old_parted
 WITH RECURSIVE level (part, p) AS (
-    SELECT s.name, (SELECT min(priority) FROM towpath.job
-        WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = s.name AND priority > $2::int)
+    SELECT s.name, (SELECT min(priority) FROM towpath.turn
+        WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = s.name AND priority > $2::int)
     FROM towpath.part_now s WHERE s.queue = $1::text AND s.ready > 0
     UNION ALL
-    SELECT level.part, (SELECT min(priority) FROM towpath.job
-        WHERE queue = $1::text AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > level.p)
+    SELECT level.part, (SELECT min(priority) FROM towpath.turn
+        WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = level.part AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
-SELECT j.seq FROM level JOIN towpath.job j ON j.queue = $1::text AND j.state = 'ready' AND j.part IS NOT NULL
-    AND j.part = level.part AND j.priority = level.p AND j.seq <= $3::bigint AND j.ready_at <= $4::bigint
-ORDER BY j.part, j.priority, j.seq LIMIT $5::bigint;
+SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.ripe > 0 AND t.part IS NOT NULL
+    AND t.part = level.part AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
+ORDER BY t.part, t.priority, t.seq LIMIT $5::bigint;
 
 -- name: drain_inbox
 DELETE FROM towpath.inbox WHERE seq IN (
@@ -764,7 +899,12 @@ SELECT towpath.take_seqs(convert_from($1::bytea, 'UTF8')::bigint);
 WITH new AS (
     INSERT INTO towpath.job ({columns})
     SELECT {columns} FROM json_populate_recordset(NULL::towpath.job, convert_from($1::bytea, 'UTF8')::json)
-    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, state
+    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at, state
+), turns AS (
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
+    SELECT seq, queue, part, priority, ready_at, expires_at, (state = 'ready')::int FROM new
+), expiries AS (
+    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM new WHERE expires_at IS NOT NULL
 ), bodies AS (
     INSERT INTO towpath.body (seq, what, data)
     SELECT (v.place->>0)::bigint, (v.place->>1)::smallint, b.data
