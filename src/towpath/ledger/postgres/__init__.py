@@ -194,6 +194,7 @@ class PostgresLedger:
             batch.finish()
             db.execute(b"COMMIT" if batch.wrote or batch.tallies or batch.swept else b"ROLLBACK")
         except BaseException:
+            db.marks.forget()
             with suppress(psycopg.Error):
                 end_open(db)
             raise
@@ -208,8 +209,9 @@ class PostgresLedger:
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
         args = array([spec.id for spec in first]), array(before.survey.queues)
-        schema, least, seq, version, last, present, known, waiting, queues = db.one("begin_batch", args)
+        schema, least, seq, version, last, present, known, waiting, oldest, following, queues = db.one("begin_batch", args)
         migrations.check_schema(self.place, schema, least)
+        db.marks.begin(oldest, following)
         ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
         batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -21,7 +22,8 @@ from towpath.core.lifecycle import REASONS, RETENTION
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
-from towpath.ledger.postgres.where import PostgresWhere
+from towpath.ledger.postgres.marks import Marks
+from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, TABLES, Args, Body, Finished, array, script
 
@@ -195,12 +197,13 @@ def prepare(connection: Connection) -> None:
 class PostgresDb:
     """`relational.db.Db` on a connection."""
 
-    __slots__ = ("_cursor", "_statements", "connection")
+    __slots__ = ("_cursor", "_statements", "connection", "marks")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
         self._statements = statements
         self._cursor = Cursor(connection)
+        self.marks = Marks()
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:
@@ -250,17 +253,25 @@ class PostgresDb:
         return Finished(_counts(counts or b"[]"), done)
 
     def take_best(self, args: Args) -> list[Job]:
-        rows = self._named("take_best", args).fetchall()
-        jobs: dict[int, Job] = {}
+        queue, most, *_ = args
+        spans, began = self.marks.spans(queue), time.monotonic()
+        rows = self._named("take_best", (*args, array(spans))).fetchall()
+        found: list[Job] = []
+        fresh: list[tuple[int, int]] = []
         for job, row in zip(msgspec.convert([row[:_WIDTH] for row in rows], list[Job]), rows, strict=True):
-            gone, what, data = row[_WIDTH:]
+            ripe, gone, what, data = row[_WIDTH:]
+            # One that has headers comes twice.
+            if not found or found[-1].seq != job.seq:
+                found.append(job)
+                if ripe == 1:
+                    fresh.append((job.priority, job.seq))
             if what is not None:
-                force_setattr(jobs.setdefault(job.seq, job), BODIES[what], _decoded(what, data))
-            jobs.setdefault(job.seq, job)
-        if jobs and gone != len(jobs):
+                force_setattr(found[-1], BODIES[what], _decoded(what, data))
+        if found and gone != len(found):
             # One of them came and went between the look at what is there and the lock on it.
             raise RowsTaken
-        found = list(jobs.values())
+        last = (found[-1].priority, found[-1].seq) if len(found) == most else None
+        self.marks.claimed(queue, fresh, last, spans, time.monotonic() - began)
         # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
         self.fill([job for job in found if job.fence > 1])
         return found
@@ -309,10 +320,10 @@ class PostgresDb:
     def find(self, query: Query, limit: int) -> list[Job]:
         found = PostgresWhere()
         found.ask(query)
-        return self._jobs(found, "ASC" if query.oldest_first else "DESC", limit)
+        return self._jobs(found, "ASC" if query.oldest_first else "DESC", limit, table=jobs_in(query.states))
 
-    def _jobs(self, found: PostgresWhere, order: str, limit: int, lock: str = "") -> list[Job]:
-        text = f"SELECT {JOB} FROM towpath.job j WHERE {found.sql} ORDER BY j.seq {order} LIMIT ${len(found.args) + 1} {lock}"
+    def _jobs(self, found: PostgresWhere, order: str, limit: int, lock: str = "", table: str = "towpath.job j") -> list[Job]:
+        text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY seq {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
 

@@ -83,7 +83,8 @@ def _claim(db: PostgresDb, command: Claim, now: int | None) -> Answered | None:
     names = ",".join([want.queue for want in command.wants])
     if "*" in names:
         return None
-    present, anything = db.one("anything", (array(set(names.split(","))), len(steps()), now))
+    queues = [(name, db.marks.spans(name)) for name in set(names.split(","))]
+    present, anything = db.one("anything", (array(queues), len(steps()), now))
     return None if anything else (present, Claimed(()))
 
 

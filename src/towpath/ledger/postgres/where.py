@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from towpath.core.job import State
 from towpath.ledger.relational.db import HEADERS, array
 from towpath.ledger.relational.where import Where
+
+
+def jobs_in(states: Sequence[State]) -> str:
+    """The table of jobs, or a way to them by one that has only those: few among many."""
+    wanted = set(states)
+    if wanted and wanted <= {State.READY, State.SCHEDULED}:
+        return "towpath.turn JOIN towpath.job j USING (seq)"
+    if wanted == {State.FAILED}:
+        return "towpath.dead JOIN towpath.job j USING (seq)"
+    if wanted == {State.RUNNING}:
+        return "(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)"
+    return "towpath.job j"
 
 
 class PostgresWhere(Where):

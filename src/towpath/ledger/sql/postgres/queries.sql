@@ -9,6 +9,7 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
     EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL),
+    pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
     (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted})
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
@@ -366,11 +367,14 @@ WITH u AS (
 INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM u;
 
 -- name: take_best
--- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them
+-- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them, $8 spans
 WITH fresh AS MATERIALIZED (
-    SELECT j.seq, j.priority, j.max_attempts FROM {loose} t.ripe = 1 {best}
+    SELECT w.* FROM json_array_elements($8::json) s CROSS JOIN LATERAL (
+        SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} t.ripe = 1
+            AND (t.priority, t.seq) > ((s->>0)::int, (s->>1)::bigint) AND t.priority < (s->>2)::int {best}) w
+    LIMIT $2::bigint
 ), again AS MATERIALIZED (
-    SELECT j.seq, j.priority, j.max_attempts FROM {loose} t.ripe = 2 {best}
+    SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} t.ripe = 2 {best}
 ), picked AS MATERIALIZED (
     SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint
 ), taken AS (
@@ -378,7 +382,7 @@ WITH fresh AS MATERIALIZED (
         lease_until = $5::bigint, lease_len = $6::bigint, started_at = $3::bigint
     FROM picked p
     WHERE j.seq = p.seq AND ($7::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1))
-    RETURNING {job}
+    RETURNING {job}, p.ripe
 ), gone AS (
     DELETE FROM towpath.turn t USING taken k WHERE t.seq = k.seq RETURNING 1
 ), leased AS (
@@ -698,12 +702,14 @@ WHERE n.key = $1::text AND (n.expires_at IS NULL OR n.expires_at > greatest(l.la
 SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $3::bigint, $4::bigint, $5::bigint, $6::bigint);
 
 -- name: anything
--- Might a claim of these queues find something? $2 the schema we know, $3 the time or NULL
+-- Might a claim of these queues, each with its spans, find something? $2 the schema we know, $3 the time or NULL
 SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
-    OR EXISTS (SELECT 1 FROM json_array_elements_text($1::json) v WHERE
-        EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe > 0 AND w.part IS NULL)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe > 0 AND w.part IS NOT NULL)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v AND w.ripe = 0 AND w.ready_at <= t.now))
+    OR EXISTS (SELECT 1 FROM json_array_elements($1::json) v WHERE
+        EXISTS (SELECT 1 FROM json_array_elements(v->1) s, towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NULL
+            AND w.ripe = 1 AND (w.priority, w.seq) > ((s->>0)::int, (s->>1)::bigint) AND w.priority < (s->>2)::int)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NULL AND w.ripe = 2)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NOT NULL)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 0 AND w.ready_at <= t.now))
     OR EXISTS (SELECT 1 FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq WHERE e.at <= t.now AND j.state <> 'running')
 FROM towpath.meta m, (SELECT greatest(last_value, coalesce($3::bigint, {clock})) AS now FROM towpath.last_time) t;
 
