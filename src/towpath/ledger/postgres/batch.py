@@ -155,9 +155,11 @@ class PostgresBatch(Batch):
             self.wrote = True
 
     def take_seqs(self, n: int) -> int:
-        first: int = self.db.one("take_seqs", (n,))[0]
-        self.next_seq = first + n
-        return first
+        while True:
+            first, last = self.db.one("take_seqs", (n,))
+            if last - first == n - 1:
+                self.next_seq = last + 1
+                return int(first)
 
     def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
         self.wrote = True

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,6 +34,15 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 FEW = 8
 """Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
 _WIDTH = len(COLUMNS)
+# fmt: off
+_UNTOUCHED = frozenset({
+    "attempts", "failures", "losses", "fence", "owner", "lease_until", "lease_len", "settled_fence", "settled_as",
+    "cancel_requested", "purge_at", "progress_done", "progress_total", "started_at", "finished_at",
+})
+# fmt: on
+"""What a new job has by default, if it has not ended as soon as it was there."""
+_NEW = tuple(name for name in COLUMNS if name not in _UNTOUCHED)
+_new = itemgetter(*[COLUMNS.index(name) for name in _NEW])
 _counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
 _ids = msgspec.json.Decoder(list[str]).decode
 _OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
@@ -61,6 +71,7 @@ class Statements:
         self.named = {name: (first, self.place(body)) for name, (first, body) in _queries().items()}
         self.puts = {table: self.place(_put(table)) for table in _TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
+        self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns(_NEW)}) FROM STDIN")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
         self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
         self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
@@ -82,8 +93,8 @@ def _settings(value: str) -> str:
     return "; ".join(f"SET LOCAL {name} TO {value}" for name in names) + f"; SET LOCAL plan_cache_mode TO {plans}"
 
 
-def _columns() -> str:
-    return ", ".join(f'"{name}"' for name in COLUMNS)
+def _columns(names: Iterable[str] = COLUMNS) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _values(width: int, rows: int) -> str:
@@ -154,7 +165,7 @@ _WORDS: Mapping[str, str] = {
                 coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
             FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
     # Ready jobs of a queue without a part, the best first, as far as nobody else is at them.
-    "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.ripe > 0 AND t.part IS NULL
+    "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.part = ''
         AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready' AND""",
     "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
     "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
@@ -166,7 +177,7 @@ _WORDS: Mapping[str, str] = {
         p AS (INSERT INTO towpath.past (queue, purge_at, seqs)
             SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at)""",
     "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-        SELECT seq, queue, part, priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
+        SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
     "{no_more_over}": """
         f AS (DELETE FROM towpath.dead d USING o WHERE d.queue = o.queue AND d.seq = o.seq),
         p AS MATERIALIZED (
@@ -179,6 +190,9 @@ _WORDS: Mapping[str, str] = {
             WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs = '{}')""",
     "{expiring}": """(SELECT e.at FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
         WHERE j.state <> 'running' ORDER BY e.at LIMIT 1)""",
+    "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
+    # The transaction has a number of its own before it numbers a job: see `marks`.
+    "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
@@ -283,7 +297,10 @@ class PostgresDb:
                 self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
             self.put_bodies(bodies_of(jobs))
         else:
-            self._copy(self._statements.copy_jobs, rows)
+            if any(job.finished_at is not None for job in jobs):
+                self._copy(self._statements.copy_jobs, rows)
+            else:
+                self._copy(self._statements.copy_new_jobs, map(_new, rows))
             self._copy(self._statements.copy_bodies, bodies_of(jobs))
         if rows:
             self.run("enter", (jobs[0].seq, jobs[-1].seq))

@@ -133,7 +133,9 @@ Named = Callable[..., tuple[bytes, Sequence[Any]]]
 
 
 def _insert(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
-    ((first,),) = yield named("guest_seqs", str(len(specs)).encode())
+    first = last = -1
+    while last - first != len(specs) - 1:
+        ((first, last),) = yield named("guest_seqs", str(len(specs)).encode())
     admission = admit(specs, Facts(rooms=rooms), now, first)
     rows = [{name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs]
     bodies = list(bodies_of(admission.jobs))

@@ -28,11 +28,12 @@ class Side(NamedTuple):
 
 
 _TURN = "seq, queue, part, priority, ready_at, expires_at"
+_TURN_OF = "seq, queue, coalesce(part, ''), priority, ready_at, expires_at"
 SIDE: Mapping[str, Side] = {
     "turn": Side(
-        f"SELECT {_TURN}, state = 'ready' FROM towpath.job WHERE state IN ('ready', 'scheduled')",
+        f"SELECT {_TURN_OF}, state = 'ready' FROM towpath.job WHERE state IN ('ready', 'scheduled')",
         f"SELECT {_TURN}, ripe > 0 FROM towpath.turn",
-        f"""INSERT INTO towpath.turn ({_TURN}, ripe) SELECT {_TURN}, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM towpath.job
+        f"""INSERT INTO towpath.turn ({_TURN}, ripe) SELECT {_TURN_OF}, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM towpath.job
             WHERE state IN ('ready', 'scheduled') ORDER BY seq""",
     ),
     "expiry": Side(
@@ -60,8 +61,25 @@ SIDE: Mapping[str, Side] = {
     ),
 }
 
+_SOUND = f"""CASE state
+    WHEN 'ready' THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
+    WHEN 'running' THEN reason = ''
+    WHEN 'done' THEN reason = ''
+    WHEN 'blocked' THEN reason IN ('', 'revived')
+    WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'revived')
+    WHEN 'failed' THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
+    WHEN 'canceled' THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
+    ELSE false END
+    AND (state = 'blocked') = (waits > 0) AND (state = 'running') = (owner IS NOT NULL) AND (owner IS NULL) = (lease_until IS NULL)
+    AND (state IN {_FINISHED}) = (finished_at IS NOT NULL) AND settled_fence <= fence AND attempts >= 0 AND waits >= 0"""
+
 # Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (
+    (
+        "job {} is {} {} with owner {}, waits {}, attempts {}, fence {}, settled {} and finished {}, which cannot be",
+        f"""SELECT id, state, reason, owner, waits, attempts, fence, settled_fence, finished_at FROM towpath.job
+            WHERE NOT ({_SOUND})""",
+    ),
     (
         "queue {} counts {} {} but has {}",
         """SELECT q.name, c.n, c.state, coalesce(r.n, 0) FROM towpath.queue_now q

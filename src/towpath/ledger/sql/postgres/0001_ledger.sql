@@ -12,30 +12,11 @@ CREATE SEQUENCE towpath.job_seq;
 CREATE SEQUENCE towpath.version_seq;
 CREATE SEQUENCE towpath.last_time MINVALUE 0 START 0;
 
--- n numbers in a row. The lock is held inside this call only, never until the end of the transaction. The transaction has a number
--- of its own first, so that whoever sees a job knows who may still bring one that comes before it: see `marks`.
-CREATE FUNCTION towpath.take_seqs(n bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    lock constant bigint := 'towpath.job_seq'::regclass::oid::bigint + 1;
-    first bigint;
-BEGIN
-    PERFORM pg_current_xact_id();
-    PERFORM pg_advisory_lock(lock);
-    first := nextval('towpath.job_seq');
-    IF n > 1 THEN
-        PERFORM setval('towpath.job_seq', first + n - 1);
-    END IF;
-    PERFORM pg_advisory_unlock(lock);
-    RETURN first;
-EXCEPTION WHEN OTHERS OR query_canceled THEN
-    PERFORM pg_advisory_unlock(lock);
-    RAISE;
-END $$;
-
 -- The small columns of a job, in the order of core.job.COLUMNS. Some change with every claim and settle, and none of those is in an
 -- index: such a row is written again in the place it has, and no index hears of it. (So half of every page is left free.) What would
 -- be an index on them is a table of its own below, kept by whoever holds the job's row.
--- sourced: something depends on it, or did.
+-- sourced: something depends on it, or did. (There are no CHECKs: the server reads them anew for every statement, which costs a
+-- single append a quarter of its time. `towpath ledger check` has them.)
 CREATE TABLE towpath.job (
     id               text COLLATE "C" NOT NULL UNIQUE,
     seq              bigint PRIMARY KEY,
@@ -47,16 +28,16 @@ CREATE TABLE towpath.job (
     reason           text COLLATE "C" NOT NULL,
     ready_at         bigint NOT NULL,
     expires_at       bigint,
-    attempts         int    NOT NULL,
-    failures         int    NOT NULL,
-    losses           int    NOT NULL,
+    attempts         int    NOT NULL DEFAULT 0,
+    failures         int    NOT NULL DEFAULT 0,
+    losses           int    NOT NULL DEFAULT 0,
     max_attempts     int    NOT NULL,
     max_losses       int    NOT NULL,
-    fence            bigint NOT NULL,
+    fence            bigint NOT NULL DEFAULT 0,
     owner            text COLLATE "C",
     lease_until      bigint,
     lease_len        bigint,
-    settled_fence    bigint NOT NULL,
+    settled_fence    bigint NOT NULL DEFAULT 0,
     settled_as       text COLLATE "C",
     cancel_requested text COLLATE "C",
     timeout          bigint,
@@ -76,37 +57,24 @@ CREATE TABLE towpath.job (
     finished_at      bigint,
     size             bigint NOT NULL,
     content_type     text COLLATE "C" NOT NULL,
-    sourced          boolean NOT NULL DEFAULT false,
-    CHECK (CASE state
-        WHEN 'ready'     THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
-        WHEN 'running'   THEN reason = '' AND owner IS NOT NULL AND lease_until IS NOT NULL AND waits = 0 AND finished_at IS NULL
-        WHEN 'done'      THEN reason = ''
-        WHEN 'blocked'   THEN reason IN ('', 'revived') AND waits > 0
-        WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'revived')
-        WHEN 'failed'    THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
-        WHEN 'canceled'  THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
-        ELSE false END),
-    CHECK (state = 'running' OR owner IS NULL AND lease_until IS NULL AND (waits = 0) = (state <> 'blocked')
-        AND (finished_at IS NULL) = (state IN ('ready', 'scheduled', 'blocked'))),
-    CHECK (settled_fence <= fence AND attempts >= 0)
+    sourced          boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_group       ON towpath.job ("group") WHERE "group" IS NOT NULL;
 CREATE INDEX job_key         ON towpath.job (key) WHERE key IS NOT NULL;
 CREATE INDEX job_correlation ON towpath.job (correlation_id) WHERE correlation_id IS NOT NULL;
 
--- What is scheduled (ripe 0) or ready: since it was appended (1), or only later (2: see `marks`).
+-- What is scheduled (ripe 0) or ready: without a part and since it was appended (1), or otherwise (2): see `marks`. part: '' for none.
 CREATE TABLE towpath.turn (
     seq        bigint PRIMARY KEY,
     queue      text COLLATE "C" NOT NULL,
-    part       text COLLATE "C",
+    part       text COLLATE "C" NOT NULL,
     priority   int      NOT NULL,
     ready_at   bigint   NOT NULL,
     expires_at bigint,
     ripe       smallint NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX turn_loose     ON towpath.turn (queue, ripe, priority, seq, ready_at) WHERE ripe > 0 AND part IS NULL;
-CREATE INDEX turn_parted    ON towpath.turn (queue, part, priority, seq, ready_at) WHERE ripe > 0 AND part IS NOT NULL;
+CREATE INDEX turn_ready     ON towpath.turn (queue, part, ripe, priority, seq, ready_at) WHERE ripe > 0;
 CREATE INDEX turn_scheduled ON towpath.turn (queue, ready_at, seq) WHERE ripe = 0;
 
 -- What is unfinished and has a time after which it is not begun any more.

@@ -40,7 +40,7 @@ WITH t AS MATERIALIZED (
     INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
         max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
         size, content_type)
-    SELECT $1::text, towpath.take_seqs(1), $2::text, $3::text, $4::int,
+    SELECT $1::text, {number}, $2::text, $3::text, $4::int,
         CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
         CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
         coalesce($6::bigint, now + $5::bigint), 0, 0, 0, $7::int, $8::int, 0, 0, $9::bigint, $10::bigint, 0,
@@ -48,8 +48,8 @@ WITH t AS MATERIALIZED (
     FROM t
     RETURNING seq, state, ready_at
 ), w AS (
-    INSERT INTO towpath.turn (seq, queue, priority, ready_at, ripe)
-    SELECT seq, $2::text, $4::int, ready_at, (state = 'ready')::int FROM j
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe)
+    SELECT seq, $2::text, '', $4::int, ready_at, (state = 'ready')::int FROM j
 ), b AS (
     INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $15::bytea FROM j WHERE length($15::bytea) > 0
 ), c AS (
@@ -57,6 +57,41 @@ WITH t AS MATERIALIZED (
     SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
 )
 SELECT setval('towpath.last_time', t.now), j.seq FROM j, t;
+
+-- name: append_some
+-- The same for several at once, and their payloads.
+-- $1 specs, $2 payloads, $3 the schema we know, $4 the time or NULL
+WITH v AS MATERIALIZED (
+    SELECT * FROM ROWS FROM (
+        json_to_recordset($1::json) AS (id text, queue text, kind text, priority int, delay bigint, ready_at bigint, max_attempts int,
+            max_losses int, timeout bigint, retention bigint, parent text, generation bigint, correlation_id text, content_type text),
+        unnest($2::bytea[])) AS v (id, queue, kind, priority, delay, ready_at, max_attempts, max_losses, timeout, retention, parent,
+            generation, correlation_id, content_type, payload)
+), t AS MATERIALIZED (
+    SELECT greatest(l.last_value, coalesce($4::bigint, {clock})) AS now
+    FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= $3::bigint AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.job j ON j.id = v.id)
+        AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.tombstone d ON d.id = v.id)
+        AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.queue q ON q.name = v.queue WHERE q.capacity IS NOT NULL)
+), s AS MATERIALIZED (
+    SELECT {number} AS seq, t.now, v.*, coalesce(v.ready_at, t.now + v.delay) AS due FROM t, v
+), j AS (
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
+        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
+        size, content_type)
+    SELECT id, seq, queue, kind, priority, CASE WHEN due > now THEN 'scheduled' ELSE 'ready' END,
+        CASE WHEN due > now THEN 'delay' ELSE '' END, due, 0, 0, 0, max_attempts, max_losses, 0, 0, timeout, retention, 0,
+        parent, generation, correlation_id, now, length(payload), content_type
+    FROM s
+), w AS (
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, queue, '', priority, due, (due <= now)::int FROM s
+), b AS (
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, payload FROM s WHERE length(payload) > 0
+), c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT queue, NULL, 0, count(*) FILTER (WHERE due > now), count(*) FILTER (WHERE due <= now), 0, 0, 0, 0 FROM s GROUP BY queue
+)
+SELECT setval('towpath.last_time', t.now), (SELECT json_agg(seq)::text FROM s) FROM t;
 
 -- name: enter
 -- New jobs, which are these and those between them: what else it means that they are there.
@@ -72,7 +107,7 @@ WITH u AS MATERIALIZED (
     SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at
 )
 INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-SELECT seq, queue, part, priority, ready_at, expires_at, (state = 'ready')::int FROM u WHERE state IN ('ready', 'scheduled');
+SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM u WHERE state IN ('ready', 'scheduled');
 
 -- name: source
 UPDATE towpath.job SET sourced = true WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) AND NOT sourced;
@@ -129,7 +164,8 @@ SELECT pg_current_snapshot()::text;
 SELECT last_value, {clock} FROM towpath.last_time;
 
 -- name: take_seqs
-SELECT towpath.take_seqs($1::bigint);
+-- So many numbers: the first and the last. If others took some meanwhile they are not all of those between.
+SELECT min(n), max(n) FROM (SELECT {number} AS n FROM generate_series(1, $1::bigint)) s;
 
 -- name: queues_by_name
 SELECT {queue_counts} FROM json_array_elements_text($1::json) v {counted};
@@ -690,9 +726,7 @@ INSERT INTO towpath.reply (token, answer, until) VALUES ($1::text, $2::text, $3:
 ON CONFLICT (token) DO UPDATE SET answer = excluded.answer, until = excluded.until;
 
 -- name: oldest_ready
-SELECT least(
-    (SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NULL),
-    (SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL));
+SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0;
 
 -- name: read_note
 SELECT n.key, n.value, n.version, n.fence, n.expires_at FROM towpath.note n, towpath.last_time l
@@ -705,10 +739,10 @@ SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $
 -- Might a claim of these queues, each with its spans, find something? $2 the schema we know, $3 the time or NULL
 SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
     OR EXISTS (SELECT 1 FROM json_array_elements($1::json) v WHERE
-        EXISTS (SELECT 1 FROM json_array_elements(v->1) s, towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NULL
-            AND w.ripe = 1 AND (w.priority, w.seq) > ((s->>0)::int, (s->>1)::bigint) AND w.priority < (s->>2)::int)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NULL AND w.ripe = 2)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe > 0 AND w.part IS NOT NULL)
+        EXISTS (SELECT 1 FROM json_array_elements(v->1) s, towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 1
+            AND (w.priority, w.seq) > ((s->>0)::int, (s->>1)::bigint) AND w.priority < (s->>2)::int)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 2)
+        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part > '' AND w.ripe = 2)
         OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 0 AND w.ready_at <= t.now))
     OR EXISTS (SELECT 1 FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq WHERE e.at <= t.now AND j.state <> 'running')
 FROM towpath.meta m, (SELECT greatest(last_value, coalesce($3::bigint, {clock})) AS now FROM towpath.last_time) t;
@@ -726,12 +760,12 @@ SELECT id FROM {running} AND queue = $1::text AND ($2::text IS NULL OR part = $2
 -- name: ahead_loose
 SELECT least($4::bigint, sum(n))::bigint FROM (VALUES (1), (2)) r (ripe) CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM (
-        SELECT 1 FROM towpath.turn t WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = r.ripe AND t.part IS NULL
+        SELECT 1 FROM towpath.turn t WHERE t.queue = $1::text AND t.part = '' AND t.ripe > 0 AND t.ripe = r.ripe
         AND (t.priority, t.seq) < ($2::int, $3::bigint) LIMIT $4::bigint) a) c;
 
 -- name: ahead_parted
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath.turn WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = $2::text
+    SELECT 1 FROM towpath.turn WHERE queue = $1::text AND part = $2::text AND ripe = 2
     AND (priority, seq) < ($3::int, $4::bigint) LIMIT $5::bigint) a;
 
 -- name: by_seq
@@ -789,7 +823,7 @@ SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY pri
 -- name: offer_parted
 SELECT t.* FROM json_array_elements_text($7::json) p CROSS JOIN LATERAL (
     SELECT {taken} FROM towpath.turn t JOIN towpath.job j ON j.seq = t.seq
-    WHERE t.queue = $1::text AND t.ripe > 0 AND t.part IS NOT NULL AND t.part = p
+    WHERE t.queue = $1::text AND t.part = p AND t.ripe = 2
         AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready'
     ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED) t;
 
@@ -824,27 +858,27 @@ UPDATE towpath.turn t SET priority = $1::int, ripe = 2 FROM u WHERE t.seq = u.se
 -- Of each priority after $2, the ready jobs up to seq $3 that are ready since $4.
 WITH RECURSIVE level (ripe, p) AS (
     SELECT r.ripe, (SELECT min(priority) FROM towpath.turn t
-        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = r.ripe AND t.part IS NULL AND t.priority > $2::int)
+        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = r.ripe AND t.part = '' AND t.priority > $2::int)
     FROM (VALUES (1), (2)) r (ripe)
     UNION ALL
     SELECT level.ripe, (SELECT min(priority) FROM towpath.turn t
-        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part IS NULL AND t.priority > level.p)
+        WHERE t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part = '' AND t.priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
-SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part IS NULL
+SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.ripe > 0 AND t.ripe = level.ripe AND t.part = ''
     AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
 ORDER BY t.priority, t.seq LIMIT $5::bigint;
 
 -- name: old_parted
 WITH RECURSIVE level (part, p) AS (
     SELECT s.name, (SELECT min(priority) FROM towpath.turn
-        WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = s.name AND priority > $2::int)
+        WHERE queue = $1::text AND part = s.name AND ripe = 2 AND priority > $2::int)
     FROM towpath.part_now s WHERE s.queue = $1::text AND s.ready > 0
     UNION ALL
     SELECT level.part, (SELECT min(priority) FROM towpath.turn
-        WHERE queue = $1::text AND ripe > 0 AND part IS NOT NULL AND part = level.part AND priority > level.p)
+        WHERE queue = $1::text AND part = level.part AND ripe = 2 AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
-SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.ripe > 0 AND t.part IS NOT NULL
-    AND t.part = level.part AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
+SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.part = level.part AND t.ripe = 2
+    AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
 ORDER BY t.part, t.priority, t.seq LIMIT $5::bigint;
 
 -- name: drain_inbox
@@ -898,7 +932,7 @@ CROSS JOIN LATERAL (SELECT coalesce(sum(a.blocked + a.scheduled + a.ready), 0)::
     FROM towpath.tally a WHERE a.queue = q.name AND a.xid >= q.folded) t;
 
 -- name: guest_seqs
-SELECT towpath.take_seqs(convert_from($1::bytea, 'UTF8')::bigint);
+SELECT min(n), max(n) FROM (SELECT {number} AS n FROM generate_series(1, convert_from($1::bytea, 'UTF8')::bigint)) s;
 
 -- name: guest_append
 -- Jobs that are new, with their bodies and counts. Which they were.
@@ -908,7 +942,7 @@ WITH new AS (
     ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at, state
 ), turns AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-    SELECT seq, queue, part, priority, ready_at, expires_at, (state = 'ready')::int FROM new
+    SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM new
 ), expiries AS (
     INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM new WHERE expires_at IS NOT NULL
 ), bodies AS (
