@@ -133,9 +133,10 @@ Named = Callable[..., tuple[bytes, Sequence[Any]]]
 
 
 def _insert(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
-    first = last = -1
-    while last - first != len(specs) - 1:
+    while True:
         ((first, last),) = yield named("guest_seqs", str(len(specs)).encode())
+        if last - first == len(specs) - 1:
+            break
     admission = admit(specs, Facts(rooms=rooms), now, first)
     rows = [{name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs]
     bodies = list(bodies_of(admission.jobs))
