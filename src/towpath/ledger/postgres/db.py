@@ -175,7 +175,10 @@ _WORDS: Mapping[str, str] = {
         e AS (DELETE FROM towpath.expiry e USING u WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
         f AS (INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'),
         p AS (INSERT INTO towpath.past (queue, purge_at, seqs)
-            SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at)""",
+            SELECT queue, purge_at, array_agg(seq) FROM {some_of} u WHERE purge_at IS NOT NULL) s
+            GROUP BY queue, purge_at, chunk)""",
+    # Not so many in a row that it is compressed and put elsewhere.
+    "{some_of}": "(SELECT *, row_number() OVER () / 200 AS chunk FROM",
     "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
         SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
     "{no_more_over}": """

@@ -42,14 +42,15 @@ class _Queue(msgspec.Struct):
 class Marks:
     def __init__(self) -> None:
         self._queues: dict[str, _Queue] = {}
-        self._oldest = self._next = 0
+        self._new: list[_Queue] = []
+        self._oldest = 0
 
     def begin(self, oldest: int, following: int) -> None:
         """A batch begins, when no transaction before `oldest` was there and the next one would be `following`."""
-        self._oldest, self._next = oldest, following
-        for each in self._queues.values():
-            if each.ahead and each.until is None:
-                each.until = following
+        self._oldest = oldest
+        for each in self._new:
+            each.until = following
+        self._new.clear()
 
     def spans(self, queue: str) -> list[Span]:
         marks = self._queues.get(queue)
@@ -75,11 +76,13 @@ class Marks:
                 elif priority == last[0]:
                     marks.seen[priority] = max(last[1], marks.seen.get(priority, 0))
             marks.ahead, marks.until = {}, None
-        if not marks.ahead:
-            marks.ahead = dict(sorted(found))
+        if not marks.ahead and (ahead := dict(sorted(found))):
+            marks.ahead = ahead
+            self._new.append(marks)
         if len(marks.seen) > MOST_PRIORITIES:
             marks.seen = {}
 
     def forget(self) -> None:
         """What was claimed was not."""
         self._queues.clear()
+        self._new.clear()

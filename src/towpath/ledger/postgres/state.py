@@ -29,6 +29,7 @@ class Side(NamedTuple):
 
 _TURN = "seq, queue, part, priority, ready_at, expires_at"
 _TURN_OF = "seq, queue, coalesce(part, ''), priority, ready_at, expires_at"
+_SOME = "(SELECT *, row_number() OVER (ORDER BY seq) / 200 AS chunk FROM towpath.job"
 SIDE: Mapping[str, Side] = {
     "turn": Side(
         f"SELECT {_TURN_OF}, state = 'ready' FROM towpath.job WHERE state IN ('ready', 'scheduled')",
@@ -45,14 +46,14 @@ SIDE: Mapping[str, Side] = {
     "lease": Side(
         "SELECT lease_until, seq FROM towpath.job WHERE state = 'running'",
         "SELECT until, unnest(seqs) AS seq FROM towpath.lease",
-        """INSERT INTO towpath.lease SELECT lease_until, array_agg(seq) FROM towpath.job
-           WHERE state = 'running' GROUP BY lease_until""",
+        f"""INSERT INTO towpath.lease SELECT lease_until, array_agg(seq) FROM {_SOME} WHERE state = 'running') s
+            GROUP BY lease_until, chunk""",
     ),
     "past": Side(
         "SELECT queue, purge_at, seq FROM towpath.job WHERE purge_at IS NOT NULL",
         "SELECT queue, purge_at, unnest(seqs) AS seq FROM towpath.past",
-        """INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq) FROM towpath.job
-           WHERE purge_at IS NOT NULL GROUP BY queue, purge_at ORDER BY queue, purge_at""",
+        f"""INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq)
+            FROM {_SOME} WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk ORDER BY queue, purge_at""",
     ),
     "dead": Side(
         "SELECT queue, seq FROM towpath.job WHERE state = 'failed'",

@@ -104,7 +104,7 @@ WITH u AS MATERIALIZED (
     INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'
 ), p AS (
     INSERT INTO towpath.past (queue, purge_at, seqs)
-    SELECT queue, purge_at, array_agg(seq) FROM u WHERE purge_at IS NOT NULL GROUP BY queue, purge_at
+    SELECT queue, purge_at, array_agg(seq) FROM {some_of} u WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk
 )
 INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
 SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM u WHERE state IN ('ready', 'scheduled');
@@ -400,7 +400,7 @@ WITH u AS (
 ), d AS (
     DELETE FROM towpath.turn t USING u WHERE t.seq = u.seq
 )
-INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM u;
+INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM {some_of} u) s GROUP BY chunk;
 
 -- name: take_best
 -- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them, $8 spans
@@ -422,7 +422,7 @@ WITH fresh AS MATERIALIZED (
 ), gone AS (
     DELETE FROM towpath.turn t USING taken k WHERE t.seq = k.seq RETURNING 1
 ), leased AS (
-    INSERT INTO towpath.lease (until, seqs) SELECT $5::bigint, array_agg(seq) FROM taken HAVING count(*) > 0
+    INSERT INTO towpath.lease (until, seqs) SELECT $5::bigint, array_agg(seq) FROM {some_of} taken) s GROUP BY chunk
 )
 SELECT k.*, (SELECT count(*) FROM gone), b.what, b.data FROM taken k LEFT JOIN towpath.body b ON b.seq = k.seq AND b.what < 2
 ORDER BY k.priority, k.seq;
@@ -525,7 +525,7 @@ WITH u AS (
     UPDATE towpath.job SET lease_until = $1::bigint, lease_len = $2::bigint
     WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint)) RETURNING seq
 )
-INSERT INTO towpath.lease (until, seqs) SELECT $1::bigint, array_agg(seq) FROM u HAVING count(*) > 0;
+INSERT INTO towpath.lease (until, seqs) SELECT $1::bigint, array_agg(seq) FROM {some_of} u) s GROUP BY chunk;
 
 -- name: progress
 UPDATE towpath.job SET progress_done = coalesce($1::bigint, progress_done), progress_total = coalesce($2::bigint, progress_total)
@@ -736,14 +736,18 @@ WHERE n.key = $1::text AND (n.expires_at IS NULL OR n.expires_at > greatest(l.la
 SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $3::bigint, $4::bigint, $5::bigint, $6::bigint);
 
 -- name: anything
--- Might a claim of these queues, each with its spans, find something? $2 the schema we know, $3 the time or NULL
+-- Might a claim of these queues, each with its spans, find something? (LIMIT keeps the planner from turning it round.) $2 the schema we know, $3 the time or NULL
 SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
-    OR EXISTS (SELECT 1 FROM json_array_elements($1::json) v WHERE
-        EXISTS (SELECT 1 FROM json_array_elements(v->1) s, towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 1
-            AND (w.priority, w.seq) > ((s->>0)::int, (s->>1)::bigint) AND w.priority < (s->>2)::int)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 2)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part > '' AND w.ripe = 2)
-        OR EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 0 AND w.ready_at <= t.now))
+    OR EXISTS (SELECT 1 FROM json_array_elements($1::json) v CROSS JOIN LATERAL (
+        (SELECT 1 FROM json_array_elements(v->1) s CROSS JOIN LATERAL (
+            SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 1
+            AND (w.priority, w.seq) > ((s->>0)::int, (s->>1)::bigint) AND w.priority < (s->>2)::int LIMIT 1) f LIMIT 1)
+        UNION ALL
+        (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 2 LIMIT 1)
+        UNION ALL
+        (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part > '' AND w.ripe = 2 LIMIT 1)
+        UNION ALL
+        (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 0 AND w.ready_at <= t.now LIMIT 1)) w)
     OR EXISTS (SELECT 1 FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq WHERE e.at <= t.now AND j.state <> 'running')
 FROM towpath.meta m, (SELECT greatest(last_value, coalesce($3::bigint, {clock})) AS now FROM towpath.last_time) t;
 
@@ -800,7 +804,8 @@ WITH h AS MATERIALIZED (
 ), e AS (
     DELETE FROM towpath.expiry e USING h WHERE h.plain AND h.expires_at IS NOT NULL AND e.at = h.expires_at AND e.seq = h.seq
 ), p AS (
-    INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq) FROM h WHERE plain GROUP BY queue, purge_at
+    INSERT INTO towpath.past (queue, purge_at, seqs)
+    SELECT queue, purge_at, array_agg(seq) FROM {some_of} h WHERE plain) s GROUP BY queue, purge_at, chunk
 )
 SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
         FROM (SELECT queue, part, count(*) AS n FROM h WHERE plain GROUP BY queue, part) c),
@@ -845,7 +850,12 @@ ORDER BY j.lease_until, j.seq LIMIT $3::bigint FOR UPDATE OF j SKIP LOCKED;
 -- name: created_from
 SELECT created_at FROM towpath.job WHERE seq >= $1::bigint ORDER BY seq LIMIT 1;
 
+-- name: lock_old
+SELECT $1::int FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint))
+ORDER BY seq FOR UPDATE SKIP LOCKED;
+
 -- name: hasten
+-- first: lock_old
 WITH u AS (
     UPDATE towpath.job SET priority = $1::int WHERE state = 'ready' AND seq IN (
         SELECT seq FROM towpath.job WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint))

@@ -1,0 +1,146 @@
+"""A claim begins behind what was claimed before, and misses nothing by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from towpath.core.commands import Append, Appended, Claim, Claimed, Settle, Upkeep, Want
+from towpath.core.job import Done, Spec
+from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.marks import AGAIN, SHARE, Marks
+
+ALL = (-(2**31), 0, 2**31 - 1)
+LEAST, MOST = ALL[0], ALL[2]
+
+
+@pytest.fixture
+def ledger(postgres_url: str) -> Iterator[PostgresLedger]:
+    ledger = PostgresLedger(postgres_url)
+    yield ledger
+    assert ledger.check() == []
+    ledger.close()
+
+
+def take(ledger: PostgresLedger, n: int = 10) -> list[str]:
+    (found,) = ledger.apply([Claim(owner="w", wants=(Want("q", n),), lease=10**9)])
+    assert isinstance(found, Claimed)
+    ledger.apply([Settle(claim.id, claim.fence, Done()) for claim in found.claims])
+    return [claim.id for claim in found.claims]
+
+
+def append(ledger: PostgresLedger, *ids: str, priority: int = 5) -> None:
+    answers = ledger.apply([Append(tuple([Spec(id=id, queue="q", priority=priority) for id in ids]))])
+    assert isinstance(answers[0], Appended)
+
+
+def spans(ledger: PostgresLedger) -> list[tuple[int, int, int]]:
+    return ledger._db.marks.spans("q")
+
+
+def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
+    marks = Marks()
+    marks.begin(10, 11)
+    marks.claimed("q", [(5, 1), (5, 2), (7, 3)], None, marks.spans("q"), 0.001)
+    assert marks.spans("q") == [ALL]
+    marks.begin(10, 12)  # somebody is there since before we looked
+    marks.claimed("q", [(5, 9)], None, marks.spans("q"), 0.001)
+    assert marks.spans("q") == [ALL]
+    marks.begin(12, 20)
+    marks.claimed("q", [], None, marks.spans("q"), 0.001)
+    assert marks.spans("q") == [(LEAST, 0, 5), (5, 2, 7), (7, 3, MOST)]
+    assert marks.spans("other") == [ALL]
+    marks.forget()
+    assert marks.spans("q") == [ALL]
+
+
+def test_marks_end_where_the_look_ended() -> None:
+    marks = Marks()
+    marks.begin(1, 1)
+    marks.claimed("q", [(3, 8), (5, 6), (7, 9)], None, marks.spans("q"), 0.001)
+    marks.begin(1, 1)
+    marks.claimed("q", [(3, 10), (5, 4)], (5, 4), marks.spans("q"), 0.001)
+    assert marks.spans("q") == [(LEAST, 0, 3), (3, 8, 5), (5, 4, MOST)]
+
+
+def test_everything_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    marks = Marks()
+    for _ in range(2):
+        marks.begin(1, 1)
+        marks.claimed("q", [(5, 6)], None, marks.spans("q"), 1.0)
+    assert len(marks.spans("q")) == 2
+    now += AGAIN + 1
+    assert len(marks.spans("q")) == 2, "not while that takes so long"
+    now += SHARE
+    assert marks.spans("q") == [ALL]
+
+
+def test_what_is_committed_late_is_found_at_once(ledger: PostgresLedger, postgres_url: str) -> None:
+    append(ledger, "first")
+    with psycopg.connect(postgres_url) as late:
+        ledger.append_on(late, [Spec(id="late", queue="q")])
+        for n in range(5):
+            append(ledger, f"early{n}")
+            assert take(ledger) == ([f"early{n}"] if n else ["first", "early0"])
+        late.commit()
+    assert take(ledger) == ["late"]
+    append(ledger, "last")
+    assert take(ledger) == ["last"]
+    append(ledger, "after")
+    assert take(ledger) == ["after"]
+    assert len(spans(ledger)) == 2
+
+
+def test_what_somebody_does_not_claim_after_all_is_found_at_once(ledger: PostgresLedger, postgres_url: str) -> None:
+    append(ledger, "first", "held")
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM towpath.job WHERE id = 'held' FOR UPDATE")
+        assert take(ledger) == ["first"]
+        for n in range(5):
+            append(ledger, f"more{n}")
+            assert take(ledger) == [f"more{n}"]
+        other.rollback()
+    assert take(ledger) == ["held"]
+
+
+def test_a_better_priority_and_what_is_ready_again_come_first(ledger: PostgresLedger) -> None:
+    for n in range(4):
+        append(ledger, f"a{n}", f"b{n}")
+        assert take(ledger, 1) == [f"{'ab'[n % 2]}{n // 2}"]
+    (claimed,) = ledger.apply([Claim(owner="w", wants=(Want("q", 1),), lease=1)])
+    assert isinstance(claimed, Claimed)
+    assert [claim.id for claim in claimed.claims] == ["a2"]
+    append(ledger, "urgent", priority=1)
+    ledger.apply([Upkeep()])
+    assert take(ledger) == ["urgent", "a2", "b2", "a3", "b3"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_claim_does_not_walk_over_what_was_claimed(postgres_url: str, reads: bool) -> None:
+    """Beside a transaction that is open for long nothing can be swept."""
+    ledger = PostgresLedger(postgres_url)
+    with psycopg.connect(postgres_url) as reader:
+        if reads:
+            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT 1 FROM towpath.job")
+        rounds, each = 60, 50
+        for n in range(rounds):
+            append(ledger, *[f"{n}-{i}" for i in range(each)])
+            assert len(take(ledger, each)) == each
+        ledger.close()  # its counts are told at the end of the session
+    read = 0
+    with psycopg.connect(postgres_url, autocommit=True) as watch:
+        until = time.monotonic() + 30
+        while read < rounds * each and time.monotonic() < until:
+            row = watch.execute(
+                "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = 'towpath' AND indexrelname = 'turn_ready'"
+            ).fetchone()
+            assert row is not None
+            read = row[0]
+    # Each job once, and those of the last few rounds again; over all that was claimed before it would be 30 times as many.
+    assert rounds * each <= read <= 8 * rounds * each
