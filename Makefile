@@ -10,7 +10,7 @@ JOBS   ?= 2000000
 SECONDS ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-flow soak-memory soak-postgres fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ bench-engine: $(VENV)/.bench ## how fast the engine is here, beside huey, litequ
 
 bench-postgres: $(VENV)/.bench ## how fast the engine is on PostgreSQL, beside pgqueuer, procrastinate and raw psycopg
 	$(BIN)/python bench/postgres.py --quick
+
+bench-churn: $(VENV)/.bench ## PostgreSQL beside 5,000,000 finished jobs, and beside a transaction that is open for long (10 GB, some minutes)
+	$(BIN)/python bench/pg_churn.py
 
 bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py without --quick: also bandwidth and memory)
 	$(BIN)/python bench/flow.py --quick

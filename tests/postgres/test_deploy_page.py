@@ -39,7 +39,7 @@ def test_the_roles_and_the_queries(server: Server) -> None:
                 found = [watch.execute(look.encode()).fetchall() for look in LOOKS]
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     watch.execute("DELETE FROM towpath.job")
-            assert found[0] == [("fleet", "ready", 1)]
+            assert found[0] == [("fleet", 0, 0, 1, 0, 0, 0, 0)]
             assert len(found[1]) == 1
             assert found[2] == [(0,)]
             assert "job" in {row[0] for row in found[5]}
