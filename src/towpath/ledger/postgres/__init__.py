@@ -33,6 +33,7 @@ from towpath.ledger.postgres.connect import (
     PLANS,
     PostgresOptions,
     connect,
+    connect_first,
     is_gone,
     is_replayable,
     options_of,
@@ -66,7 +67,7 @@ class PostgresLedger:
         """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
         self.place = shown(url)
         self._url = url
-        self._options = options or PostgresOptions()
+        first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
         self._clock = clock
         self._jumps = Jumps()
@@ -75,10 +76,9 @@ class PostgresLedger:
         self._inside: int | None = None
         self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-        self._writer: PostgresDb | None = None
         self._reader: PostgresDb | None = None
+        self._writer: PostgresDb | None = PostgresDb(first, self._statements)
         with self._translated():
-            self._writer = self._connect()
             try:
                 migrations.migrate(self._writer.connection, self._statements, self.place)
             except BaseException:

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
 from towpath.ledger.postgres import health, migrations
-from towpath.ledger.postgres.connect import PostgresOptions, connect, shown, translate
+from towpath.ledger.postgres.connect import PostgresOptions, connect_first, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
 from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
 from towpath.ledger.relational.db import array
@@ -25,9 +25,9 @@ class PostgresStore:
     def __init__(self, url: str, options: PostgresOptions) -> None:
         self.place = f"{shown(url)} (schema {options.schema})"
         self.known = len(migrations.steps())
-        self._url, self._options = url, options
+        self._url, self._told = url, options
         self._statements = Statements(options.schema)
-        self._connection = connect(url, options)
+        self._connection, self._options = connect_first(url, options)
         self._db = PostgresDb(self._connection, self._statements)
 
     def marks(self) -> Marks | None:
@@ -123,7 +123,7 @@ class PostgresStore:
     def health(self) -> dict[str, Any]:
         with self._translated():
             found = health.facts(self._connection, self._statements)
-            return {**found, "wakes": health.wakes(self._url, self._options)}
+            return {**found, "wakes": health.wakes(self._url, self._told, self._options)}
 
     def close(self) -> None:
         self._connection.close()
