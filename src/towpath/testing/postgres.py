@@ -284,7 +284,9 @@ def pgbouncer_program() -> Path:
     found = named or shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if found is None or not Path(found).is_file():
         where = f"PGBOUNCER is {named!r}, which is no file" if named else "no pgbouncer"
-        raise ServerFailed(f"{where}: `apt-get install pgbouncer` or `brew install pgbouncer`, or let PGBOUNCER name the program")
+        raise ServerFailed(
+            f"{where}: `apt-get install pgbouncer` or `brew install pgbouncer`, or let PGBOUNCER name the program"
+        )
     return Path(found)
 
 

@@ -142,7 +142,9 @@ def _warn(place: str) -> None:
     """Once in a process: it opens many connections."""
     if place not in _warned:
         _warned.add(place)
-        log.warning("%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly", place)
+        log.warning(
+            "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly", place
+        )
 
 
 def shown(url: str) -> str:
