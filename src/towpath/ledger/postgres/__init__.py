@@ -34,6 +34,7 @@ from towpath.ledger.postgres.connect import (
     PostgresOptions,
     connect,
     connect_first,
+    end,
     is_gone,
     is_replayable,
     options_of,
@@ -71,8 +72,7 @@ class PostgresLedger:
         self._statements = Statements(self._options.schema)
         self._clock = clock
         self._jumps = Jumps()
-        self._pid = os.getpid()
-        self._closed = False
+        self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
@@ -195,7 +195,8 @@ class PostgresLedger:
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
-            db.execute(b"COMMIT" if batch.wrote or batch.tallies else b"ROLLBACK")
+            folded = any(type(command) is Upkeep for command in commands)
+            end(db.connection, wrote=batch.wrote or batch.tallies > 0, folded=folded)
         except BaseException:
             with suppress(psycopg.Error):
                 end_open(db)
@@ -360,18 +361,16 @@ class PostgresLedger:
     def _study(self, question: Callable[[PostgresDb], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
-        with self._translated():
-            db = self._connect()
-            try:
-                return self._ask(db, question)
-            finally:
-                db.connection.close()
+        with self._translated(), connect(self._url, self._options) as connection:
+            return self._ask(PostgresDb(connection, self._statements), question)
 
     def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
         try:
             end_open(db)
             db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return question(db)
+            answer = question(db)
+            end(db.connection)
+            return answer
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
             raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
         finally:

@@ -11,6 +11,7 @@ import msgspec
 import psycopg
 from msgspec.structs import replace
 from psycopg import conninfo, errors
+from psycopg.pq import ExecStatus
 
 from towpath.core import checks
 from towpath.errors import (
@@ -145,6 +146,20 @@ def _warn(place: str) -> None:
         log.warning(
             "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly", place
         )
+
+
+def end(connection: Connection, wrote: bool = False, folded: bool = False) -> None:
+    """End a transaction in which nothing went wrong. `folded`: what it changed, if anything, says the same in fewer rows; to lose
+    that in a crash is no loss, so it need not wait for the disk."""
+    if wrote:
+        connection.execute("COMMIT")
+    elif folded:
+        connection.execute("SET LOCAL synchronous_commit = off; COMMIT")
+    else:
+        # Past the driver, which after a ROLLBACK has all statements prepared anew, though none of them is any worse for it.
+        done = connection.pgconn.exec_(b"ROLLBACK")
+        if done.status != ExecStatus.COMMAND_OK:
+            raise psycopg.OperationalError(done.error_message.decode(errors="replace"))
 
 
 def shown(url: str) -> str:
