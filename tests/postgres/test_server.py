@@ -189,7 +189,7 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
 
 def test_without_pgbouncer_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PGBOUNCER", str(tmp_path / "none"))
-    with pytest.raises(ServerFailed, match="PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"):
+    with pytest.raises(ServerFailed, match=r"PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"):
         pgbouncer_program()
     monkeypatch.delenv("PGBOUNCER")
     monkeypatch.setattr("shutil.which", lambda name, path: None)
