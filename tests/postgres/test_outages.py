@@ -19,6 +19,7 @@ from tests.postgres.fleet import Fleet, at_rest, judge
 from tests.postgres.member import WAIT, Asked, Pages, Tasks
 from towpath import App, State
 from towpath.errors import LedgerError
+from towpath.ledger.postgres.connect import PostgresOptions, connect, end, is_gone
 from towpath.runtime.newids import new_id
 from towpath.testing.postgres import Server
 
@@ -235,3 +236,15 @@ def test_an_outage_is_two_lines_in_the_log(
     assert "tried again and again" in began
     assert re.search(r"back after [1-9]\d*\.\d s; \d+ batches", over)
     assert not (busy and "; 0 batches" in over)
+
+
+def test_a_connection_that_is_lost_at_the_last_moment(postgres: Server, postgres_url: str) -> None:
+    """Nothing is left to do but to undo nothing, and even that cannot be said any more."""
+    connection = connect(postgres_url, PostgresOptions())
+    connection.execute("BEGIN")
+    postgres.end_backends(postgres_url)
+    for _ in range(2):
+        with pytest.raises(psycopg.OperationalError) as lost:
+            end(connection)
+        assert is_gone(lost.value)
+    connection.close()
