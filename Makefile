@@ -8,9 +8,11 @@ STEPS  ?= 300
 ARGS   ?=
 JOBS   ?= 2000000
 SECONDS ?= 30
+# The bin directories of the PostgreSQL that are installed here, each of another version.
+PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres test-postgres-versions fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +57,13 @@ soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within
 soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, outages of 30 s, transactions open for 10 s (SECONDS=)
 	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/postgres/test_fleet.py tests/postgres/test_outages.py
 	TOWPATH_HOLD_SECONDS=10 $(BIN)/python -m pytest tests/postgres/test_held_open.py
+
+test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the wheel and once with each version that is installed (PG_BINDIRS=)
+	$(BIN)/python -m pytest -n auto tests/test_ledger_postgres.py tests/postgres tests/app/test_on.py $(ARGS)
+	@set -e; for found in $(PG_BINDIRS); do \
+		$$found/postgres --version; \
+		PG_BINDIR=$$found $(BIN)/python -m pytest -n auto tests/test_ledger_postgres.py tests/postgres tests/app/test_on.py $(ARGS); \
+	done
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

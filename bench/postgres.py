@@ -5,7 +5,8 @@
 Starts a server of its own (`PG_BINDIR` chooses another version) with fsync on. No-op handlers, 100-byte arguments, history kept. All
 sides take turns in every round; a ratio is the median over the rounds. The last line is JSON. What each ratio must reach is in TARGETS.
 
-`two_processes` compares two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time. An idle worker
+`two_processes` compares two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time. `other_process_p50`
+is the time from the call of enqueue in one process to the start of the handler in another that has nothing else to do. An idle worker
 is measured by its CPU and by the statements in the server's log.
 """
 
@@ -39,7 +40,9 @@ TARGETS = {
     "enqueue_30": 2.5,
     "enqueue_many": 0.4,
 }
-MAX_IDLE_CPU, MAX_IDLE_STATEMENTS = 1.0, 2.0
+MAX_IDLE_CPU, MAX_IDLE_STATEMENTS, MAX_OTHER_P50 = 1.0, 2.0, 10.0
+GAP = 50
+"""Milliseconds after which a worker that had a job is idle again."""
 STAGE = Path(__file__).with_name("stage.py")
 
 
@@ -55,6 +58,7 @@ class Sizes:
         self.bulk = 3_000
         self.budget = 20.0 if quick else 600.0
         self.idle = 5 if quick else 20
+        self.samples = 60 if quick else 300
 
 
 def bench_jobs(server: Server, report: Report, sizes: Sizes) -> None:
@@ -136,6 +140,15 @@ def bench_enqueues(server: Server, report: Report, sizes: Sizes) -> None:
     raw.close()
 
 
+def bench_latency(server: Server, report: Report, sizes: Sizes) -> None:
+    url = server.create_database()
+    enqueue = [sys.executable, str(STAGE), "enqueue", url, str(sizes.samples), str(GAP)]
+    with Ours(url) as ours, ours.working():
+        waited = ours.picked_up_from(lambda: subprocess.run(enqueue, check=True), sizes.samples)
+    report.latency = {"other_process_p50": round(statistics.median(waited), 3)}
+    report.limit("other process p50", report.latency["other_process_p50"], MAX_OTHER_P50, "ms")
+
+
 def idle(server: Server, seconds: int) -> dict[str, float]:
     """What a worker with nothing to do costs its machine and the server."""
     url = server.create_database()
@@ -168,10 +181,11 @@ def main() -> None:
         print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, fsync on")
         with Server.start(folder / "server", fsync=True) as server:
             report = Report(TARGETS)
-            for bench in (bench_enqueues, bench_jobs, bench_processes):
+            for bench in (bench_enqueues, bench_latency, bench_jobs, bench_processes):
                 bench(server, report, sizes)
             cost = idle(server, sizes.idle)
-    print(json.dumps({"ratios": {name: report.ratios[name] for name in TARGETS}, "idle": cost}))
+    ratios = {name: report.ratios[name] for name in TARGETS}
+    print(json.dumps({"ratios": ratios, "latency_ms": report.latency, "idle": cost}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Our side of the benches: an App on one ledger with tasks that do nothing, and the parts that need a process of their own.
 
-python bench/stage.py enqueue URL COUNT    enqueue now and then, for a worker in another process
-python bench/stage.py idle URL SECONDS     run a worker that has nothing to do; prints the CPU seconds it used
-python bench/stage.py memory URL JOBS      run so many jobs; prints the MB resident after a tenth of them and at the end
-python bench/stage.py work URL             run a worker until SIGTERM
+python bench/stage.py enqueue URL COUNT [MS]  enqueue every MS (10) milliseconds, for a worker in another process
+python bench/stage.py idle URL SECONDS        run a worker that has nothing to do; prints the CPU seconds it used
+python bench/stage.py memory URL JOBS         run so many jobs; prints the MB resident after a tenth of them and at the end
+python bench/stage.py work URL                run a worker until SIGTERM
 """
 
 from __future__ import annotations
@@ -174,10 +174,10 @@ class Ours:
         return sum(view.counts.done for view in self.app.ledger.queues().values())
 
 
-def enqueue(url: str, count: int) -> None:
+def enqueue(url: str, count: int, gap: int = 10) -> None:
     with Ours(url) as ours:
         for _ in range(count):
-            time.sleep(0.01)
+            time.sleep(gap / 1000)
             ours.stamp.enqueue(f"{time.monotonic_ns():<100}")
 
 

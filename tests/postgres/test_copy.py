@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from towpath import care, open_ledger
 from towpath.core.commands import Append, Claim, Command, Note, SetPart, Upkeep, Want
 from towpath.core.job import Key, KeyPolicy, Spec
 from towpath.errors import InvalidInput, NotALedger, StoreFailed
 from towpath.ledger import Ledger
+from towpath.ledger.postgres import PostgresLedger, options_of
 from towpath.ledger.relational import copying
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
@@ -229,6 +232,88 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed(kind: str, other: str,
     ledger.close()
     care.copy(source, target, silent)
     assert differences(dump(source), dump(target)) == []
+
+
+def append_in_a_transaction(url: str, id: str) -> None:
+    """With a key, so that the next batch has to play it. There is none."""
+    ledger = PostgresLedger(*options_of(url))
+    with psycopg.connect(options_of(url)[0]) as connection:
+        ledger.append_on(connection, [Spec(id=id, queue="q", key=Key(id, KeyPolicy.UNIQUE))])
+    ledger.close()
+
+
+def on_the_server(url: str, statement: str) -> None:
+    where, options = options_of(url)
+    with psycopg.connect(where) as connection:
+        schema = sql.Identifier(options.schema).as_string()
+        connection.execute(statement.replace("towpath.", f"{schema}.").encode())
+
+
+@pytest.mark.parametrize("other", ["sqlite", "postgres"])
+def test_what_users_appended_and_nobody_has_played_is_copied(other: str, place: Places) -> None:
+    source, target = place("postgres"), place(other)
+    written(source, 5)
+    append_in_a_transaction(source, "mine")
+    append_in_a_transaction(source, "mine too")
+    copied = care.copy(source, target, silent)
+    ledger = open_ledger(target)
+    assert ledger.get("mine") is not None
+    assert ledger.get("mine too") is not None
+    ledger.close()
+    assert differences(dump(source), dump(target)) == []
+    assert copied.rows["job"] == len(dump(source)["jobs"])  # type: ignore[arg-type]
+
+
+def test_an_append_of_a_user_meanwhile_is_noticed(place: Places) -> None:
+    source, target = place("postgres"), place("sqlite")
+    written(source, 5)
+
+    def write(what: str, done: int, total: int) -> None:
+        if what == "copying queue":
+            append_in_a_transaction(source, "meanwhile")
+
+    with pytest.raises(StoreFailed, match="written to while it was copied"):
+        care.copy(source, target, write)
+    care.copy(source, target, silent)
+    assert differences(dump(source), dump(target)) == []
+
+
+def test_an_append_that_cannot_be_played_must_go_first(place: Places) -> None:
+    source, target = place("postgres"), place("sqlite")
+    append_in_a_transaction(source, "mine")
+    on_the_server(source, "UPDATE towpath.inbox SET specs = '[7]'")
+    with pytest.raises(InvalidInput, match=r"number 1 in the table inbox is one \(ValidationError: .*; delete it, or mend"):
+        care.copy(source, target, silent)
+    assert not care.is_there(target)
+    on_the_server(source, "DELETE FROM towpath.inbox")
+    care.copy(source, target, silent)
+    assert differences(dump(source), dump(target)) == []
+
+
+def test_a_target_with_appends_that_wait_is_refused(place: Places) -> None:
+    source, target = place("sqlite"), place("postgres")
+    written(source, 5)
+    append_in_a_transaction(target, "theirs")
+    with pytest.raises(InvalidInput, match="appends that wait to be played"):
+        care.copy(source, target, silent)
+
+
+@pytest.mark.parametrize("other", ["sqlite", "postgres"])
+def test_two_copies_into_one_target_at_once_are_refused(other: str, place: Places) -> None:
+    source, second, target = place("sqlite"), place("sqlite"), place(other)
+    written(source, 5)
+    written(second, 6)
+    refused = []
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        with pytest.raises(InvalidInput, match="a ledger into which no other copy is being made") as caught:
+            care.copy(second, target, silent)
+        refused.append(caught.value)
+
+    care.copy(source, target, meanwhile)
+    assert refused
+    assert differences(dump(source), dump(target)) == []
+    assert [path for path in Path(source.removeprefix("sqlite:///")).parent.iterdir() if path.name.endswith("-copy")] == []
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])

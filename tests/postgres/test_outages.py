@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,10 +14,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.engine.test_worker import working
 from tests.postgres.fleet import Fleet, at_rest, judge
 from tests.postgres.member import WAIT, Asked, Pages, Tasks
 from towpath import App, State
 from towpath.errors import LedgerError
+from towpath.ledger.postgres.connect import PostgresOptions, connect, end, is_gone
 from towpath.runtime.newids import new_id
 from towpath.testing.postgres import Server
 
@@ -130,7 +134,7 @@ class Customer:
     """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again changes nothing."""
 
     def __init__(self, app: App, folder: Path) -> None:
-        self._tasks = Tasks(app)
+        self._tasks = Tasks(app, folder, "customer")
         self._asked = Pages(folder / "customer.asked")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work)
@@ -195,3 +199,52 @@ def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> No
         names = [url.rpartition("/")[2]]
         idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE 'idle in transaction%%'"
         assert server.query(idle, names) == [(0,)]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_outage_is_two_lines_in_the_log(
+    busy: bool, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether somebody enqueues all the time, or nothing happens but a worker's own upkeep."""
+    caplog.set_level(logging.INFO, "towpath")
+    said: list[tuple[int, str]] = []
+    ended = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append((record.levelno, record.getMessage()))
+            if "is back after" in record.getMessage():
+                ended.set()
+
+    log = logging.getLogger("towpath")
+    listener = Listener()
+    with App(server.create_database()) as app, working(app), contextlib.ExitStack() as stack:
+        if busy:
+            customer = stack.enter_context(Customer(app, tmp_path))
+            while customer.acknowledged < 5:
+                passing(0.01)
+        while not app.workers.list():
+            passing(0.01)
+        log.addHandler(listener)
+        with server.outage("immediate"):
+            passing(2)
+        assert ended.wait(WAIT)
+        log.removeHandler(listener)
+    (warned, began), (informed, over) = said
+    assert (warned, informed) == (logging.WARNING, logging.INFO)
+    assert "cannot do it now" in began
+    assert "tried again and again" in began
+    assert re.search(r"back after [1-9]\d*\.\d s; \d+ batches", over)
+    assert not (busy and "; 0 batches" in over)
+
+
+def test_a_connection_that_is_lost_at_the_last_moment(postgres: Server, postgres_url: str) -> None:
+    """Nothing is left to do but to undo nothing, and even that cannot be said any more."""
+    connection = connect(postgres_url, PostgresOptions())
+    connection.execute("BEGIN")
+    postgres.end_backends(postgres_url)
+    for _ in range(2):
+        with pytest.raises(psycopg.OperationalError) as lost:
+            end(connection)
+        assert is_gone(lost.value)
+    connection.close()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from towpath.testing import postgres as testing
-from towpath.testing.postgres import Mode, Server, ServerFailed, bin_directory, place
+from towpath.testing.postgres import Mode, Server, ServerFailed, bin_directory, pgbouncer_program, place
 
 
 @pytest.fixture
@@ -185,3 +185,13 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
     assert not Path(directory).parent.exists()
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(url)
+
+
+def test_without_pgbouncer_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PGBOUNCER", str(tmp_path / "none"))
+    with pytest.raises(ServerFailed, match=r"PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"):
+        pgbouncer_program()
+    monkeypatch.delenv("PGBOUNCER")
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    with pytest.raises(ServerFailed, match="no pgbouncer: `apt-get install pgbouncer`"):
+        pgbouncer_program()

@@ -32,8 +32,15 @@ def of_server(health: dict[str, Any]) -> Iterator[Finding]:
         advice = "Let the role own the schema and all in it, or grant these; docs/deploy-postgres.md has the statements."
         yield Finding(f"The role {health['user']} lacks {', '.join(health['missing_rights'][:8])}.", advice, grave=True)
     if "NOTIFY did not arrive" in health["wake_ups"]:
-        advice = "If a pooler in transaction mode is in between, say so with ?pooled=true; for quick wake-ups connect directly."
+        advice = (
+            "If something between here and the server swallows them, say ?pooled=true; for quick wake-ups connect directly."
+        )
         yield Finding("Wake-ups do not arrive, so workers find new jobs only when they look, once in five seconds.", advice)
+    elif "does not say so" in health["wake_ups"]:
+        advice = (
+            "Say so with ?pooled=true, and nothing need be tried out at every start; or connect directly for quick pick-up."
+        )
+        yield Finding(f"Wake-ups are {health['wake_ups']}. Pick-up takes up to a second.", advice)
     elif health["wake_ups"].startswith("by polling"):
         advice = "Pick-up takes up to a second. A direct connection, or a pooler in session mode, makes it a few milliseconds."
         yield Finding(f"Wake-ups are {health['wake_ups']}.", advice)

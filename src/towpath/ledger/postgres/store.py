@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import psycopg
 from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
-from towpath.ledger.postgres import health, migrations, state
-from towpath.ledger.postgres.connect import PostgresOptions, connect, shown, translate
+from towpath.core.commands import Upkeep
+from towpath.errors import InvalidInput
+from towpath.ledger.postgres import PostgresLedger, health, migrations, state
+from towpath.ledger.postgres.connect import PostgresOptions, connect, connect_first, shown, translate
 from towpath.ledger.postgres.db import PostgresDb, Statements
-from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
+from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.relational.db import array
 
 _VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now"}
@@ -25,9 +27,9 @@ class PostgresStore:
     def __init__(self, url: str, options: PostgresOptions) -> None:
         self.place = f"{shown(url)} (schema {options.schema})"
         self.known = len(migrations.steps())
-        self._url, self._options = url, options
+        self._url, self._told = url, options
         self._statements = Statements(options.schema)
-        self._connection = connect(url, options)
+        self._connection, self._options = connect_first(url, options)
         self._db = PostgresDb(self._connection, self._statements)
 
     def marks(self) -> Marks | None:
@@ -81,6 +83,34 @@ class PostgresStore:
                 # The row to lock while the part is counted; one that is not listed is there for nothing else.
                 self._run("INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING")
 
+    def drain(self) -> int:
+        with self._translated():
+            if played := self._unplayed():
+                with closing(PostgresLedger(self._url, self._options)) as ledger:
+                    while self._unplayed():
+                        ledger.apply([Upkeep()])
+            spoiled = self._ask("SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL ORDER BY seq LIMIT 1")
+        for seq, failure in spoiled:
+            expected = f"""no append that cannot be played, but number {seq} in the table inbox is one ({failure}); delete it, or mend
+                its specs and set its failure to NULL"""
+            raise InvalidInput(field="source", value=self.place, expected=" ".join(expected.split()))
+        return played
+
+    def _unplayed(self) -> int:
+        return int(self._ask("SELECT count(*) FROM towpath.inbox WHERE failure IS NULL")[0][0])
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        # By a transaction that stays open, not by the session: that may be another's behind a pooler.
+        with self._translated(), connect(self._url, self._options) as lock, lock.transaction():
+            lock.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            asked = lock.execute(
+                "SELECT pg_try_advisory_xact_lock(hashtext(%s))", (f"towpath copy into {self._statements.schema}",)
+            )
+            if asked.fetchone() != (True,):
+                raise occupied(self)
+            yield
+
     def begin(self, marks: Marks) -> None:
         with self._translated(), self._connection.transaction():
             # Every batch reads this row first: those that run are waited for, and those that follow are refused.
@@ -93,6 +123,9 @@ class PostgresStore:
             else:
                 check_schema(self.place, found.schema, found.min_schema, self.known)
                 refuse_content(self)
+                if self._ask("SELECT 1 FROM towpath.inbox LIMIT 1"):
+                    expected = "an empty ledger to copy into; in this one there are appends that wait to be played"
+                    raise InvalidInput(field="target", value=self.place, expected=expected)
                 self._run("TRUNCATE towpath.queue")
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
             self._run(f"UPDATE towpath.meta SET min_schema = {least}")
@@ -126,7 +159,7 @@ class PostgresStore:
     def health(self) -> dict[str, Any]:
         with self._translated():
             found = health.facts(self._connection, self._statements)
-            return {**found, "wakes": health.wakes(self._url, self._options)}
+            return {**found, "wakes": health.wakes(self._url, self._told, self._options)}
 
     def close(self) -> None:
         self._connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -95,6 +96,15 @@ class Store(Protocol):
         """In one transaction."""
         ...
 
+    def drain(self) -> int:
+        """Have what users appended in transactions of their own become jobs, which else the next batch would do; how many appends
+        that were. Raises `InvalidInput` if there are some that cannot be played."""
+        ...
+
+    def reserved(self) -> AbstractContextManager[None]:
+        """Nobody else copies into it meanwhile. Raises what `occupied` says if somebody does."""
+        ...
+
     def begin(self, marks: Marks) -> None:
         """Take over these marks, in a transaction in which no other writes. What is there is deleted if it is an unfinished copy,
         and refused by `refuse_content` otherwise."""
@@ -133,15 +143,26 @@ def refuse_content(store: Store) -> None:
         raise InvalidInput(field="target", value=store.place, expected=expected)
 
 
+def occupied(store: Store) -> InvalidInput:
+    expected = "a ledger into which no other copy is being made; wait until that one has ended"
+    return InvalidInput(field="target", value=store.place, expected=expected)
+
+
 def copy(source: Store, target: Store, progress: Progress) -> Copied:
     """`source` must not be written to meanwhile, which is noticed."""
+    with target.reserved():
+        source.drain()
+        return _copy(source, target, progress)
+
+
+def _copy(source: Store, target: Store, progress: Progress) -> Copied:
     marks = source.marks()
     assert marks is not None, "the source was opened as a ledger before"
     resumed = _begin(target, marks)
     for table in TABLES:
         _copy_table(source, target, table, progress)
     ours, theirs = digest(source, progress), digest(target, progress)
-    if ours != theirs or source.marks() != marks:
+    if source.drain() or ours != theirs or source.marks() != marks:
         target.begin(marks)  # it is worth nothing: the next attempt begins anew
         raise StoreFailed(path=source.place, error=_mismatch(ours, theirs))
     target.finish(_least(target))

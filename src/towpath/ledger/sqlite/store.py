@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 
 import apsw
 
-from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, refuse_content
+from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.sqlite import jobs, migrations
 from towpath.ledger.sqlite.db import insert, one
 from towpath.ledger.sqlite.files import SqliteOptions, connect, translate
@@ -74,6 +74,23 @@ class SqliteStore:
                 insert(self._db, jobs.INSERT_BODY, [piece for row in rows for piece in jobs.parts(*row)])
             else:
                 insert(self._db, f"INSERT INTO towpath_{table.name} ({_names(table.columns)})", rows)
+
+    def drain(self) -> int:
+        return 0  # users append on connections of their own as the ledger does
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """By the lock of an empty database beside it, which ends with the process."""
+        beside = Path(f"{self._path}-copy")
+        with self._translated(), closing(apsw.Connection(str(beside))) as lock:
+            try:
+                lock.execute("BEGIN EXCLUSIVE")
+            except apsw.BusyError:
+                raise occupied(self) from None
+            try:
+                yield
+            finally:
+                beside.unlink(missing_ok=True)
 
     def begin(self, marks: Marks) -> None:
         with self._translated(), self._transaction():
