@@ -20,7 +20,7 @@ from towpath.core.job import Spec
 from towpath.errors import NewerSchema, NotALedger
 from towpath.ledger.postgres import PostgresLedger, PostgresOptions, migrations, options_of
 from towpath.ledger.postgres.connect import connect
-from towpath.ledger.postgres.db import Statements
+from towpath.ledger.postgres.statements import Statements
 from towpath.testing.postgres import Server
 
 ODD = 'My "schema"'

@@ -11,7 +11,8 @@ import towpath.ledger.postgres
 from towpath import Query, Spec
 from towpath.commands import Append, Claim, Upkeep, Want
 from towpath.ledger.postgres import PostgresLedger
-from towpath.ledger.postgres.db import PostgresDb, _queries
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.statements import queries as _queries
 from towpath.ledger.sqlite.db import _queries as _sqlite_queries
 
 LEDGER = Path(str(towpath.ledger.postgres.__file__)).parent.parent

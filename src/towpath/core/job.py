@@ -13,6 +13,7 @@ from towpath.errors import InvalidInput
 
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 LOWEST, HIGHEST = 32_767, -32_768
+MAX_LOSSES = 5
 _JSON = "application/json"
 SERIAL = "serial:"
 """Parts whose name starts so belong to serial keys and have a cap of one."""
@@ -114,7 +115,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     ready_at: int | None = None
     ttl: int | None = None
     max_attempts: int = 20
-    max_losses: int = 5
+    max_losses: int = MAX_LOSSES
     timeout: int | None = None
     retention: int | None = None
     after: tuple[After, ...] = ()
@@ -139,7 +140,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
             checks.whole("delay", self.delay)
         if self.max_attempts != 20:
             checks.whole("max_attempts", self.max_attempts, 1, 1_000_000)
-        if self.max_losses != 5:
+        if self.max_losses != MAX_LOSSES:
             checks.whole("max_losses", self.max_losses, 1, 1_000_000)
         if not (
             self.part is None

@@ -40,9 +40,10 @@ from towpath.ledger.postgres.connect import (
     shown,
     translate,
 )
-from towpath.ledger.postgres.db import PostgresDb, Statements, end_open
+from towpath.ledger.postgres.db import PostgresDb, end_open
 from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
 from towpath.ledger.postgres.ringing import Ringing
+from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array

@@ -95,6 +95,7 @@ def connect(url: str, options: PostgresOptions) -> Connection:
         found = psycopg.connect(
             url,
             autocommit=True,
+            client_encoding="utf8",
             connect_timeout=options.connect_timeout,
             application_name=conninfo.conninfo_to_dict(url).get("application_name")
             or f"towpath {socket.gethostname()}:{os.getpid()}",

@@ -11,7 +11,8 @@ from psycopg import sql
 from towpath.clock import SystemClock
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.connect import PostgresOptions, connect
-from towpath.ledger.postgres.db import Connection, Statements
+from towpath.ledger.postgres.db import Connection
+from towpath.ledger.postgres.statements import Statements
 
 LONG = 300
 """Seconds after which a transaction counts as long: what died since it began cannot be swept."""

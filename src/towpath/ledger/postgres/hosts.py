@@ -30,8 +30,9 @@ from towpath.core.admission import Facts, GroupFact, Holder, Known, Room, admit,
 from towpath.core.commands import Append, Placed
 from towpath.core.job import COLUMNS, Spec, State
 from towpath.errors import NestedCall, WrongConnection
-from towpath.ledger.postgres.db import PostgresDb, Statements, bodies_of
+from towpath.ledger.postgres.db import PostgresDb, bodies_of
 from towpath.ledger.postgres.migrations import check_schema
+from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import array
 

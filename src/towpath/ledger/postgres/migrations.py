@@ -8,7 +8,8 @@ from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
 from towpath.errors import NotALedger
-from towpath.ledger.postgres.db import Connection, Statements
+from towpath.ledger.postgres.db import Connection
+from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.relational import copying
 from towpath.ledger.relational import db as relational
 

@@ -12,7 +12,7 @@ import msgspec
 
 from towpath.core.checks import storable
 from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Upkeep, Upkept
-from towpath.core.job import Spec
+from towpath.core.job import MAX_LOSSES, Spec
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
@@ -23,22 +23,12 @@ from towpath.ledger.relational.db import array
 
 SOME = 200
 """Specs that go in one statement; COPY is faster for more."""
+# fmt: off
 _FIELDS = (
-    "id",
-    "queue",
-    "kind",
-    "priority",
-    "delay",
-    "ready_at",
-    "max_attempts",
-    "max_losses",
-    "timeout",
-    "retention",
-    "parent",
-    "generation",
-    "correlation_id",
-    "content_type",
+    "id", "queue", "kind", "priority", "delay", "ready_at", "max_attempts", "max_losses", "timeout", "retention", "parent",
+    "generation", "correlation_id", "content_type",
 )
+# fmt: on
 
 Answered = tuple[int, Answer]
 """The ledger's time, and the answer."""
@@ -47,10 +37,10 @@ Answered = tuple[int, Answer]
 def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
     """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
     commit.)"""
-    if len(commands) > 1 and type(commands[0]) is Append:
+    if commands and type(commands[0]) is Append:
         yield from _append_some(db, commands, now)
         return
-    for command in commands[:2]:
+    for command in commands if len(commands) <= 2 else ():
         found = _answer(db, command, now)
         if found is None:
             return
@@ -60,8 +50,6 @@ def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Ite
 def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
     """The answer to a command that is alone in its batch, if it can be had in one step."""
     match command:
-        case Append() if len(command.specs) == 1:
-            return _append(db, command.specs[0], now)
         case Note() if command.value is not None and not command.gates and not command.token:
             return _note(db, command, now)
         case Claim() if not command.token:
@@ -89,6 +77,11 @@ def _append_some(db: PostgresDb, commands: Sequence[Command], now: int | None) -
         count += len(command.specs)
     if len(specs) < count:
         return
+    if count == 1 and now is None and _is_bare(spec) and db.append_one is not None:
+        row = db.append_one.row(_arguments(spec))
+        if row is not None:
+            yield row[0], Appended((Placed(spec.id, row[1]),))
+        return
     rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs.values()])
     row = db.one("append_some", (rows, [spec.payload for spec in specs.values()], len(steps()), now))
     if row is None:
@@ -99,17 +92,23 @@ def _append_some(db: PostgresDb, commands: Sequence[Command], now: int | None) -
         yield row[0], Appended(tuple([Placed(spec.id, next(seqs)) for spec in command.specs]))
 
 
-def _append(db: PostgresDb, spec: Spec, now: int | None) -> Answered | None:
-    if not _is_plain(spec):
-        return None
+def _arguments(spec: Spec) -> list[bytes | None]:
     # fmt: off
-    row = db.one("append_plain", (
-        spec.id, spec.queue, spec.kind, spec.priority, spec.delay, spec.ready_at, spec.max_attempts, spec.max_losses,
-        spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, spec.content_type, spec.payload,
-        len(steps()), now,
-    ))
+    return [
+        spec.id.encode(), spec.queue.encode(), spec.kind.encode(), _number(spec.priority), _number(spec.max_attempts),
+        _number(spec.timeout), _number(spec.retention), spec.content_type.encode(), spec.payload,
+    ]
     # fmt: on
-    return None if row is None else (row[0], Appended((Placed(spec.id, row[1]),)))
+
+
+def _is_bare(spec: Spec) -> bool:
+    """Nothing but what most specs have."""
+    told = spec.parent is not None or spec.correlation_id is not None or spec.generation
+    return not (told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES) and _is_plain(spec)
+
+
+def _number(value: int | str | None) -> bytes | None:
+    return None if value is None else str(value).encode()
 
 
 def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:

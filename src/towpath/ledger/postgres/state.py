@@ -10,7 +10,8 @@ from psycopg.abc import Query as PgQuery
 
 from towpath.core.job import Job
 from towpath.core.views import NoteView
-from towpath.ledger.postgres.db import JOB, Connection, PostgresDb, Statements
+from towpath.ledger.postgres.db import Connection, PostgresDb
+from towpath.ledger.postgres.statements import JOB, Statements
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.appends import specs_of
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow

@@ -14,7 +14,8 @@ from towpath.core.commands import Upkeep
 from towpath.errors import InvalidInput
 from towpath.ledger.postgres import PostgresLedger, health, migrations, state
 from towpath.ledger.postgres.connect import PostgresOptions, connect, connect_first, shown, translate
-from towpath.ledger.postgres.db import PostgresDb, Statements
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.relational.db import array
 

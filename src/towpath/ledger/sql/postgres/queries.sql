@@ -27,39 +27,31 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 SELECT setval('towpath.version_seq', $1::bigint);
 
 -- name: append_plain
--- One plain spec, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
--- $1 id, $2 queue, $3 kind, $4 priority, $5 delay, $6 ready_at, $7 max_attempts, $8 max_losses, $9 timeout, $10 retention,
--- $11 parent, $12 generation, $13 correlation_id, $14 content_type, $15 payload, $16 the schema we know, $17 the time or NULL
+-- One plain spec, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
+-- $1 id, $2 queue, $3 kind, $4 priority, $5 max_attempts, $6 timeout, $7 retention, $8 content_type, $9 payload
 WITH t AS MATERIALIZED (
-    SELECT greatest(l.last_value, coalesce($17::bigint, {clock})) AS now
-    FROM towpath.last_time l, towpath.meta m
-    WHERE m.min_schema <= $16::bigint AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+    SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
         AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
         AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
 ), j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
-        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
-        size, content_type)
-    SELECT $1::text, {number}, $2::text, $3::text, $4::int,
-        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'scheduled' ELSE 'ready' END,
-        CASE WHEN coalesce($6::bigint, now + $5::bigint) > now THEN 'delay' ELSE '' END,
-        coalesce($6::bigint, now + $5::bigint), 0, 0, 0, $7::int, $8::int, 0, 0, $9::bigint, $10::bigint, 0,
-        $11::text, $12::bigint, $13::text, now, length($15::bytea), $14::text
-    FROM t
-    RETURNING seq, state, ready_at
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
+        waits, generation, created_at, size, content_type)
+    SELECT $1::text, {number}, $2::text, $3::text, $4::int, 'ready', '', now, $5::int, {losses}, $6::bigint, $7::bigint,
+        0, 0, now, length($9::bytea), $8::text
+    FROM t RETURNING seq, ready_at
 ), w AS (
-    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe)
-    SELECT seq, $2::text, '', $4::int, ready_at, (state = 'ready')::int FROM j
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, $2::text, '', $4::int, ready_at, 1 FROM j
 ), b AS (
-    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $15::bytea FROM j WHERE length($15::bytea) > 0
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $9::bytea FROM j WHERE length($9::bytea) > 0
 ), c AS (
-    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
-    SELECT $2::text, NULL, 0, (state = 'scheduled')::int, (state = 'ready')::int, 0, 0, 0, 0 FROM j
+    INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT $2::text, 0, 0, 1, 0, 0, 0, 0 FROM j
 )
-SELECT setval('towpath.last_time', t.now), j.seq FROM j, t;
+SELECT setval('towpath.last_time', ready_at), seq FROM j;
 
 -- name: append_some
--- The same for several at once, and their payloads.
+-- The same for one or several, of whatever delay, and their payloads.
 -- $1 specs, $2 payloads, $3 the schema we know, $4 the time or NULL
 WITH v AS MATERIALIZED (
     SELECT * FROM ROWS FROM (

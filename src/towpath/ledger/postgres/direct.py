@@ -1,0 +1,50 @@
+"""One statement by its name, past the driver's cursor, which takes as long for a statement as the server does: for the append for
+which somebody waits. It is waited for as the driver waits, so that it can be interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import errors, generators
+from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGresult
+
+_FORGOTTEN = "26000"
+"""The driver forgets all statements now and then, ours too."""
+
+
+class Direct:
+    def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
+        """All its arguments are text but the last, which is bytes; its answer is a row of integers, or none."""
+        self._connection = connection
+        self._name, self._query = name.encode(), query
+        self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
+        self._is_there = False
+
+    def row(self, args: Sequence[bytes | None]) -> tuple[int, ...] | None:
+        found = self._ask(args)
+        if found.status == ExecStatus.FATAL_ERROR and errors.error_from_result(found).sqlstate == _FORGOTTEN:
+            self._is_there = False
+            found = self._ask(args)
+        if found.status == ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(found)
+        if not found.ntuples:
+            return None
+        return tuple([int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)])
+
+    def _ask(self, args: Sequence[bytes | None]) -> PGresult:
+        pgconn = self._connection.pgconn
+        if not self._is_there:
+            pgconn.send_prepare(self._name, self._query)
+            prepared = self._answer()
+            if prepared.status == ExecStatus.FATAL_ERROR:
+                return prepared
+            self._is_there = True
+        pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)
+        return self._answer()
+
+    def _answer(self) -> PGresult:
+        found: list[PGresult] = self._connection.wait(generators.execute(self._connection.pgconn))
+        return found[-1]

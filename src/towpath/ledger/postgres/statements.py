@@ -1,0 +1,183 @@
+"""The texts of the statements: those of `queries.sql` with their words filled in, and those that are made for a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from operator import itemgetter
+
+from psycopg import sql
+
+from towpath.core.job import COLUMNS, MAX_LOSSES, State
+from towpath.core.lifecycle import REASONS
+from towpath.ledger.relational.batch import GroupRow
+from towpath.ledger.relational.db import TABLES, script, steps
+
+FEW = 8
+"""Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
+WIDTH = len(COLUMNS)
+# fmt: off
+_UNTOUCHED = frozenset({
+    "attempts", "failures", "losses", "fence", "owner", "lease_until", "lease_len", "settled_fence", "settled_as",
+    "cancel_requested", "purge_at", "progress_done", "progress_total", "started_at", "finished_at",
+})
+# fmt: on
+"""What a new job has by default, if it has not ended as soon as it was there."""
+NEW = tuple(name for name in COLUMNS if name not in _UNTOUCHED)
+new = itemgetter(*[COLUMNS.index(name) for name in NEW])
+
+TYPES: Mapping[str, Sequence[str]] = {
+    "body": ("bigint", "smallint", "bytea"),
+    "edge": ("bigint", "bigint", "boolean"),
+    "gate": ("text", "bigint", "boolean"),
+    "key": ("text", "text", "text", "bigint", "bigint", "bigint"),
+    "tombstone": ("text", "bigint", "text", "bigint", "text", "bigint"),
+    "note": ("text", "bytea", "bigint", "bigint", "bigint"),
+    "then": ("text", "text"),
+    "group": ("text", "text", "text", "text", *("bigint",) * 8, "smallint", "text"),
+}
+KEYS: Mapping[str, int] = {"body": 2, "edge": 2, "gate": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1}
+"""How many columns, from the left, are the primary key."""
+_COLUMNS = {**TABLES, "body": ("seq", "what", "data"), "group": GroupRow.__struct_fields__}
+
+
+class Statements:
+    """The statements of one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._quoted = sql.Identifier(schema).as_string() + "."
+        self.named = {name: (first, self.place(body)) for name, (first, body) in queries().items()}
+        self.puts = {table: self.place(_put(table)) for table in TYPES}
+        self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
+        self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns(NEW)}) FROM STDIN")
+        self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
+        self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
+        self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
+        self.insert_jobs = [
+            self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(WIDTH, n)}") for n in range(FEW + 1)
+        ]
+
+    def place(self, text: str) -> bytes:
+        """The text with the schema's own name in it."""
+        # In one go: the name itself may be `towpath.`, or have a quote in it.
+        inside = "'" + self._quoted.replace("'", "''")
+        return re.sub(r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text).encode()
+
+
+def _settings(value: str) -> str:
+    """What `begin_batch` sets for our statements is not for the user's."""
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+    plans = "force_generic_plan" if value == "off" else value
+    return "; ".join(f"SET LOCAL {name} TO {value}" for name in names) + f"; SET LOCAL plan_cache_mode TO {plans}"
+
+
+def _columns(names: Iterable[str] = COLUMNS) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _values(width: int, rows: int) -> str:
+    return ", ".join("(" + ", ".join(f"${row * width + n + 1}" for n in range(width)) + ")" for row in range(rows))
+
+
+def _put(table: str) -> str:
+    columns, key = _COLUMNS[table], KEYS[table]
+    arrays = ", ".join(_array(n, kind) for n, kind in enumerate(TYPES[table], 1))
+    sets = ", ".join(f'"{name}" = excluded."{name}"' for name in columns[key:])
+    names = ", ".join(f'"{name}"' for name in columns)
+    keys = ", ".join(f'"{name}"' for name in columns[:key])
+    return f'INSERT INTO towpath."{table}" ({names}) SELECT * FROM unnest({arrays}) ON CONFLICT ({keys}) DO UPDATE SET {sets}'
+
+
+def _array(n: int, kind: str) -> str:
+    # The driver would choose the type of an array by its numbers, and prepare a statement for each.
+    return f"${n}::bytea[]" if kind == "bytea" else f"ARRAY(SELECT json_array_elements_text(${n}::json)::{kind})"
+
+
+@cache
+def queries() -> dict[str, tuple[str | None, str]]:
+    """(statement to run before, text) by name."""
+    found = re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", script("postgres", "queries.sql"), re.MULTILINE | re.DOTALL)
+    return {name: (_first(body), _filled(" ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; "))) for name, body in found}
+
+
+def _first(body: str) -> str | None:
+    found = re.search(r"^-- first: (\w+)$", body, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _filled(body: str) -> str:
+    for word, text in _WORDS.items():
+        body = body.replace(word, text)
+    return body
+
+
+_TAKEN = {
+    "state": "'running'",
+    "reason": "''",
+    "attempts": "j.attempts + 1",
+    "fence": "j.fence + 1",
+    "owner": "$4::text",
+    "lease_until": "$5::bigint",
+    "lease_len": "$6::bigint",
+    "started_at": "$3::bigint",
+}
+JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
+_WORDS: Mapping[str, str] = {
+    "{job}": JOB,
+    "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
+    "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
+    "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
+        q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
+        q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
+    "{counted}": """
+        CROSS JOIN LATERAL (
+            SELECT * FROM towpath.queue WHERE name = v
+            UNION ALL
+            SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
+            WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
+                coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
+                coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
+                coalesce(sum(a.canceled), 0)::bigint AS canceled,
+                coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
+            FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
+    # Ready jobs of a queue without a part, the best first, as far as nobody else is at them.
+    "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.part = ''
+        AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready' AND""",
+    "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
+    "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
+        WHERE j.state = 'running'""",
+    # What else it means that the jobs of u are over, that those of u wait (again), that those of o are not over any more.
+    "{over}": """
+        e AS (DELETE FROM towpath.expiry e USING u WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
+        f AS (INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'),
+        p AS (INSERT INTO towpath.past (queue, purge_at, seqs)
+            SELECT queue, purge_at, array_agg(seq) FROM {some_of} u WHERE purge_at IS NOT NULL) s
+            GROUP BY queue, purge_at, chunk)""",
+    # Not so many in a row that it is compressed and put elsewhere.
+    "{some_of}": "(SELECT *, row_number() OVER () / 200 AS chunk FROM",
+    "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
+        SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
+    "{no_more_over}": """
+        f AS (DELETE FROM towpath.dead d USING o WHERE d.queue = o.queue AND d.seq = o.seq),
+        p AS MATERIALIZED (
+            SELECT p.queue, p.purge_at, p.n, ARRAY(SELECT s FROM unnest(p.seqs) s WHERE s NOT IN (SELECT seq FROM o)) AS seqs
+            FROM (SELECT DISTINCT queue, purge_at FROM o) k JOIN towpath.past p ON p.queue = k.queue AND p.purge_at = k.purge_at
+            ORDER BY p.queue, p.purge_at, p.n FOR UPDATE OF p),
+        fewer AS (UPDATE towpath.past d SET seqs = p.seqs FROM p
+            WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs <> '{}'),
+        none AS (DELETE FROM towpath.past d USING p
+            WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs = '{}')""",
+    "{expiring}": """(SELECT e.at FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
+        WHERE j.state <> 'running' ORDER BY e.at LIMIT 1)""",
+    "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
+    # The transaction has a number of its own before it numbers a job: see `marks`.
+    "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
+    "{known}": str(len(steps("postgres"))),
+    "{losses}": str(MAX_LOSSES),
+    "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
+}
