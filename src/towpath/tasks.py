@@ -18,11 +18,11 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 
 from towpath import control
 from towpath.codec import Bound, Codec
-from towpath.core.commands import Append, Result
+from towpath.core.commands import Append, Appended, Result
 from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting, ids_of
+from towpath.handles import JobHandle, collecting
 from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
@@ -144,7 +144,9 @@ class Task(Generic[P, R]):
         return self._handles(await self.app.acall(Append(specs)))
 
     def _handles(self, answer: Result) -> list[JobHandle[R]]:
-        return [JobHandle(self.app, id, self.decode_result) for id in ids_of(answer)]
+        assert isinstance(answer, Appended)
+        app, decode = self.app, self.decode_result
+        return [JobHandle(app, placed.id, decode) for placed in answer.jobs]
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""

@@ -23,7 +23,7 @@ from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
-from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
+from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome
 
 log = logging.getLogger("towpath.committer")
 
@@ -59,12 +59,11 @@ class Committer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Where the committer's thread waits."""
-        self._room = threading.Condition(self._lock)
-        """Where threads wait until the backlog takes their append."""
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
         self._backlog = 0
-        self._waiting_for_room: deque[TaskTicket] = deque()
+        self._outside: deque[Ticket] = deque()
+        """Appends that wait, in their order, until the backlog has room for them. There is none while it is empty."""
         self._demands: list[Demand] = []
         self._kicked = False
         self._idle = False
@@ -82,7 +81,6 @@ class Committer:
         with self._lock:
             self._closing = True
             self._work.notify_all()
-            self._room.notify_all()
         if self._thread.is_alive() and not self._leads():
             self._thread.join()
 
@@ -99,27 +97,22 @@ class Committer:
         if self._lead_alone(ticket):
             return self.answer(ticket.reply)
         with self._lock:
-            while outside and ticket.room and not self._has_room(ticket):
-                self._room.wait()
-            self._add(ticket)
+            self._add(ticket, outside)
         ticket.wait()
         return self.answer(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
-        ticket = TaskTicket(command, asyncio.get_running_loop())
-        while not self._try_add(ticket, outside):
-            # The same future serves for room and for the answer: it is made anew when it was spent on room.
-            await ticket.future
-            ticket.future = ticket.loop.create_future()
-        await ticket.future
-        return self.answer(ticket.reply)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._add(TaskTicket(command, future), outside)
+        return self.answer(await future)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
         committing thread."""
         ticket = CallTicket(commands, call, patient)
         with self._lock:
-            self._add(ticket)
+            self._add(ticket, outside=False)
 
     def add_demand(self, demand: Demand) -> None:
         with self._lock:
@@ -138,35 +131,29 @@ class Committer:
 
     def answer(self, reply: Reply | None) -> Result:
         """The result, or the error raised. A full queue says when to come back."""
-        try:
-            return outcome(reply)
-        except QueueFull as full:
-            raise self._drains.hinted(full) from None
+        if isinstance(reply, QueueFull):
+            raise self._drains.hinted(reply)
+        return outcome(reply)
 
     # The queue of tickets; under the state lock
 
     def _has_room(self, ticket: Ticket) -> bool:
         return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, ticket: Ticket, outside: bool) -> None:
         if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
+        if outside and ticket.room and (self._outside or not self._has_room(ticket)):
+            self._outside.append(ticket)
+            return
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
         if self._idle:
             self._idle = False
             self._work.notify()
 
-    def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
-        with self._lock:
-            if outside and ticket.room and not self._has_room(ticket):
-                self._waiting_for_room.append(ticket)
-                return False
-            self._add(ticket)
-            return True
-
     def _take(self) -> list[Ticket]:
-        """The next batch, in its order. Makes room for those who wait for it."""
+        """The next batch, in its order. Lets those in for whom there is room now."""
         taken: list[Ticket] = []
         weight = 0
         for queue in (self._first, self._rest):
@@ -176,14 +163,11 @@ class Committer:
                 weight += ticket.weight
                 self._backlog -= ticket.room
         self._kicked = False
-        self._room.notify_all()
-        if self._waiting_for_room:
-            by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-            while self._waiting_for_room:
-                waiting = self._waiting_for_room.popleft()
-                by_loop.setdefault(waiting.loop, []).append(waiting.future)
-            for loop, futures in by_loop.items():
-                wake_all(loop, futures)
+        while self._outside and self._has_room(self._outside[0]):
+            ticket = self._outside.popleft()
+            if not ticket.abandoned:
+                self._rest.append(ticket)
+                self._backlog += ticket.room
         return taken
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
@@ -311,7 +295,7 @@ class Committer:
     def _give_up(self) -> None:
         """The ledger stays away and we are told to stop: say so to all who wait."""
         with self._lock:
-            left = [*self._first, *self._rest]
-            self._first.clear()
-            self._rest.clear()
+            left = [*self._first, *self._rest, *self._outside]
+            for queue in (self._first, self._rest, self._outside):
+                queue.clear()
         deliver(left, [LedgerClosed(path="the engine")] * sum([len(ticket.commands) for ticket in left]))
