@@ -68,6 +68,9 @@ class Committer:
         self._kicked = False
         self._idle = False
         """The thread waits for work, and nobody has told it of any."""
+        self._company = False
+        """The last batch was of several callers. The first of them to come again is not alone for long: if it led, the others would
+        have to wait for a commit that is only its own."""
         self._closing = False
         self._failures = 0
         self._drains = Drains(ledger)
@@ -163,6 +166,7 @@ class Committer:
                 weight += ticket.weight
                 self._backlog -= ticket.room
         self._kicked = False
+        self._company = len(taken) > 1
         while self._outside and self._has_room(self._outside[0]):
             ticket = self._outside.popleft()
             if not ticket.abandoned:
@@ -181,8 +185,9 @@ class Committer:
     # Leading a batch
 
     def _lead_alone(self, ticket: ThreadTicket) -> bool:
-        """A blocking caller leads if nobody does: no hand-over to another thread. Never on an event loop's thread."""
-        if asyncio._get_running_loop() is not None:
+        """A blocking caller leads if nobody does and nobody else is about: no hand-over to another thread. Never on an event
+        loop's thread."""
+        if self._company or asyncio._get_running_loop() is not None:
             return False
         try:
             if not self._commit.acquire(blocking=False):
