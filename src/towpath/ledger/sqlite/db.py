@@ -25,7 +25,7 @@ from towpath.ledger.sqlite import guests, jobs, where
 T = TypeVar("T")
 
 ROWS = 32
-"""Rows per VALUES statement: fast to bind, and short enough for apsw's statement cache."""
+"""Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
 OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
 
@@ -108,17 +108,17 @@ class SqliteDb:
 
 
 def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> None:
-    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and then of what is left."""
+    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and of powers of two for the rest: of so few statements
+    none has to be prepared again."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
-    if len(rows) == 1:
-        db.execute(_values(head, len(rows[0]), 1), rows[0])
-        return
-    for start in range(0, len(rows), ROWS):
-        chunk = rows[start : start + ROWS]
+    start = 0
+    while start < len(rows):
+        height = min(ROWS, 1 << (len(rows) - start).bit_length() - 1)
         flat: list[Any] = []
-        for each in chunk:
+        for each in rows[start : start + height]:
             flat += each
-        db.execute(_values(head, len(chunk[0]), len(chunk)), flat)
+        db.execute(_values(head, len(rows[0]), height), flat)
+        start += height
 
 
 @cache
