@@ -105,10 +105,11 @@ class Committer:
         return self.answer(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        ticket = TaskTicket(command)
+        ticket.future = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._add(TaskTicket(command, future), outside)
-        return self.answer(await future)
+            self._add(ticket, outside)
+        return self.answer(await ticket.future)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the

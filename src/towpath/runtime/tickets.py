@@ -77,13 +77,10 @@ class ThreadTicket(_Lone):
 
 
 class TaskTicket(_Lone):
-    """For a coroutine that waits for one command, by a future of its loop."""
+    """For a coroutine that waits for one command. `future` is of its loop."""
 
     __slots__ = ("future",)
-
-    def __init__(self, command: Command, future: asyncio.Future[Reply]) -> None:
-        super().__init__(command)
-        self.future = future
+    future: asyncio.Future[Reply]
 
     @property
     def abandoned(self) -> bool:
