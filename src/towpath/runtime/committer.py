@@ -153,8 +153,9 @@ class Committer:
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
         if self._idle:
-            self._idle = False
+            # In this order: an interrupt between them must not leave a thread asleep that counts as told.
             self._work.notify()
+            self._idle = False
 
     def _take(self) -> list[Ticket]:
         """The next batch, in its order. Lets those in for whom there is room now."""

@@ -65,12 +65,9 @@ class ThreadTicket(_Lone):
         self._answered = threading.Lock()
         self._answered.acquire()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """True once there is an answer; may be asked again."""
-        if not self._answered.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            return False
-        self._answered.release()
-        return True
+    def wait(self) -> None:
+        """Until there is an answer. Once."""
+        self._answered.acquire()
 
     def wake(self) -> None:
         self._answered.release()
