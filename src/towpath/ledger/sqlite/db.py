@@ -108,23 +108,25 @@ class SqliteDb:
 
 
 def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> None:
-    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and of powers of two for the rest: of so few statements
-    none has to be prepared again."""
+    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next power of two and filled up
+    with NULL, which no first column is: of so few statements none has to be prepared again."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
-    start = 0
-    while start < len(rows):
-        height = min(ROWS, 1 << (len(rows) - start).bit_length() - 1)
+    for start in range(0, len(rows), ROWS):
+        chunk = rows[start : start + ROWS]
         flat: list[Any] = []
-        for each in rows[start : start + height]:
+        for each in chunk:
             flat += each
-        db.execute(_values(head, len(rows[0]), height), flat)
-        start += height
+        width, height = len(chunk[0]), 1 << (len(chunk) - 1).bit_length()
+        missing = height - len(chunk)
+        flat += [None] * (missing * width)
+        db.execute(_values(head, width, height, missing > 0), flat)
 
 
 @cache
-def _values(head: str, width: int, height: int) -> str:
+def _values(head: str, width: int, height: int, filled_up: bool) -> str:
     row = "(" + ",".join("?" * width) + ")"
-    return f"{head} VALUES {','.join([row] * height)}"
+    values = f"VALUES {','.join([row] * height)}"
+    return f"{head} SELECT * FROM ({values}) WHERE column1 IS NOT NULL" if filled_up else f"{head} {values}"
 
 
 _COUNTERS = {"queue": QueueRow, "part": PartRow, "group": GroupRow}
