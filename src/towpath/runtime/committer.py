@@ -95,7 +95,7 @@ class Committer:
     # Callers
 
     def call(self, command: Command, outside: bool = True) -> Result:
-        """Block until the command is durable; its result, or its error raised."""
+        """Block until the command is durable; its result, or its error raised. An interrupt does not take it back."""
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
             return self.answer(ticket.reply)
