@@ -120,15 +120,13 @@ class Codec:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name, as given: no defaults."""
         if self._plain and len(args) <= len(self._by_position):
-            if not kwargs and len(args) == len(self._names):
-                return dict(zip(self._by_position, args, strict=True))
             arguments = dict(zip(self._by_position, args, strict=False))
             for name, value in kwargs.items():
                 if name in arguments or name not in self._names:
                     break
                 arguments[name] = value
             else:
-                if self._required <= arguments.keys():
+                if len(arguments) == len(self._names) or self._required <= arguments.keys():
                     return arguments
         return self._bind_by_signature(args, kwargs)
 
@@ -141,8 +139,8 @@ class Codec:
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidInput naming task, parameter and value."""
-        for name in self._bytes & arguments.keys():
-            if isinstance(arguments[name], str):
+        for name in self._bytes:
+            if isinstance(arguments.get(name), str):
                 raise self._wrong(name, arguments[name], "Expected `bytes`, got `str`")
         try:
             payload = _encoder.encode(arguments)

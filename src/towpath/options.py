@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from towpath.codec import AFTER, Codec
 from towpath.control import Span
@@ -88,10 +89,11 @@ class Terms(msgspec.Struct, frozen=True):
     policy: KeyPolicy = KeyPolicy.UNIQUE
     window: int = 0
 
-    @property
-    def named(self) -> bool:
-        """Do the arguments decide over a key, a part or the queue?"""
-        return bool(self.unique or self.part or self.key or self.route)
+    named: bool = False
+    """Do the arguments decide over a key, a part or the queue?"""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "named", bool(self.unique or self.part or self.key or self.route))
 
 
 def task_terms(kind: str, options: TaskOptions) -> Terms:

@@ -18,11 +18,11 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, ove
 
 from towpath import control
 from towpath.codec import Bound, Codec
-from towpath.core.commands import Append, Result
-from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop
+from towpath.core.commands import Append, Appended, Result
+from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop, another
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting, ids_of
+from towpath.handles import JobHandle, collecting
 from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
@@ -59,6 +59,8 @@ class Task(Generic[P, R]):
         self._terms = task_terms(self.kind, options)
         self._on: Any = None
         """The connection of the user's whose transaction has what is enqueued."""
+        self._model: Spec | None = None
+        """A spec of its jobs, where they differ in nothing but id and payload."""
         self._codec: Codec | None = None
         try:
             self._codec = Codec(function, self.kind)
@@ -108,43 +110,46 @@ class Task(Generic[P, R]):
         other = copy.copy(self)
         other._terms = call_terms(self._terms, options)
         other._on = options.get("on", self._on)
+        other._model = None
         return other
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch; with `on`: when that
         transaction is committed)."""
-        (handle,) = self._append((self.spec_for(args, kwargs),))
+        specs = (self.spec_for(args, kwargs),)
+        (handle,) = self._collected(specs) or self._handles(self._append(specs))
         return handle
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        (handle,) = await self._aappend((self.spec_for(args, kwargs),))
+        specs = (self.spec_for(args, kwargs),)
+        (handle,) = self._collected(specs) or self._handles(await self._aappend(specs))
         return handle
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Write down many calls (`task.of(...)`), all or none, in one commit."""
         specs = tuple([call.spec() for call in calls])
-        return self._append(specs) if specs else []
+        return self._collected(specs) or self._handles(self._append(specs)) if specs else []
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         specs = tuple([call.spec() for call in calls])
-        return await self._aappend(specs) if specs else []
+        return self._collected(specs) or self._handles(await self._aappend(specs)) if specs else []
 
-    def _append(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
-        if self._on is not None:
-            return self._handles(append_on(self.app.ledger, self._on, specs))
-        if (batch := collecting(self.app)) is not None:
-            return [batch.collect(spec, self.decode_result) for spec in specs]
-        return self._handles(self.app.call(Append(specs)))
+    def _collected(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
+        """Handles on what the batch that is open here will append; none if none is."""
+        if self._on is not None or (batch := collecting(self.app)) is None:
+            return []
+        return [batch.collect(spec, self.decode_result) for spec in specs]
 
-    async def _aappend(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
-        if self._on is not None:
-            return self._handles(await aappend_on(self.app.ledger, self._on, specs))
-        if (batch := collecting(self.app)) is not None:
-            return [batch.collect(spec, self.decode_result) for spec in specs]
-        return self._handles(await self.app.acall(Append(specs)))
+    def _append(self, specs: tuple[Spec, ...]) -> Result:
+        return self.app.call(Append(specs)) if self._on is None else append_on(self.app.ledger, self._on, specs)
+
+    def _aappend(self, specs: tuple[Spec, ...]) -> Coroutine[Any, Any, Result]:
+        return self.app.acall(Append(specs)) if self._on is None else aappend_on(self.app.ledger, self._on, specs)
 
     def _handles(self, answer: Result) -> list[JobHandle[R]]:
-        return [JobHandle(self.app, id, self.decode_result) for id in ids_of(answer)]
+        assert isinstance(answer, Appended)
+        app, decode = self.app, self.decode_result
+        return [JobHandle(app, placed.id, decode) for placed in answer.jobs]
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
@@ -164,6 +169,8 @@ class Task(Generic[P, R]):
         return self._spec(arguments, codec.encode(arguments), {})
 
     def _spec(self, arguments: Mapping[str, Any], payload: bytes, more: Mapping[str, Any]) -> Spec:
+        if self._model is not None and not more and running.get() is None and not inject(_NO_HEADERS):
+            return another(self._model, new_id(), payload)
         terms = self._terms
         fields = {**terms.fields, **more} if more else terms.fields
         if terms.named:
@@ -175,7 +182,10 @@ class Task(Generic[P, R]):
         if "id" in fields or "headers" in fields:
             fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
             return Spec(kind=terms.kind, payload=payload, **fields)
-        return Spec(id=new_id(), kind=terms.kind, payload=payload, headers=inject(_NO_HEADERS), **fields)
+        spec = Spec(id=new_id(), kind=terms.kind, payload=payload, headers=inject(_NO_HEADERS), **fields)
+        if fields is terms.fields and not spec.headers:
+            self._model = another(spec, spec.id, b"")
+        return spec
 
     # For whoever runs its jobs
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -19,7 +20,7 @@ import towpath
 from tests.app.conftest import work
 from towpath import App, Call, Cancel, Exponential, Fail, Policy, Retry, Snooze, Spec, State, Task, commands, control
 from towpath.codec import AFTER
-from towpath.core.checks import SECOND
+from towpath.core.checks import MAX_PAYLOAD, SECOND
 from towpath.core.job import After, Claim, KeyPolicy
 from towpath.core.retry import Fixed, RetryAfter
 from towpath.errors import InvalidInput, UnknownDependency
@@ -67,6 +68,25 @@ def test_the_spec(still: App) -> None:
     assert (made.max_attempts, made.timeout, made.priority, made.retention) == (3, 1_500_000, 0, 86_400 * SECOND)
     assert made.id != spec(task, 1, b=5).id
     assert task.timeout == 1_500_000
+
+
+def test_a_second_call_differs_in_id_and_payload_alone(still: App) -> None:
+    task = still.task(queue="math", priority="high")(add)
+    first, second = spec(task, 1), spec(task, 2)
+    assert second == msgspec.structs.replace(first, id=second.id, payload=b'{"a":2}')
+    assert first.payload == b'{"a":1}'
+    assert spec(task.options(queue="other"), 3).queue == "other"
+    assert spec(task, 4).queue == "math"
+
+
+def test_a_second_call_is_checked_like_the_first(still: App) -> None:
+    def say(text: str) -> None: ...
+
+    task = still.task(say)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="payload"):
+            spec(task, "x" * MAX_PAYLOAD)
+        spec(task, "x")
 
 
 def test_options(still: App) -> None:
@@ -400,3 +420,4 @@ def test_a_trace_travels_in_the_headers(still: App) -> None:
     span = TracerProvider().get_tracer("t").start_span("s")
     with trace.use_span(span):
         assert "traceparent" in spec(task, 1).headers
+    assert "traceparent" not in spec(task, 1).headers

@@ -32,7 +32,7 @@ def test_version_and_variant(now: int, entropy: bytes) -> None:
 
 def test_ids_grow_when_a_millisecond_is_full() -> None:
     source = IdSource(ones)
-    source._tail = (1 << 74) - 1
+    source._growing = (1 << 48) - 1
     source._last_ms = 5
     made = [source.new(5000) for _ in range(3)]
     assert made == sorted(made)

@@ -12,6 +12,7 @@ from tests.engine.gated import Gated
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
 from towpath.core.job import Done, Spec
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
+from towpath.ledger import Answer
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher, Waiter
 from towpath.runtime.tickets import Reply
@@ -203,6 +204,73 @@ def test_a_cancelled_coroutine_leaves_its_command_to_the_ledger(ledger: Gated, c
 
     asyncio.run(give_up())
     assert ledger.queues()["q"].counts.ready == 2
+
+
+def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: Committer) -> None:
+    """Threads and coroutines stand in one line, and nobody small passes somebody large."""
+    ledger.hold()
+    full, _ = in_thread(committer, append(*[f"full{n}" for n in range(10)]))
+    assert ledger.inside.wait(20)
+    in_thread(committer, append(*[f"next{n}" for n in range(10)]))
+    until_waiting(committer, 1)
+
+    async def stand_in_line() -> None:
+        large = asyncio.create_task(committer.acall(append(*[f"large{n}" for n in range(8)])))
+        gone = asyncio.create_task(committer.acall(append("gone")))
+        await asyncio.sleep(0)
+        small, _ = in_thread(committer, append("small", "tiny", "mini"))
+        until(lambda: len(committer._outside) == 3)
+        gone.cancel()
+        await asyncio.sleep(0)
+        ledger.let_go()
+        await large
+        await asyncio.to_thread(small.join, 20)
+
+    asyncio.run(stand_in_line())
+    full.join(20)
+    found = [[spec.id for command in batch for spec in command.specs] for batch in ledger.batches]  # type: ignore[union-attr]
+    assert [ids[0] for ids in found] == ["full0", "next0", "large0", "small"]
+    assert ledger.get("gone") is None
+
+
+def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -> None:
+    ledger.hold()
+    callers = [in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
+    until_waiting(committer, 1)
+    callers.append(in_thread(committer, append("c")))
+    until(lambda: len(committer._outside) == 1)
+    closing = threading.Thread(target=committer.close)
+    closing.start()
+    until(lambda: committer._closing)
+    ledger.let_go()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert [type(answers[0]) for thread, answers in callers if not thread.join(20)] == [Appended] * 3  # type: ignore[func-returns-value]
+
+
+def test_who_had_company_does_not_lead_the_next_batch(ledger: Gated, committer: Committer) -> None:
+    """Its commit would keep the others waiting. Alone again, it leads again."""
+    leaders: list[str] = []
+    apply = ledger.apply
+
+    def seen(commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        leaders.append(threading.current_thread().name)
+        return apply(commands, now)
+
+    ledger.apply = seen  # type: ignore[method-assign]
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    others = [in_thread(committer, append(f"j{n}")) for n in range(2)]
+    until_waiting(committer, 2)
+    ledger.let_go()
+    for thread in (first, *(thread for thread, _ in others)):
+        thread.join(20)
+    mine, thread_s = threading.current_thread().name, committer._thread.name
+    for n in range(2):
+        until(lambda: committer._idle)
+        committer.call(append(f"then{n}"))
+    assert leaders[-3:] == [thread_s, thread_s, mine]
 
 
 def test_an_interrupted_leader_hands_its_batch_to_the_thread(ledger: Gated, committer: Committer) -> None:

@@ -126,6 +126,19 @@ def test_a_batch_is_linear(tmp_path: Path, make: Callable[[SqliteLedger, int], l
     assert more_statements <= GROWTH * statements, costs
 
 
+def test_statements_stay_prepared_whatever_the_size_of_a_batch(tmp_path: Path) -> None:
+    with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(synchronous="normal"))) as ledger:
+
+        def prepared(turn: int) -> int:
+            before = ledger._db.cache_stats()["misses"]
+            for size in range(2, N):
+                ledger.apply([Append((Spec(id=f"{turn}-{size}-{i}", queue="q", payload=b"p"),)) for i in range(size)])
+            return int(ledger._db.cache_stats()["misses"]) - before
+
+        assert prepared(1) <= 40
+        assert prepared(2) == 0
+
+
 STARS = "*a" * (MAX_NAME // 2 - 1) + "*b"
 """The longest pattern of all stars; whoever goes back at each of them is not done before the sun is cold."""
 NAME = "a" * MAX_NAME

@@ -201,8 +201,10 @@ def test_a_read_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None:
         assert ledger.integrity() == []
 
 
-def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path) -> None:
-    """Neither the commit lock nor that of the queue stays behind: somebody else's call goes through, and so does the close."""
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "in company"])
+def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, company: bool) -> None:
+    """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody else's call goes
+    through, and so does the close. A caller leads if it is alone; in company its command is the thread's."""
     with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
         committer = Committer(ledger)
         committer.start()
@@ -218,8 +220,15 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path) -> No
                 assert time.monotonic() < deadline, "the committer's thread does not come to rest"
                 threading.Event().wait(0.001)
 
-        hits = every_entry(lambda n: committer.call(Append((Spec(id=f"{n}", queue="q"),))), after)
-        assert {"Committer._lead_alone", "Committer._take", "Committer._lead", "deliver"} <= set(hits)
+        def action(n: int) -> None:
+            committer._company = company
+            committer.call(Append((Spec(id=f"{n}", queue="q"),)))
+
+        hits = every_entry(action, after)
+        if company:
+            assert {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"} <= set(hits)
+        else:
+            assert {"Committer._lead_alone", "Committer._take", "Committer._lead", "deliver"} <= set(hits)
         assert not any(name.startswith("Condition.__") for name in hits)
         committer.close()
         assert ledger.check() == []

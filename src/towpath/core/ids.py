@@ -6,24 +6,24 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator
 
-_RANDOM_BITS = 74
-_RANDOM_END = 1 << _RANDOM_BITS
+_GROWING_END = 1 << 48
 _DRAWN = 256
 
 
 class IdSource:
     """Makes UUIDv7 strings that only ever grow. Not safe for several threads at once: the owner locks."""
 
-    __slots__ = ("_entropy", "_head", "_last_ms", "_steps", "_tail")
+    __slots__ = ("_entropy", "_growing", "_head", "_last_ms", "_steps")
 
     def __init__(self, entropy: Callable[[int], bytes]) -> None:
         self._entropy = entropy
         self._last_ms = -1
         self._head = ""
-        """The text of the milliseconds and the version."""
-        self._tail = 0
+        """The text of the milliseconds, the version, and the 26 random bits that ids of one millisecond share."""
+        self._growing = 0
+        """The other 48, which grow."""
         self._steps: Iterator[int] = iter(())
-        """By how much ids of one millisecond grow: random numbers of 32 bits, drawn many at a time."""
+        """By how much they do: random numbers of 32 bits, drawn many at a time."""
 
     def new(self, now: int) -> str:
         """The next id at `now` (microseconds); later than every earlier one even if time stands still or goes back."""
@@ -31,11 +31,10 @@ class IdSource:
         if ms > self._last_ms:
             self._begin(ms)
         else:
-            self._tail += 1 + (next(self._steps, None) or self._draw())
-            if self._tail >= _RANDOM_END:
+            self._growing += 1 + (next(self._steps, None) or self._draw())
+            if self._growing >= _GROWING_END:
                 self._begin(self._last_ms + 1)
-        tail = self._tail
-        return f"{self._head}{tail >> 62:03x}-{tail >> 48 & 0x3FFF | 0x8000:04x}-{tail & 0xFFFF_FFFF_FFFF:012x}"
+        return f"{self._head}{self._growing:012x}"
 
     def _draw(self) -> int:
         self._steps = iter(struct.unpack(f">{_DRAWN}I", self._entropy(4 * _DRAWN)))
@@ -43,9 +42,10 @@ class IdSource:
 
     def _begin(self, ms: int) -> None:
         self._last_ms = ms
-        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
-        # The top bit stays clear, so that a millisecond has room for 2**73 / 2**32 more.
-        self._tail = int.from_bytes(self._entropy(10), "big") >> (80 - _RANDOM_BITS + 1)
+        drawn = int.from_bytes(self._entropy(10), "big")
+        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{drawn >> 62 & 0xFFF:03x}-{drawn >> 48 & 0x3FFF | 0x8000:04x}-"
+        # The top bit stays clear, so that a millisecond has room for 2**47 / 2**32 more.
+        self._growing = drawn & (_GROWING_END >> 1) - 1
 
 
 def derived(parent: str, role: str, n: int = 0) -> str:

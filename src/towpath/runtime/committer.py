@@ -24,7 +24,7 @@ from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
 from towpath.runtime.outage import Outage
-from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome, wake_all
+from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome
 
 log = logging.getLogger("towpath.committer")
 
@@ -60,16 +60,18 @@ class Committer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Where the committer's thread waits."""
-        self._room = threading.Condition(self._lock)
-        """Where threads wait until the backlog takes their append."""
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
         self._backlog = 0
-        self._waiting_for_room: deque[TaskTicket] = deque()
+        self._outside: deque[Ticket] = deque()
+        """Appends that wait, in their order, until the backlog has room for them. There is none while it is empty."""
         self._demands: list[Demand] = []
         self._kicked = False
         self._idle = False
         """The thread waits for work, and nobody has told it of any."""
+        self._company = False
+        """The last batch was of several callers. The first of them to come again is not alone for long: if it led, the others would
+        have to wait for a commit that is only its own."""
         self._closing = False
         self._failures = 0
         self.outage = Outage()
@@ -84,7 +86,6 @@ class Committer:
         with self._lock:
             self._closing = True
             self._work.notify_all()
-            self._room.notify_all()
         if self._thread.is_alive() and not self._leads():
             self._thread.join()
 
@@ -96,32 +97,28 @@ class Committer:
     # Callers
 
     def call(self, command: Command, outside: bool = True) -> Result:
-        """Block until the command is durable; its result, or its error raised."""
+        """Block until the command is durable; its result, or its error raised. An interrupt does not take it back."""
         ticket = ThreadTicket(command)
         if self._lead_alone(ticket):
             return self.answer(ticket.reply)
         with self._lock:
-            while outside and ticket.room and not self._has_room(ticket):
-                self._room.wait()
-            self._add(ticket)
+            self._add(ticket, outside)
         ticket.wait()
         return self.answer(ticket.reply)
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
-        ticket = TaskTicket(command, asyncio.get_running_loop())
-        while not self._try_add(ticket, outside):
-            # The same future serves for room and for the answer: it is made anew when it was spent on room.
-            await ticket.future
-            ticket.future = ticket.loop.create_future()
-        await ticket.future
-        return self.answer(ticket.reply)
+        ticket = TaskTicket(command)
+        ticket.future = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._add(ticket, outside)
+        return self.answer(await ticket.future)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
         committing thread."""
         ticket = CallTicket(commands, call, patient)
         with self._lock:
-            self._add(ticket)
+            self._add(ticket, outside=False)
 
     def add_demand(self, demand: Demand) -> None:
         with self._lock:
@@ -140,35 +137,30 @@ class Committer:
 
     def answer(self, reply: Reply | None) -> Result:
         """The result, or the error raised. A full queue says when to come back."""
-        try:
-            return outcome(reply)
-        except QueueFull as full:
-            raise self._drains.hinted(full) from None
+        if isinstance(reply, QueueFull):
+            raise self._drains.hinted(reply)
+        return outcome(reply)
 
     # The queue of tickets; under the state lock
 
     def _has_room(self, ticket: Ticket) -> bool:
         return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, ticket: Ticket, outside: bool) -> None:
         if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
+        if outside and ticket.room and (self._outside or not self._has_room(ticket)):
+            self._outside.append(ticket)
+            return
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += ticket.room
         if self._idle:
-            self._idle = False
+            # In this order: an interrupt between them must not leave a thread asleep that counts as told.
             self._work.notify()
-
-    def _try_add(self, ticket: TaskTicket, outside: bool) -> bool:
-        with self._lock:
-            if outside and ticket.room and not self._has_room(ticket):
-                self._waiting_for_room.append(ticket)
-                return False
-            self._add(ticket)
-            return True
+            self._idle = False
 
     def _take(self) -> list[Ticket]:
-        """The next batch, in its order. Makes room for those who wait for it."""
+        """The next batch, in its order. Lets those in for whom there is room now."""
         taken: list[Ticket] = []
         weight = 0
         for queue in (self._first, self._rest):
@@ -178,14 +170,12 @@ class Committer:
                 weight += ticket.weight
                 self._backlog -= ticket.room
         self._kicked = False
-        self._room.notify_all()
-        if self._waiting_for_room:
-            by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-            while self._waiting_for_room:
-                waiting = self._waiting_for_room.popleft()
-                by_loop.setdefault(waiting.loop, []).append(waiting.future)
-            for loop, futures in by_loop.items():
-                wake_all(loop, futures)
+        self._company = len(taken) > 1
+        while self._outside and self._has_room(self._outside[0]):
+            ticket = self._outside.popleft()
+            if not ticket.abandoned:
+                self._rest.append(ticket)
+                self._backlog += ticket.room
         return taken
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
@@ -199,8 +189,9 @@ class Committer:
     # Leading a batch
 
     def _lead_alone(self, ticket: ThreadTicket) -> bool:
-        """A blocking caller leads if nobody does: no hand-over to another thread. Never on an event loop's thread."""
-        if asyncio._get_running_loop() is not None:
+        """A blocking caller leads if nobody does and nobody else is about: no hand-over to another thread. Never on an event
+        loop's thread."""
+        if self._company or asyncio._get_running_loop() is not None:
             return False
         try:
             if not self._commit.acquire(blocking=False):
@@ -316,7 +307,7 @@ class Committer:
     def _give_up(self) -> None:
         """The ledger stays away and we are told to stop: say so to all who wait."""
         with self._lock:
-            left = [*self._first, *self._rest]
-            self._first.clear()
-            self._rest.clear()
+            left = [*self._first, *self._rest, *self._outside]
+            for queue in (self._first, self._rest, self._outside):
+                queue.clear()
         deliver(left, [LedgerClosed(path="the engine")] * sum([len(ticket.commands) for ticket in left]))

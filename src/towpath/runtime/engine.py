@@ -30,7 +30,7 @@ from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.document import Document
 from towpath.runtime.leases import Leases
 from towpath.runtime.lookout import Lookout
-from towpath.runtime.tickets import Reply, wake_all
+from towpath.runtime.tickets import Reply, tell_all
 from towpath.runtime.upkeep import Caretaker, Due
 from towpath.runtime.watch import Watch
 
@@ -135,16 +135,13 @@ class Engine:
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[None] = loop.create_future()
-        replies: list[Reply] = []
+        answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
 
-        def heard(found: Sequence[Reply]) -> None:
-            replies.extend(found)
-            wake_all(loop, [answered])
+        def heard(replies: Sequence[Reply]) -> None:
+            tell_all(loop, [(answered, replies)])
 
         self.parts.committer.post(commands, heard, patient=False)
-        await answered
-        return [self.parts.committer.answer(reply) for reply in replies]
+        return [self.parts.committer.answer(reply) for reply in await answered]
 
     @property
     def transactional(self) -> bool:

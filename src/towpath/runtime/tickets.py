@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from towpath.core.commands import Append, Command, Progress, Renew, Result, Settle
 from towpath.errors import TowpathError
@@ -12,6 +13,8 @@ from towpath.ledger import Answer
 
 Reply = Answer | TowpathError
 """What becomes of a command: a result, a refusal, or the error that the ledger as a whole ended in."""
+
+T = TypeVar("T")
 
 _EARLY = (Settle, Renew, Progress)
 
@@ -22,6 +25,11 @@ class Ticket:
     append, `weight` how much of a batch they fill."""
 
     __slots__ = ("commands", "early", "patient", "room", "weight")
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it any more."""
+        return False
 
     def __init__(self, commands: Sequence[Command], patient: bool = False) -> None:
         self.commands = commands
@@ -34,7 +42,7 @@ class Ticket:
 class _Lone(Ticket):
     """One command. There is one for every call from outside, so it is measured the short way."""
 
-    __slots__ = ("reply",)
+    __slots__ = ()
 
     def __init__(self, command: Command) -> None:
         self.commands = (command,)
@@ -44,39 +52,36 @@ class _Lone(Ticket):
         else:
             self.early, self.room = isinstance(command, _EARLY), 0
         self.weight = self.room or 1
-        self.reply: Reply | None = None
 
 
 class ThreadTicket(_Lone):
     """For a thread that blocks for one command."""
 
-    __slots__ = ("_answered",)
+    __slots__ = ("_answered", "reply")
 
     def __init__(self, command: Command) -> None:
         super().__init__(command)
+        self.reply: Reply | None = None
         self._answered = threading.Lock()
         self._answered.acquire()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """True once there is an answer; may be asked again."""
-        if not self._answered.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            return False
-        self._answered.release()
-        return True
+    def wait(self) -> None:
+        """Until there is an answer. Once."""
+        self._answered.acquire()
 
     def wake(self) -> None:
         self._answered.release()
 
 
 class TaskTicket(_Lone):
-    """For a coroutine that waits for one command."""
+    """For a coroutine that waits for one command. `future` is of its loop."""
 
-    __slots__ = ("future", "loop")
+    __slots__ = ("future",)
+    future: asyncio.Future[Reply]
 
-    def __init__(self, command: Command, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(command)
-        self.loop = loop
-        self.future: asyncio.Future[None] = loop.create_future()
+    @property
+    def abandoned(self) -> bool:
+        return self.future.cancelled()
 
 
 class CallTicket(Ticket):
@@ -99,31 +104,34 @@ def outcome(reply: Reply | None) -> Result:
 
 def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     """Give every ticket its replies. An event loop is woken once, however many of its coroutines are answered."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
     for ticket in tickets:
-        if isinstance(ticket, CallTicket):
-            ticket.call(replies[at : at + len(ticket.commands)])
+        if isinstance(ticket, TaskTicket):
+            loop = ticket.future.get_loop()
+            if loop not in by_loop:
+                by_loop[loop] = []
+            by_loop[loop].append((ticket.future, replies[at]))
         elif isinstance(ticket, ThreadTicket):
             ticket.reply = replies[at]
             ticket.wake()
-        elif isinstance(ticket, TaskTicket):
-            ticket.reply = replies[at]
-            by_loop.setdefault(ticket.loop, []).append(ticket.future)
+        elif isinstance(ticket, CallTicket):
+            ticket.call(replies[at : at + len(ticket.commands)])
         at += len(ticket.commands)
-    for loop, futures in by_loop.items():
-        wake_all(loop, futures)
+    for loop, answered in by_loop.items():
+        tell_all(loop, answered)
 
 
-def wake_all(loop: asyncio.AbstractEventLoop, futures: Sequence[asyncio.Future[None]]) -> None:
+def tell_all(loop: asyncio.AbstractEventLoop, answered: Sequence[tuple[asyncio.Future[T], T]]) -> None:
+    """Give futures of a loop what they wait for, from any thread."""
     try:
-        loop.call_soon_threadsafe(_set_all, futures)
+        loop.call_soon_threadsafe(_set_all, answered)
     except RuntimeError:
         # The loop is closed: nobody is waiting any more, and what was committed stays committed.
         return
 
 
-def _set_all(futures: Sequence[asyncio.Future[None]]) -> None:
-    for future in futures:
+def _set_all(answered: Sequence[tuple[asyncio.Future[T], T]]) -> None:
+    for future, value in answered:
         if not future.done():
-            future.set_result(None)
+            future.set_result(value)

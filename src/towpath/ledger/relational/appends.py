@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from towpath.core.admission import (
     key_of,
     new_job,
     node,
+    plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, Append, Appended
@@ -37,8 +39,9 @@ def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]
         specs = [spec for command in commands for spec in command.specs]
         facts = gather(batch, specs)
         if _independent(specs, facts):
-            placed = iter(write(batch, _decided(batch, specs, facts, None)).answers)
-            return [Appended(tuple([next(placed) for _ in command.specs])) for command in commands]
+            placed = write(batch, _decided(batch, specs, facts, None)).answers
+            ends = accumulate([len(command.specs) for command in commands])
+            return [Appended(placed[end - len(command.specs) : end]) for command, end in zip(commands, ends, strict=True)]
     return [_append_one(batch, command) for command in commands]
 
 
@@ -108,7 +111,7 @@ def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
         return False
     if len({spec.id for spec in specs}) < len(specs):
         return False
-    return not any(spec.after or spec.group is not None or key_of(spec) is not None for spec in specs)
+    return plain(specs)
 
 
 def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
@@ -217,7 +220,7 @@ def insert_admitted(batch: Batch, decision: Decision) -> Admission:
         return admission
     batch.wrote = True
     batch.db.add_jobs(jobs)
-    batch.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
+    batch.move(Counter([(job.queue, job.part, None, job.state) for job in jobs]))
     if jobs and not _simple(admission):
         _write_relations(batch, admission)
     if admission.aliases:

@@ -120,7 +120,7 @@ class Batch:
         self.schema, self.min_schema = ground.schema, ground.min_schema
         self.next_seq, self.next_version = ground.next_seq, ground.next_version
         self.now = max(now, ground.last)
-        self.queues: dict[str, QueueRow] = {spec.queue: QueueRow(spec.queue) for spec in first}
+        self.queues: dict[str, QueueRow] = {name: QueueRow(name) for name in {spec.queue for spec in first}}
         self.queues.update({row.name: row for row in ground.queues})
         self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
         """Ids that neither a job nor a tombstone has, as long as nothing is written."""

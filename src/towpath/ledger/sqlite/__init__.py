@@ -368,7 +368,8 @@ def _weight(commands: Sequence[Command]) -> int:
                 size += len(command.outcome.result)
         elif type(command) is Append:
             pages += len(command.specs) - 1
-            size += sum([len(spec.payload) for spec in command.specs])
+            for spec in command.specs:
+                size += len(spec.payload)
     return pages + size // 4096
 
 

@@ -25,7 +25,7 @@ from towpath.ledger.sqlite import guests, jobs, where
 T = TypeVar("T")
 
 ROWS = 32
-"""Rows per VALUES statement: fast to bind, and short enough for apsw's statement cache."""
+"""Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
 OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
 
@@ -110,23 +110,25 @@ class SqliteDb:
 
 
 def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> None:
-    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows and then of what is left."""
+    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next power of two and filled up
+    with NULL, which no first column is: of so few statements none has to be prepared again."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
-    if len(rows) == 1:
-        db.execute(_values(head, len(rows[0]), 1), rows[0])
-        return
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
         flat: list[Any] = []
         for each in chunk:
             flat += each
-        db.execute(_values(head, len(chunk[0]), len(chunk)), flat)
+        width, height = len(chunk[0]), 1 << (len(chunk) - 1).bit_length()
+        missing = height - len(chunk)
+        flat += [None] * (missing * width)
+        db.execute(_values(head, width, height, missing > 0), flat)
 
 
 @cache
-def _values(head: str, width: int, height: int) -> str:
+def _values(head: str, width: int, height: int, filled_up: bool) -> str:
     row = "(" + ",".join("?" * width) + ")"
-    return f"{head} VALUES {','.join([row] * height)}"
+    values = f"VALUES {','.join([row] * height)}"
+    return f"{head} SELECT * FROM ({values}) WHERE column1 IS NOT NULL" if filled_up else f"{head} {values}"
 
 
 _COUNTERS = {"queue": QueueRow, "part": PartRow, "group": GroupRow}

@@ -43,6 +43,9 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk, the quota and the allowed size of a file."""
 _MAX_INT: Final = 2**31 - 1
 _RETRY: Final = 0.002
+_STATEMENTS: Final = 512
+"""Places in apsw's cache of prepared statements, the most it takes. It is a ring: what was not used for so many executions is
+forgotten, however few there are; and to prepare the insert of 32 jobs costs more than to run it."""
 
 
 class SqliteOptions(msgspec.Struct, frozen=True):
@@ -148,7 +151,7 @@ def _usable(path: Path) -> Path:
 
 
 def _open(real: Path, options: SqliteOptions, flags: int) -> apsw.Connection:
-    connection = apsw.Connection(str(real), flags=flags, vfs=options.vfs)
+    connection = apsw.Connection(str(real), flags=flags, vfs=options.vfs, statementcachesize=_STATEMENTS)
     connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
     return connection
 
