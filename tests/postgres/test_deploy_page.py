@@ -47,7 +47,12 @@ def test_the_roles_and_the_queries(server: Server) -> None:
             with psycopg.connect(server.url("shop", user="web"), autocommit=True) as web:
                 step.options(on=web).enqueue("plain")
                 step.options(on=web, key="k").enqueue("keyed")
-                for statement in (b"DELETE FROM towpath.job", b"UPDATE towpath.job SET priority = 0", b"TABLE towpath.body"):
+                for statement in (
+                    b"DELETE FROM towpath.job",
+                    b"UPDATE towpath.job SET priority = 0",
+                    b"TABLE towpath.body",
+                    b"SELECT payload FROM towpath.job",
+                ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         web.execute(statement)
             app.ledger.apply([Upkeep()])

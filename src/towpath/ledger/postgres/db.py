@@ -22,7 +22,7 @@ from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.marks import Marks
-from towpath.ledger.postgres.statements import FEW, JOB, KEYS, TYPES, WIDTH, Statements, new
+from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array
 
@@ -109,24 +109,24 @@ class PostgresDb:
         queue, most, *_ = args
         spans, began = self.marks.spans(queue), time.monotonic()
         rows = self._named("take_best", (*args, array(spans))).fetchall()
-        found: list[Job] = []
+        found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
         fresh: list[tuple[int, int]] = []
-        for job, row in zip(msgspec.convert([row[:WIDTH] for row in rows], list[Job]), rows, strict=True):
-            ripe, gone, what, data = row[WIDTH:]
-            # One that has headers comes twice.
-            if not found or found[-1].seq != job.seq:
-                found.append(job)
-                if ripe == 1:
-                    fresh.append((job.priority, job.seq))
-            if what is not None:
-                force_setattr(found[-1], BODIES[what], _decoded(what, data))
+        partial: list[Job] = []
+        for job, row in zip(found, rows, strict=True):
+            ripe, complete, payload, gone = row[WIDTH:]
+            if ripe == 1:
+                fresh.append((job.priority, job.seq))
+            if payload is not None:
+                force_setattr(job, "payload", payload)
+            # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
+            if not complete or job.fence > 1:
+                partial.append(job)
         if found and gone != len(found):
             # One of them came and went between the look at what is there and the lock on it.
             raise RowsTaken
         last = (found[-1].priority, found[-1].seq) if len(found) == most else None
         self.marks.claimed(queue, fresh, last, spans, time.monotonic() - began)
-        # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
-        self.fill([job for job in found if job.fence > 1])
+        self.fill(partial)
         return found
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
@@ -138,13 +138,17 @@ class PostgresDb:
         else:
             if any(job.finished_at is not None for job in jobs):
                 self._copy(self._statements.copy_jobs, rows)
+                self._copy(self._statements.copy_bodies, bodies_of(jobs))
             else:
-                self._copy(self._statements.copy_new_jobs, map(new, rows))
-            self._copy(self._statements.copy_bodies, bodies_of(jobs))
+                self._copy(self._statements.copy_new_jobs, map(_with_payload, map(new, rows), jobs))
+                self._copy(self._statements.copy_bodies, bodies_of(jobs, SMALL))
         if rows:
             self.run("enter", (jobs[0].seq, jobs[-1].seq))
 
     def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
+        rows = list(rows)
+        if not rows:
+            return
         try:
             with self._cursor.copy(cast(PgQuery, query)) as copy:
                 for row in rows:
@@ -160,7 +164,7 @@ class PostgresDb:
             return
         wanted = {job.seq: job for job in jobs}
         query = self._statements.place(
-            "SELECT seq, what, data FROM towpath.body WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))"
+            "SELECT seq, what, data FROM towpath.body_now WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))"
         )
         for seq, what, data in self.execute(query, (array(wanted),)):
             force_setattr(wanted[seq], BODIES[what], _decoded(what, data))
@@ -210,9 +214,15 @@ def _result(command: Settle) -> bytes | None:
     return command.outcome.result if isinstance(command.outcome, Done) else None
 
 
-def bodies_of(jobs: Iterable[Job]) -> Iterator[Body]:
+def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:
+    size = len(job.payload)
+    return *row, not job.headers and size <= SMALL, job.payload if 0 < size <= SMALL else None
+
+
+def bodies_of(jobs: Iterable[Job], small: int = 0) -> Iterator[Body]:
+    """What goes to a place of its own: headers, and payloads that are not small."""
     for job in jobs:
-        if job.payload:
+        if len(job.payload) > small:
             yield job.seq, PAYLOAD, job.payload
         if job.headers:
             yield job.seq, HEADERS, msgspec.json.encode(job.headers)

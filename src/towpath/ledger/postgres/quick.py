@@ -19,6 +19,7 @@ from towpath.errors import NoteConflict
 from towpath.ledger import Answer
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.migrations import steps
+from towpath.ledger.postgres.statements import SMALL
 from towpath.ledger.relational.db import array
 
 SOME = 200
@@ -104,6 +105,8 @@ def _arguments(spec: Spec) -> list[bytes | None]:
 def _is_bare(spec: Spec) -> bool:
     """Nothing but what most specs have."""
     told = spec.parent is not None or spec.correlation_id is not None or spec.generation
+    if len(spec.payload) > SMALL:
+        return False
     return not (told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES) and _is_plain(spec)
 
 

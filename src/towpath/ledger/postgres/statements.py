@@ -14,6 +14,8 @@ from towpath.core.lifecycle import REASONS
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import TABLES, script, steps
 
+SMALL = 256
+"""Bytes of a payload that is kept with its job."""
 FEW = 8
 """Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
 WIDTH = len(COLUMNS)
@@ -51,7 +53,7 @@ class Statements:
         self.named = {name: (first, self.place(body)) for name, (first, body) in queries().items()}
         self.puts = {table: self.place(_put(table)) for table in TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
-        self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns(NEW)}) FROM STDIN")
+        self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
         self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
         self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
@@ -178,6 +180,7 @@ _WORDS: Mapping[str, str] = {
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
     "{known}": str(len(steps("postgres"))),
     "{losses}": str(MAX_LOSSES),
+    "{small}": str(SMALL),
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }

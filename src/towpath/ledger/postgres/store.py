@@ -19,8 +19,8 @@ from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.relational.db import array
 
-_VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now"}
-"""Where to read what is counted by tallies."""
+_VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now", "body": "body_now"}
+"""Where to read what is counted by tallies, or kept in two places."""
 _READ: Mapping[str, str] = {"run_anyway": "run_anyway::int"}
 
 

@@ -15,7 +15,8 @@ CREATE SEQUENCE towpath.last_time MINVALUE 0 START 0;
 -- The small columns of a job, in the order of core.job.COLUMNS. Some change with every claim and settle, and none of those is in an
 -- index: such a row is written again in the place it has, and no index hears of it. (So half of every page is left free.) What would
 -- be an index on them is a table of its own below, kept by whoever holds the job's row.
--- sourced: something depends on it, or did. (There are no CHECKs: the server reads them anew for every statement, which costs a
+-- sourced: something depends on it, or did. complete: when it was appended all of it was here, and nothing in `body`; payload: one so
+-- small that it is no burden here (as the last column it is not logged again when the row changes). (There are no CHECKs: the server reads them anew for every statement, which costs a
 -- single append a quarter of its time. `towpath ledger check` has them.)
 CREATE TABLE towpath.job (
     id               text COLLATE "C" NOT NULL UNIQUE,
@@ -57,7 +58,9 @@ CREATE TABLE towpath.job (
     finished_at      bigint,
     size             bigint NOT NULL,
     content_type     text COLLATE "C" NOT NULL,
-    sourced          boolean NOT NULL DEFAULT false
+    sourced          boolean NOT NULL DEFAULT false,
+    complete         boolean NOT NULL DEFAULT false,
+    payload          bytea
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_group       ON towpath.job ("group") WHERE "group" IS NOT NULL;
@@ -114,6 +117,9 @@ CREATE TABLE towpath.body (
     data bytea    NOT NULL,
     PRIMARY KEY (seq, what)
 );
+
+CREATE VIEW towpath.body_now AS
+SELECT seq, what, data FROM towpath.body UNION ALL SELECT seq, 0::smallint, payload FROM towpath.job WHERE payload IS NOT NULL;
 
 CREATE TABLE towpath.edge (
     src        bigint  NOT NULL,

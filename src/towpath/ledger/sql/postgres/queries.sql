@@ -27,7 +27,7 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 SELECT setval('towpath.version_seq', $1::bigint);
 
 -- name: append_plain
--- One plain spec, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
+-- One plain spec with a small payload, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
 -- $1 id, $2 queue, $3 kind, $4 priority, $5 max_attempts, $6 timeout, $7 retention, $8 content_type, $9 payload
 WITH t AS MATERIALIZED (
     SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
@@ -36,14 +36,12 @@ WITH t AS MATERIALIZED (
         AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
 ), j AS (
     INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
-        waits, generation, created_at, size, content_type)
+        waits, generation, created_at, size, content_type, complete, payload)
     SELECT $1::text, {number}, $2::text, $3::text, $4::int, 'ready', '', now, $5::int, {losses}, $6::bigint, $7::bigint,
-        0, 0, now, length($9::bytea), $8::text
+        0, 0, now, length($9::bytea), $8::text, true, nullif($9::bytea, '')
     FROM t RETURNING seq, ready_at
 ), w AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, $2::text, '', $4::int, ready_at, 1 FROM j
-), b AS (
-    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, $9::bytea FROM j WHERE length($9::bytea) > 0
 ), c AS (
     INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed, canceled)
     SELECT $2::text, 0, 0, 1, 0, 0, 0, 0 FROM j
@@ -70,15 +68,16 @@ WITH v AS MATERIALIZED (
 ), j AS (
     INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
         max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
-        size, content_type)
+        size, content_type, complete, payload)
     SELECT id, seq, queue, kind, priority, CASE WHEN due > now THEN 'scheduled' ELSE 'ready' END,
         CASE WHEN due > now THEN 'delay' ELSE '' END, due, 0, 0, 0, max_attempts, max_losses, 0, 0, timeout, retention, 0,
-        parent, generation, correlation_id, now, length(payload), content_type
+        parent, generation, correlation_id, now, length(payload), content_type, length(payload) <= {small},
+        CASE WHEN length(payload) BETWEEN 1 AND {small} THEN payload END
     FROM s
 ), w AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, queue, '', priority, due, (due <= now)::int FROM s
 ), b AS (
-    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, payload FROM s WHERE length(payload) > 0
+    INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, payload FROM s WHERE length(payload) > {small}
 ), c AS (
     INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
     SELECT queue, NULL, 0, count(*) FILTER (WHERE due > now), count(*) FILTER (WHERE due <= now), 0, 0, 0, 0 FROM s GROUP BY queue
@@ -410,14 +409,13 @@ WITH fresh AS MATERIALIZED (
         lease_until = $5::bigint, lease_len = $6::bigint, started_at = $3::bigint
     FROM picked p
     WHERE j.seq = p.seq AND ($7::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1))
-    RETURNING {job}, p.ripe
+    RETURNING {job}, p.ripe, j.complete, j.payload
 ), gone AS (
     DELETE FROM towpath.turn t USING taken k WHERE t.seq = k.seq RETURNING 1
 ), leased AS (
     INSERT INTO towpath.lease (until, seqs) SELECT $5::bigint, array_agg(seq) FROM {some_of} taken) s GROUP BY chunk
 )
-SELECT k.*, (SELECT count(*) FROM gone), b.what, b.data FROM taken k LEFT JOIN towpath.body b ON b.seq = k.seq AND b.what < 2
-ORDER BY k.priority, k.seq;
+SELECT k.*, (SELECT count(*) FROM gone) FROM taken k ORDER BY k.priority, k.seq;
 
 -- name: settle_done
 WITH u AS (
