@@ -24,6 +24,8 @@ NET = 5.0
 """The same while somebody listens."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
 """Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is always something."""
+FIRST = 1.0
+"""Seconds that whoever opens a ledger waits for the first attempt to listen."""
 AGAIN = 1.0
 """Seconds between two attempts to listen."""
 
@@ -38,7 +40,7 @@ class Ringing:
         self._version = 0
         self._peeked = ""
         self._looked = 0.0
-        self._ring = threading.Event()
+        self._ring, self._tried = threading.Event(), threading.Event()
         self._closed = False
         self.listening = False
         """Does a ring of another process reach us? Otherwise we look."""
@@ -52,6 +54,9 @@ class Ringing:
         self._threads = [threading.Thread(target=each, name="towpath-ringing", daemon=True) for each in work]
         for thread in self._threads:
             thread.start()
+        if not self._options.pooled:
+            # Who has opened the ledger hears of everything after it; that the listener has begun is no news later.
+            self._tried.wait(FIRST)
 
     def close(self) -> None:
         with self._changed:
@@ -134,6 +139,7 @@ class Ringing:
                 log.debug("not listening: %s", error)
             self.listening = False
             self._bump()  # whatever was told meanwhile, nobody heard
+            self._tried.set()
             with self._changed:
                 if not self._closed:
                     self._changed.wait(AGAIN)
@@ -144,6 +150,7 @@ class Ringing:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
             self.listening = True
             self._bump()
+            self._tried.set()
             while not self._closed:
                 select.select([connection.fileno(), self._stopped.fileno()], [], [], NET)
                 senders = {notice.pid for notice in connection.notifies(timeout=0)}
