@@ -175,14 +175,16 @@ class PostgresDb:
         found.states(tuple(states))
         if unasked:
             found.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
-        return self._jobs(found, "ASC", limit, "FOR UPDATE")
+        by_state = () if selector.ids or selector.group or selector.key else selector.states
+        return self._jobs(found, jobs_in(by_state), "ASC", limit, "FOR UPDATE OF j")
 
     def find(self, query: Query, limit: int) -> list[Job]:
         found = PostgresWhere()
         found.ask(query)
-        return self._jobs(found, "ASC" if query.oldest_first else "DESC", limit, table=jobs_in(query.states))
+        by_state = () if query.group or query.key or query.correlation_id else query.states
+        return self._jobs(found, jobs_in(by_state), "ASC" if query.oldest_first else "DESC", limit)
 
-    def _jobs(self, found: PostgresWhere, order: str, limit: int, lock: str = "", table: str = "towpath.job j") -> list[Job]:
+    def _jobs(self, found: PostgresWhere, table: str, order: str, limit: int, lock: str = "") -> list[Job]:
         text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY seq {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
