@@ -10,7 +10,7 @@ import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Claimed, Settle, Upkeep, Want
 from towpath.core.job import Done, Spec
-from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres import PostgresLedger, marks
 from towpath.ledger.postgres.marks import AGAIN, SHARE, Marks
 
 ALL = (-(2**31), 0, 2**31 - 1)
@@ -42,42 +42,42 @@ def spans(ledger: PostgresLedger) -> list[tuple[int, int, int]]:
 
 
 def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
-    marks = Marks()
-    marks.begin(10, 11)
-    marks.claimed("q", [(5, 1), (5, 2), (7, 3)], None, marks.spans("q"), 0.001)
-    assert marks.spans("q") == [ALL]
-    marks.begin(10, 12)  # somebody is there since before we looked
-    marks.claimed("q", [(5, 9)], None, marks.spans("q"), 0.001)
-    assert marks.spans("q") == [ALL]
-    marks.begin(12, 20)
-    marks.claimed("q", [], None, marks.spans("q"), 0.001)
-    assert marks.spans("q") == [(LEAST, 0, 5), (5, 2, 7), (7, 3, MOST)]
-    assert marks.spans("other") == [ALL]
-    marks.forget()
-    assert marks.spans("q") == [ALL]
+    found = Marks()
+    found.begin(10, 11)
+    found.claimed("q", [(5, 1), (5, 2), (7, 3)], None, found.spans("q"), 0.001)
+    assert found.spans("q") == [ALL]
+    found.begin(10, 12)  # somebody is there since before we looked
+    found.claimed("q", [(5, 9)], None, found.spans("q"), 0.001)
+    assert found.spans("q") == [ALL]
+    found.begin(12, 20)
+    found.claimed("q", [], None, found.spans("q"), 0.001)
+    assert found.spans("q") == [(LEAST, 0, 5), (5, 2, 7), (7, 3, MOST)]
+    assert found.spans("other") == [ALL]
+    found.forget()
+    assert found.spans("q") == [ALL]
 
 
 def test_marks_end_where_the_look_ended() -> None:
-    marks = Marks()
-    marks.begin(1, 1)
-    marks.claimed("q", [(3, 8), (5, 6), (7, 9)], None, marks.spans("q"), 0.001)
-    marks.begin(1, 1)
-    marks.claimed("q", [(3, 10), (5, 4)], (5, 4), marks.spans("q"), 0.001)
-    assert marks.spans("q") == [(LEAST, 0, 3), (3, 8, 5), (5, 4, MOST)]
+    found = Marks()
+    found.begin(1, 1)
+    found.claimed("q", [(3, 8), (5, 6), (7, 9)], None, found.spans("q"), 0.001)
+    found.begin(1, 1)
+    found.claimed("q", [(3, 10), (5, 4)], (5, 4), found.spans("q"), 0.001)
+    assert found.spans("q") == [(LEAST, 0, 3), (3, 8, 5), (5, 4, MOST)]
 
 
 def test_everything_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    marks = Marks()
+    found = Marks()
     for _ in range(2):
-        marks.begin(1, 1)
-        marks.claimed("q", [(5, 6)], None, marks.spans("q"), 1.0)
-    assert len(marks.spans("q")) == 2
+        found.begin(1, 1)
+        found.claimed("q", [(5, 6)], None, found.spans("q"), 1.0)
+    assert len(found.spans("q")) == 2
     now += AGAIN + 1
-    assert len(marks.spans("q")) == 2, "not while that takes so long"
+    assert len(found.spans("q")) == 2, "not while that takes so long"
     now += SHARE
-    assert marks.spans("q") == [ALL]
+    assert found.spans("q") == [ALL]
 
 
 def test_what_is_committed_late_is_found_at_once(ledger: PostgresLedger, postgres_url: str) -> None:
@@ -121,8 +121,9 @@ def test_a_better_priority_and_what_is_ready_again_come_first(ledger: PostgresLe
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_claim_does_not_walk_over_what_was_claimed(postgres_url: str, reads: bool) -> None:
+def test_a_claim_does_not_walk_over_what_was_claimed(postgres_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a transaction that is open for long nothing can be swept."""
+    monkeypatch.setattr(marks, "AGAIN", 3600.0)
     ledger = PostgresLedger(postgres_url)
     with psycopg.connect(postgres_url) as reader:
         if reads:
