@@ -209,12 +209,14 @@ class PostgresLedger:
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
-        args = array([spec.id for spec in first]), array(before.survey.queues)
-        schema, least, seq, version, last, present, known, waiting, oldest, following, queues = db.one("begin_batch", args)
+        given = self._clock.now() if now is None and self._clock is not None else now
+        args = array([spec.id for spec in first]), array(before.survey.queues), given
+        row = db.one("begin_batch", args)
+        schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues = row
         migrations.check_schema(self.place, schema, least)
         db.marks.begin(oldest, following)
-        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known)
-        batch = PostgresBatch(db, self._now(present) if now is None else now, self._jumps, ground, first)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired)
+        batch = PostgresBatch(db, present if given is None else given, self._jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
         self._note_time(batch.now, now)

@@ -94,15 +94,19 @@ class PostgresDb:
                 self.run("source", (array({row[0] for row in newest.values()}),))
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        ends = {command.id: command for command in commands if _is_plain(command)}
-        if not ends or len({command.id for command in commands}) < len(commands):
+        fences: dict[str, int] = {}
+        results: dict[str, bytes] = {}
+        for command in commands:
+            if type(outcome := command.outcome) is Done and not (command.spawn or command.notes or command.within is not None):
+                fences[command.id] = command.fence
+                if outcome.result is not None:
+                    results[command.id] = outcome.result
+        if not fences or len({command.id for command in commands}) < len(commands):
             return Finished()
-        fences = array([command.fence for command in ends.values()])
-        counts, found = self.one("finish_plain", (array(ends), fences, now, RETENTION))
-        done = ends.keys() if found is None else set(_ids(found))
-        results = {id: result for id in done if (result := _result(ends[id])) is not None}
-        if results:
-            self.run("put_results", (array(results), list(results.values())))
+        counts, found = self.one("finish_plain", (array(fences), array(fences.values()), now, RETENTION))
+        done = fences.keys() if found is None else set(_ids(found))
+        if kept := {id: result for id, result in results.items() if id in done}:
+            self.run("put_results", (array(kept), list(kept.values())))
         return Finished(_counts(counts or b"[]"), done)
 
     def take_best(self, args: Args) -> list[Job]:
@@ -206,14 +210,6 @@ class PostgresDb:
         if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
-
-
-def _is_plain(command: Settle) -> bool:
-    return type(command.outcome) is Done and not (command.spawn or command.notes or command.within is not None)
-
-
-def _result(command: Settle) -> bytes | None:
-    return command.outcome.result if isinstance(command.outcome, Done) else None
 
 
 def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:

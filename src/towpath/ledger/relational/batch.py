@@ -99,7 +99,7 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 class Ground(msgspec.Struct):
     """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
-    whether any of their ids is known."""
+    whether any of their ids is known. `expired`: may there be a waiting job that is past its time?"""
 
     schema: int
     min_schema: int
@@ -108,6 +108,7 @@ class Ground(msgspec.Struct):
     last: int
     queues: list[QueueRow]
     known: bool
+    expired: bool = True
 
 
 class Batch:
@@ -124,6 +125,7 @@ class Batch:
         self.queues.update({row.name: row for row in ground.queues})
         self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
         """Ids that neither a job nor a tombstone has, as long as nothing is written."""
+        self.expired = ground.expired
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
         """Settles, by job, whose function ended the transaction when the batch was played before."""

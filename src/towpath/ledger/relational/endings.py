@@ -39,6 +39,8 @@ def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> N
 
 def expire(batch: Batch, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time; how many there were."""
+    if not batch.expired:
+        return 0
     seqs = batch.db.rows("expired_jobs", (batch.now, limit), int)
     finish(batch, seqs, State.FAILED, Reason.EXPIRED)
     return len(seqs)

@@ -9,6 +9,7 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
         OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))),
     EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL),
+    EXISTS (SELECT 1 FROM towpath.expiry WHERE at <= greatest(t.last_value, coalesce($3::bigint, {clock}))),
     pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
     (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted})
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
