@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from towpath.core.commands import Append, Appended, Claim, Claimed, Settle, Upkeep, Want
 from towpath.core.job import Done, Spec
 from towpath.ledger.postgres import PostgresLedger, marks
-from towpath.ledger.postgres.marks import AGAIN, SHARE, Marks
+from towpath.ledger.postgres.marks import AGAIN, LONGEST, Marks
+from towpath.testing.postgres import Server
 
 ALL = (-(2**31), 0, 2**31 - 1)
 LEAST, MOST = ALL[0], ALL[2]
@@ -76,7 +79,7 @@ def test_everything_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.spans("q")) == 2
     now += AGAIN + 1
     assert len(found.spans("q")) == 2, "not while that takes so long"
-    now += SHARE
+    now += LONGEST
     assert found.spans("q") == [ALL]
 
 
@@ -120,12 +123,45 @@ def test_a_better_priority_and_what_is_ready_again_come_first(ledger: PostgresLe
     assert take(ledger) == ["urgent", "a2", "b2", "a3", "b3"]
 
 
+def test_a_claim_that_declines_has_not_seen_everything(ledger: PostgresLedger, postgres_url: str) -> None:
+    append(ledger, "first")
+    with psycopg.connect(postgres_url) as late:
+        ledger.append_on(late, [Spec(id="once", queue="q", max_attempts=1)])
+        append(ledger, "early")
+        assert take(ledger) == ["first", "early"]
+        late.commit()
+    append(ledger, "last")
+    (declined,) = ledger.apply([Claim(owner="w", wants=(Want("q", 2, once=0),), lease=10**9)])
+    assert isinstance(declined, Claimed)
+    assert [claim.id for claim in declined.claims] == ["last"]
+    assert take(ledger) == ["once"]
+
+
+def test_upkeep_waits_for_no_other_upkeep(ledger: PostgresLedger, postgres_url: str) -> None:
+    append(ledger, "a")
+    assert take(ledger) == ["a"]
+    with psycopg.connect(postgres_url) as other:
+        assert other.execute("SELECT until FROM towpath.lease FOR UPDATE").fetchall()
+        ledger.apply([Upkeep()])
+        assert other.execute("SELECT count(*) FROM towpath.lease").fetchone() == (1,)
+    ledger.apply([Upkeep()])
+    with psycopg.connect(postgres_url) as other:
+        assert other.execute("SELECT count(*) FROM towpath.lease").fetchone() == (0,)
+
+
+@pytest.fixture
+def quiet_url(postgres_place: Path, tmp_path: Path) -> Iterator[str]:
+    """On a server of its own: whoever writes in another database of the same holds the marks back."""
+    with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}") as server:
+        yield server.create_database()
+
+
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_claim_does_not_walk_over_what_was_claimed(postgres_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_does_not_walk_over_what_was_claimed(quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a transaction that is open for long nothing can be swept."""
     monkeypatch.setattr(marks, "AGAIN", 3600.0)
-    ledger = PostgresLedger(postgres_url)
-    with psycopg.connect(postgres_url) as reader:
+    ledger = PostgresLedger(quiet_url)
+    with psycopg.connect(quiet_url) as reader:
         if reads:
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1 FROM towpath.job")
@@ -135,7 +171,7 @@ def test_a_claim_does_not_walk_over_what_was_claimed(postgres_url: str, reads: b
             assert len(take(ledger, each)) == each
         ledger.close()  # its counts are told at the end of the session
     read = 0
-    with psycopg.connect(postgres_url, autocommit=True) as watch:
+    with psycopg.connect(quiet_url, autocommit=True) as watch:
         until = time.monotonic() + 30
         while read < rounds * each and time.monotonic() < until:
             row = watch.execute(

@@ -49,7 +49,7 @@ class PostgresOptions(msgspec.Struct, frozen=True):
 
 PLANS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
-SET plan_cache_mode = force_generic_plan
+SET plan_cache_mode = force_generic_plan; SET max_parallel_workers_per_gather = 0
 """
 """Every statement is written for its index. What the planner makes of a table that was empty yesterday is no better guess, and
 a plan that walks the whole table is a disaster when it has grown."""

@@ -94,14 +94,17 @@ class PostgresDb:
                 self.run("source", (array({row[0] for row in newest.values()}),))
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        fences: dict[str, int] = {}
+        fences: dict[str, int | None] = {}
         results: dict[str, bytes] = {}
+        plain = 0
         for command in commands:
+            fences[command.id] = None
             if type(outcome := command.outcome) is Done and not (command.spawn or command.notes or command.within is not None):
                 fences[command.id] = command.fence
+                plain += 1
                 if outcome.result is not None:
                     results[command.id] = outcome.result
-        if not fences or len({command.id for command in commands}) < len(commands):
+        if not plain or len(fences) < len(commands):
             return Finished()
         counts, found = self.one("finish_plain", (array(fences), array(fences.values()), now, RETENTION))
         done = fences.keys() if found is None else set(_ids(found))
@@ -110,7 +113,7 @@ class PostgresDb:
         return Finished(_counts(counts or b"[]"), done)
 
     def take_best(self, args: Args) -> list[Job]:
-        queue, most, *_ = args
+        queue, most, *_, single = args
         spans, began = self.marks.spans(queue), time.monotonic()
         rows = self._named("take_best", (*args, array(spans))).fetchall()
         found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
@@ -129,7 +132,8 @@ class PostgresDb:
             # One of them came and went between the look at what is there and the lock on it.
             raise RowsTaken
         last = (found[-1].priority, found[-1].seq) if len(found) == most else None
-        self.marks.claimed(queue, fresh, last, spans, time.monotonic() - began)
+        if found or single:  # otherwise one with a single attempt may have kept it from taking any
+            self.marks.claimed(queue, fresh, last, spans, time.monotonic() - began)
         self.fill(partial)
         return found
 
@@ -179,17 +183,16 @@ class PostgresDb:
         found.states(tuple(states))
         if unasked:
             found.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
-        by_state = () if selector.ids or selector.group or selector.key else selector.states
-        return self._jobs(found, jobs_in(by_state), "ASC", limit, "FOR UPDATE OF j")
+        return self._jobs(found, "towpath.job j", "j.seq", limit, "FOR UPDATE")
 
     def find(self, query: Query, limit: int) -> list[Job]:
         found = PostgresWhere()
         found.ask(query)
-        by_state = () if query.group or query.key or query.correlation_id else query.states
-        return self._jobs(found, jobs_in(by_state), "ASC" if query.oldest_first else "DESC", limit)
+        table, seq = jobs_in(() if query.group or query.key or query.correlation_id else query.states)
+        return self._jobs(found, table, seq if query.oldest_first else f"{seq} DESC", limit)
 
     def _jobs(self, found: PostgresWhere, table: str, order: str, limit: int, lock: str = "") -> list[Job]:
-        text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY seq {order} LIMIT ${len(found.args) + 1} {lock}"
+        text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
 
@@ -198,6 +201,7 @@ class PostgresDb:
 
     def undo(self) -> None:
         self.execute(b"ROLLBACK TO SAVEPOINT towpath_save")
+        self.marks.forget()
 
     def keep(self) -> None:
         self.execute(b"RELEASE SAVEPOINT towpath_save")

@@ -11,8 +11,8 @@ from psycopg import errors, generators
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
-_FORGOTTEN = "26000"
-"""The driver forgets all statements now and then, ours too."""
+_FORGOTTEN, _KNOWN = "26000", "42P05"
+"""The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
 
 class Direct:
@@ -39,7 +39,7 @@ class Direct:
         if not self._is_there:
             pgconn.send_prepare(self._name, self._query)
             prepared = self._answer()
-            if prepared.status == ExecStatus.FATAL_ERROR:
+            if prepared.status == ExecStatus.FATAL_ERROR and errors.error_from_result(prepared).sqlstate != _KNOWN:
                 return prepared
             self._is_there = True
         pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)

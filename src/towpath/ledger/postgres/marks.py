@@ -19,8 +19,8 @@ import msgspec
 
 AGAIN = 5.0
 """Seconds after which everything is looked at again; more where that took long."""
-SHARE = 50
-"""How many times as long as that took one goes without it."""
+SHARE, LONGEST = 50, 30.0
+"""How many times as long as that took one goes without it, and how many seconds at most."""
 MOST_PRIORITIES, MOST_QUEUES = 32, 10_000
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -54,7 +54,7 @@ class Marks:
 
     def spans(self, queue: str) -> list[Span]:
         marks = self._queues.get(queue)
-        if marks is None or time.monotonic() > marks.looked_at + max(AGAIN, SHARE * marks.took):
+        if marks is None or time.monotonic() > marks.looked_at + min(max(AGAIN, SHARE * marks.took), LONGEST):
             return [(_LEAST, 0, _MOST)]
         places = [(_LEAST, 0), *sorted(marks.seen.items())]
         return [(*low, high) for low, (high, _) in zip(places, [*places[1:], (_MOST, 0)], strict=True)]

@@ -6,6 +6,7 @@ general way. What this writes is what that would have written; the suite runs ov
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -128,9 +129,13 @@ def _claim(db: PostgresDb, command: Claim, now: int | None) -> Answered | None:
     names = ",".join([want.queue for want in command.wants])
     if "*" in names:
         return None
-    queues = [(name, db.marks.spans(name)) for name in set(names.split(","))]
+    queues, began = [(name, db.marks.spans(name)) for name in set(names.split(","))], time.monotonic()
     present, anything = db.one("anything", (array(queues), len(steps()), now))
-    return None if anything else (present, Claimed(()))
+    if anything:
+        return None
+    for name, spans in queues:
+        db.marks.claimed(name, (), None, spans, time.monotonic() - began)
+    return present, Claimed(())
 
 
 def _upkeep(db: PostgresDb, now: int | None) -> Answered | None:

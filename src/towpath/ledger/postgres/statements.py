@@ -71,8 +71,11 @@ class Statements:
 def _settings(value: str) -> str:
     """What `begin_batch` sets for our statements is not for the user's."""
     names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
-    plans = "force_generic_plan" if value == "off" else value
-    return "; ".join(f"SET LOCAL {name} TO {value}" for name in names) + f"; SET LOCAL plan_cache_mode TO {plans}"
+    ours = value == "off"
+    texts = [f"SET LOCAL {name} TO {value}" for name in names]
+    texts.append(f"SET LOCAL plan_cache_mode TO {'force_generic_plan' if ours else value}")
+    texts.append(f"SET LOCAL max_parallel_workers_per_gather TO {0 if ours else value}")
+    return "; ".join(texts)
 
 
 def _columns(names: Iterable[str] = COLUMNS) -> str:

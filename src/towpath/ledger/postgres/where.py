@@ -12,16 +12,19 @@ from towpath.ledger.relational.db import HEADERS, array
 from towpath.ledger.relational.where import Where
 
 
-def jobs_in(states: Sequence[State]) -> str:
-    """The table of jobs, or a way to them by one that has only those: few among many."""
+def jobs_in(states: Sequence[State]) -> tuple[str, str]:
+    """The table of jobs, or a way to them by one that has only those, few among many; and their number there. (OFFSET keeps the
+    planner from walking the jobs to look each up in the other table.)"""
     wanted = set(states)
     if wanted and wanted <= {State.READY, State.SCHEDULED}:
-        return "towpath.turn JOIN towpath.job j USING (seq)"
-    if wanted == {State.FAILED}:
-        return "towpath.dead JOIN towpath.job j USING (seq)"
-    if wanted == {State.RUNNING}:
-        return "(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)"
-    return "towpath.job j"
+        few = "towpath.turn"
+    elif wanted == {State.FAILED}:
+        few = "towpath.dead"
+    elif wanted == {State.RUNNING}:
+        few = "(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease)"
+    else:
+        return "towpath.job j", "j.seq"
+    return f"{few} x CROSS JOIN LATERAL (SELECT * FROM towpath.job WHERE seq = x.seq OFFSET 0) j", "x.seq"
 
 
 class PostgresWhere(Where):

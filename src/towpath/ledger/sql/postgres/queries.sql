@@ -626,15 +626,17 @@ WHERE j.purge_at = w.purge_at ORDER BY w.purge_at, j.seq LIMIT $4::bigint FOR UP
 
 -- name: sweep_tombstones
 DELETE FROM towpath.tombstone WHERE until <= $1::bigint
-AND id IN (SELECT id FROM towpath.tombstone WHERE until <= $1::bigint ORDER BY until, id LIMIT $2::bigint);
+AND id IN (SELECT id FROM towpath.tombstone WHERE until <= $1::bigint ORDER BY until, id LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
 
 -- name: sweep_replies
 DELETE FROM towpath.reply WHERE until <= $1::bigint
-AND token IN (SELECT token FROM towpath.reply WHERE until <= $1::bigint ORDER BY until, token LIMIT $2::bigint);
+AND token IN (
+    SELECT token FROM towpath.reply WHERE until <= $1::bigint ORDER BY until, token LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
 
 -- name: sweep_notes
 DELETE FROM towpath.note WHERE expires_at <= $1::bigint AND key IN (
-    SELECT key FROM towpath.note WHERE expires_at IS NOT NULL AND expires_at <= $1::bigint ORDER BY expires_at, key LIMIT $2::bigint);
+    SELECT key FROM towpath.note WHERE expires_at IS NOT NULL AND expires_at <= $1::bigint ORDER BY expires_at, key
+    LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
 
 -- name: closed_windows
 -- Keys whose window is over, and whether an unfinished job still holds them.
@@ -672,10 +674,12 @@ SELECT (SELECT l.until + 1 FROM towpath.lease l WHERE EXISTS (
 
 -- name: stale
 -- Leases by which nothing is held, as far as none comes before them by which something is.
-DELETE FROM towpath.lease WHERE until < coalesce((
-    SELECT l.until FROM towpath.lease l WHERE EXISTS (
-        SELECT 1 FROM unnest(l.seqs) s JOIN towpath.job j ON j.seq = s WHERE j.state = 'running' AND j.lease_until = l.until)
-    ORDER BY l.until LIMIT 1), 9223372036854775807);
+DELETE FROM towpath.lease WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM towpath.lease WHERE until < coalesce((
+        SELECT l.until FROM towpath.lease l WHERE EXISTS (
+            SELECT 1 FROM unnest(l.seqs) s JOIN towpath.job j ON j.seq = s WHERE j.state = 'running' AND j.lease_until = l.until)
+        ORDER BY l.until LIMIT 1), 9223372036854775807)
+    FOR UPDATE SKIP LOCKED));
 
 -- name: next_lease_after_jump
 SELECT min(greatest(lease_until + 1, coalesce((
@@ -779,13 +783,14 @@ SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, 
 FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
 
 -- name: finish_plain
--- Of these claims, those that are held and by whose end nobody else is touched: all that it takes to end them as done. How many of
--- them there were by queue and part; and which, if they were not all.
--- $1 ids, $2 their fences, $3 now, $4 RETENTION
+-- Of these jobs, which are all locked in the order of their numbers, those that are held by these fences and by whose end nobody
+-- else is touched: all that it takes to end them as done. How many of them there were by queue and part; and which, if not all.
+-- $1 ids, $2 their fences or NULL, $3 now, $4 RETENTION
 WITH h AS MATERIALIZED (
     SELECT j.id, j.seq, j.queue, j.part, j.expires_at,
         $3::bigint + coalesce(j.retention, (SELECT q.retention FROM towpath.queue q WHERE q.name = j.queue), $4::bigint) AS purge_at,
-        j.state = 'running' AND j.fence = v.fence::bigint AND NOT j.sourced AND j."group" IS NULL AND j.key IS NULL AS plain
+        coalesce(j.state = 'running' AND j.fence = v.fence::bigint AND NOT j.sourced AND j."group" IS NULL AND j.key IS NULL, false)
+            AS plain
     FROM ROWS FROM (json_array_elements_text($1::json), json_array_elements_text($2::json)) AS v (id, fence)
     JOIN towpath.job j ON j.id = v.id ORDER BY j.seq FOR UPDATE OF j
 ), u AS (
