@@ -64,7 +64,7 @@ def main() -> None:
         urls = {name: server.create_database() for name in ("empty", *TARGETS)}
         with Ours(urls["empty"]) as empty, Ours(urls["finished"]) as finished, Ours(urls["reader"]) as reader:
             for ours in (empty, finished, reader):
-                ours.app.ledger.apply([SetQueue(queue=QUEUE, keep=2 * options.finished)])
+                ours.app.ledger.apply([SetQueue(queue=QUEUE, keep=10**9)])
             fill(urls["finished"], options.finished)
             with psycopg.connect(urls["reader"]) as connection:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
