@@ -142,6 +142,15 @@ async def loop_blocks() -> None:
     threading.Event().wait()
 
 
+@app.task(name="loop.is_deaf")
+async def loop_is_deaf() -> None:
+    # The signal goes to another thread, so that this one is not woken and its handler is not called: as if it had come at the last
+    # moment before the wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    _started()
+    threading.Event().wait()
+
+
 @app.task(name="thread.hangs")
 def thread_hangs() -> None:
     _started()

@@ -245,8 +245,9 @@ def test_a_worker_ends_although_a_handler_does_not(app: App, where: str) -> None
     assert (job.state, job.reason, job.attempts) == (State.READY, "released", 0)
 
 
-def test_a_worker_whose_loop_is_blocked_leaves_after_its_patience(app: App) -> None:
-    handle = ask(app, "loop.blocks")
+@pytest.mark.parametrize("kind", ["loop.blocks", "loop.is_deaf"])
+def test_a_worker_whose_loop_is_blocked_leaves_after_its_patience(app: App, kind: str) -> None:
+    handle = ask(app, kind)
     with worker(app, grace=0.1, last_word=0.2) as talk:
         talk.until("started")
         assert talk.end(signal.SIGTERM) == 128 + signal.SIGTERM
