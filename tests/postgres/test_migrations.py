@@ -134,7 +134,6 @@ def test_two_schemas_of_one_database_do_not_disturb_each_other(postgres_url: str
     # A batch of one holds the lock of relations and of the queue; the other's needs both, and does not wait.
     with psycopg.connect(postgres_url) as holder:
         holder.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
-        holder.execute("SELECT pg_advisory_xact_lock('towpath.job_seq'::regclass::oid::bigint + 1)")
         holder.execute("SELECT pg_advisory_xact_lock(hashtext('towpath migration of towpath'))")
         holder.execute("LOCK TABLE towpath.queue IN ACCESS EXCLUSIVE MODE")
         do(postgres_url, f"ALTER ROLE CURRENT_USER IN DATABASE {postgres_url.rpartition('/')[2]} SET lock_timeout = '5s'")

@@ -225,7 +225,7 @@ class PostgresLedger:
         if drains:
             batch.drain()
         if before.survey.keeps_up:
-            batch.tidy(1)
+            batch.keep_up()
         elif self._tallies >= TALLIES:
             batch.tidy(TALLIES // 4)
             self._tallies = 0

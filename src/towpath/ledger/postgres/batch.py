@@ -116,8 +116,11 @@ class PostgresBatch(Batch):
                 self.db.run("make_queues", (array(found),))
             self._tidied = set(self.db.rows("try_queues", (array(found),), str))
             self._fold(self._tidied)
-        if least == 1:
-            self.db.run("stale")
+
+    def keep_up(self) -> None:
+        """What nobody needs any more: all tallies, and leases by which nothing is held."""
+        self.tidy(1)
+        self.db.run("stale")
 
     def load_queues(self, names: Iterable[str]) -> None:
         wanted = set(names)
