@@ -74,6 +74,8 @@ class Committer:
         have to wait for a commit that is only its own."""
         self._closing = False
         self._failures = 0
+        self.took = 0.0
+        """Seconds of the last batch."""
         self.outage = Outage()
         self._drains = Drains(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
@@ -254,11 +256,11 @@ class Committer:
             demand.taken(error)
 
     def _apply(self, commands: Sequence[Command]) -> list[Answer]:
-        if not news.wanted(self.bus):
-            return self._ledger.apply(commands)
         started = time.monotonic()
         answers = self._ledger.apply(commands)
-        news.tell(self.bus, commands, answers, time.monotonic() - started)
+        self.took = time.monotonic() - started
+        if news.wanted(self.bus):
+            news.tell(self.bus, commands, answers, self.took)
         return answers
 
     def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:

@@ -51,8 +51,10 @@ class Outbox:
         """Has the ledger heard of everything?"""
         return not self._ends and self._posted == self._answered
 
-    def __len__(self) -> int:
-        """What was not handed over yet."""
+    def count(self) -> int:
+        """What was not handed over yet: once before every `send`."""
+        if self._ends:
+            self._pace.ended(len(self._ends), sum([spent for _, _, spent, _ in self._ends]))
         return len(self._ends)
 
     def add(self, settle: Settle, job: Job, spent: float = 0.0, attempt: Attempt | None = None) -> None:
@@ -61,7 +63,6 @@ class Outbox:
     def send(self) -> None:
         ends, self._ends = self._ends, []
         self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
-        self._pace.ended(len(ends), sum([spent for _, _, spent, _ in ends]))
         for start in range(0, len(ends), AT_ONCE):
             self._post(ends[start : start + AT_ONCE])
 

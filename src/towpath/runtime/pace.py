@@ -34,8 +34,10 @@ class Pace:
         """When it got enough to do; None while it is starved."""
         self._starved_at = clock()
 
-    def fed(self) -> None:
-        """There are claims for it."""
+    def fed(self, took: float = 0.0) -> None:
+        """There are claims for it, by a commit that took so many seconds."""
+        # A worker that has just begun has no other to go by.
+        self._commit = self._commit or min(took, 1.0)
         if self._since is None:
             now = self._clock()
             if now - self._starved_at > MEMORY:
@@ -56,8 +58,8 @@ class Pace:
         self._each = 0.5 * self._each + 0.5 * seconds / count if self._each else seconds / count
         now = self._clock()
         spent = self._spent(now)
-        if spent >= WINDOW:
-            rate = self._count / spent
+        if spent >= WINDOW or not self._rate:
+            rate = self._count / max(spent, WINDOW)
             # Quick to grow, and a long time counts as what it was.
             self._rate = rate if spent > MEMORY or not self._rate else 0.5 * self._rate + 0.5 * rate
             self._count, self._busy = 0, 0.0
@@ -66,7 +68,6 @@ class Pace:
 
     def committed(self, seconds: float) -> None:
         seconds = min(seconds, 1.0)
-        # A worker that has just begun has nothing to remember: its first commit is what it goes by.
         self._commit = 0.8 * self._commit + 0.2 * seconds if self._commit else seconds
 
     def ahead(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -32,8 +33,9 @@ RENEW: Final = 2 * SECOND
 STAND_BY: Final = SECOND // 4
 """How often the others ask whether it is. They also look for work then: a rate limit that opens writes nothing that a watch
 could notice."""
-LEAST: Final = SECOND // 20
-"""Between two upkeeps, and between two looks at the schedules."""
+LEAST, LONGEST_LEAST = SECOND // 20, SECOND // 4
+"""Between two upkeeps, and between two looks at the schedules; the longer one where an upkeep takes longer than `SHARE` of that."""
+SHARE: Final = 10
 MOST: Final = SECOND
 """A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the job a while."""
 AGAIN: Final = SECOND
@@ -262,6 +264,7 @@ class _Chores:
     def __init__(self, committer: Committer, remote: bool) -> None:
         self._committer = committer
         self._most = MOST * (REMOTE if remote else 1)
+        self._least = LEAST
         self._done_at = 0
         self._last = Upkept(more=True)
         self.changed = True
@@ -270,13 +273,15 @@ class _Chores:
         if self._last.more:
             return self._done_at
         due = self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._done_at)
-        return self._done_at + (LEAST if self.changed else max(LEAST, due))
+        return self._done_at + (self._least if self.changed else max(LEAST, due))
 
     def do(self, now: int) -> None:
         if self._done_at <= now < self.next():
             return
+        started = time.monotonic()
         answer = self._committer.call(Upkeep())
         assert isinstance(answer, Upkept)
+        self._least = min(max(LEAST, SHARE * int((time.monotonic() - started) * SECOND)), LONGEST_LEAST)
         self._done_at, self._last, self.changed = now, answer, False
 
 

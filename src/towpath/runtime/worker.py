@@ -173,7 +173,7 @@ class Worker:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
-        self._pace.fed()
+        self._pace.fed(self._office.committer.took)
         intake.add(claims)
         if self._stopping or self._paused or intake is not self.intake:
             self._give_back(intake)
@@ -278,7 +278,7 @@ class Worker:
     def _flush(self) -> None:
         """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
-        sending = len(self._outbox) > 0
+        sending = self._outbox.count() > 0
         if not (self._stopping or self._paused):
             self.intake.ask(self._free(), self._pace.ahead(), kick=not sending)
         if sending:

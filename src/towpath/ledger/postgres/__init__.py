@@ -203,7 +203,7 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 if shut:
                     db.execute(b"RESET default_transaction_read_only")
-        self._related = batch.related and not batch.calls_user
+        self._related = batch.relates and not (before.survey.locks.relations or batch.calls_user)
         self._tallies += batch.tallies
         return answers, batch.news
 

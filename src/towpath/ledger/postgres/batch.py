@@ -41,7 +41,8 @@ class Before(NamedTuple):
 class PostgresBatch(Batch):
     def __init__(self, db: PostgresDb, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec]) -> None:
         super().__init__(db, now, jumps, ground, first)
-        self.related = False
+        self.related = self.relates = False
+        """Does it hold the relations; did it turn out to need them?"""
         self.gated: set[str] = set()
         self._tallies: Counter[tuple[str, str | None, State]] = Counter()
         self._version = self.next_version
@@ -72,6 +73,7 @@ class PostgresBatch(Batch):
             self._is_gated(wanted)
 
     def relate(self) -> None:
+        self.relates = True
         if self.related:
             return
         if self.calls_user:
