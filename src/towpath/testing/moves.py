@@ -208,9 +208,27 @@ class Moves(Draws):
         ]
 
     def batch(self) -> list[Command]:
+        if self._maybe(0.2):
+            return self._plain()
         size = self.chance.choice((1, 1, 1, 2, 3, 5, 9))
         weights = [weight for weight, _ in self._kinds]
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
+
+    def _plain(self) -> list[Command]:
+        """What is sent most of the time: plain jobs, or the ends of some and the claim of those that are next. Stores have short ways
+        for these."""
+        queue = self.chance.choice(QUEUES)
+        if self._maybe(0.4):
+            once = self.chance.choice((1, 3, 3, 3))
+            return [
+                Append(
+                    tuple(Spec(id=self._new_id(), queue=queue, max_attempts=once) for _ in range(self.chance.randint(1, 12)))
+                )
+            ]
+        pairs = dict(self._pair() for _ in range(self.chance.choice((0, 1, 1, 3, 8))))
+        ends = [Settle(id, fence, Done(self.chance.choice((None, None, b"result")))) for id, fence in pairs.items()]
+        want = Want(queue, self.chance.choice((1, 5, 20)), self.chance.choice((None, None, 0, 1)))
+        return [*ends, Claim(owner=self.chance.choice(OWNERS), wants=(want,), lease=self.chance.choice(LEASES))]
 
     def step(self) -> int:
         """How far time moves before the next batch."""

@@ -19,7 +19,7 @@ import psycopg
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Appended, Command, Placed
+from towpath.core.commands import Appended, Claimed, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
@@ -44,6 +44,7 @@ from towpath.ledger.postgres.db import PostgresDb, end_open
 from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.postgres.statements import Statements
+from towpath.ledger.postgres.stride import Strides
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array
@@ -71,7 +72,7 @@ class PostgresLedger:
         first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
         self._clock = clock
-        self._jumps = Jumps()
+        self._jumps, self._strides = Jumps(), Strides()
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
@@ -105,7 +106,7 @@ class PostgresLedger:
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
-        that runs. If a later one fails, all may come again."""
+        that runs, and so has upkeep. If a later one fails, all may come again."""
         answers: list[Answer] = []
         for part, found in surveyed(commands):
             played, news = self._in_one_step(part, found, now) or self._again_if_gone(part, found, now)
@@ -122,16 +123,16 @@ class PostgresLedger:
         answers: list[Answer] = []
         with suppress(psycopg.Error, RowsTaken):
             end_open(self._db)
-            for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
+            for present, answer in quick.answers(self._db, self._strides, commands, now):
                 answers.append(answer)
-                if self._note_time(present, now):
-                    break
+                self._note_time(present, now)
         if not answers:
             return None
-        self._tallies += (appended := type(answers[-1]) is Appended)
+        told = isinstance(answers[0], Appended | Settled)
+        self._tallies += told or type(answers[-1]) is Claimed
         left = commands[len(answers) :]
         rest, news = self._again_if_gone(left, found, now) if left else ([], False)
-        return answers + rest, appended or news
+        return answers + rest, told or news
 
     def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
@@ -231,12 +232,11 @@ class PostgresLedger:
             self._tallies = 0
         return batch
 
-    def _note_time(self, present: int, given: int | None) -> bool:
-        """What the server's clock went beyond the time that has passed here was a jump. Is there one to heed?"""
+    def _note_time(self, present: int, given: int | None) -> None:
+        """What the server's clock went beyond the time that has passed here was a jump."""
         before, self._seen_at = self._seen_at, time.monotonic()
         own = given is None and self._clock is None
         self._jumps.note(present, int((self._seen_at - before) * checks.SECOND) if own else 0)
-        return bool(self._jumps.recorded)
 
     def _now(self, present: int) -> int:
         return present if self._clock is None else self._clock.now()

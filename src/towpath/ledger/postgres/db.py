@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -14,14 +14,14 @@ from psycopg.abc import Query as PgQuery
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
-from towpath.core.commands import Selector, Settle
+from towpath.core.commands import Selector, Settle, Want
 from towpath.core.job import BODIES, Done, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
-from towpath.ledger.postgres.marks import Marks
+from towpath.ledger.postgres.marks import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array
@@ -42,6 +42,16 @@ def prepare(connection: Connection) -> None:
     """So that a statement has the same types of arguments every time, and stays prepared."""
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.prepared_max = 500
+
+
+class Look(NamedTuple):
+    """What a claim asks for, where it begins to look, and when."""
+
+    queue: str
+    most: int
+    single: bool
+    spans: list[Span]
+    began: float
 
 
 class PostgresDb:
@@ -114,13 +124,33 @@ class PostgresDb:
 
     def take_best(self, args: Args) -> list[Job]:
         queue, most, *_, single = args
-        spans, began = self.marks.spans(queue), time.monotonic()
-        rows = self._named("take_best", (*args, array(spans))).fetchall()
+        look = Look(queue, most, single, self.marks.spans(queue), time.monotonic())
+        rows = self._named("take_best", (*args, array(look.spans))).fetchall()
+        if rows and rows[0][-1] != len(rows):
+            # One of them came and went between the look at what is there and the lock on it.
+            raise RowsTaken
+        return self._received(rows, look)
+
+    def stride(self, want: Want | None, by: tuple[str, int], ended: Args) -> tuple[int, list[Job] | None] | None:
+        """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if that needs a closer look."""
+        queue, most, single = ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
+        look = Look(queue, most, single, self.marks.spans(queue), time.monotonic())
+        rows = self._named("stride", (queue, most, *by, single, array(look.spans), *ended)).fetchall()
+        if not rows:
+            return None
+        now, oldest, following, picked = rows[0][-4:]
+        self.marks.begin(oldest, following)
+        if rows[0][0] is None:
+            rows.clear()
+        return now, None if want is None or (picked and not rows) else self._received(rows, look)
+
+    def _received(self, rows: Sequence[tuple[Any, ...]], look: Look) -> list[Job]:
+        """Jobs that were just claimed, the best first."""
         found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
         fresh: list[tuple[int, int]] = []
         partial: list[Job] = []
         for job, row in zip(found, rows, strict=True):
-            ripe, complete, payload, gone = row[WIDTH:]
+            ripe, complete, payload = row[WIDTH : WIDTH + 3]
             if ripe == 1:
                 fresh.append((job.priority, job.seq))
             if payload is not None:
@@ -128,12 +158,9 @@ class PostgresDb:
             # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
             if not complete or job.fence > 1:
                 partial.append(job)
-        if found and gone != len(found):
-            # One of them came and went between the look at what is there and the lock on it.
-            raise RowsTaken
-        last = (found[-1].priority, found[-1].seq) if len(found) == most else None
-        if found or single:  # otherwise one with a single attempt may have kept it from taking any
-            self.marks.claimed(queue, fresh, last, spans, time.monotonic() - began)
+        last = (found[-1].priority, found[-1].seq) if len(found) == look.most else None
+        if found or look.single:  # otherwise one with a single attempt may have kept it from taking any
+            self.marks.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
         self.fill(partial)
         return found
 

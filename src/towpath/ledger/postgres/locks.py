@@ -116,14 +116,15 @@ def _relates(specs: Sequence[Spec]) -> bool:
 
 
 def surveyed(commands: Sequence[Command]) -> Iterable[tuple[Sequence[Command], Survey]]:
-    """What is played in one transaction: those that call a function of the user's one by one, the others together."""
+    """What is played in one transaction: those that call a function of the user's one by one, and so an Upkeep, which folds the counts
+    of whatever queues there are and so must hold none before; the others together."""
     whole = survey(commands)
-    if not whole.calls_user or len(commands) == 1:
+    if not (whole.calls_user or whole.keeps_up) or len(commands) == 1:
         return [(commands, whole)]
-    alike = groupby(enumerate(commands), lambda each: each[0] if _calls_user(each[1]) else -1)
+    alike = groupby(enumerate(commands), lambda each: each[0] if _goes_alone(each[1]) else -1)
     parts = [[command for _, command in part] for _, part in alike]
     return [(part, survey(part)) for part in parts]
 
 
-def _calls_user(command: Command) -> bool:
-    return isinstance(command, Settle) and command.within is not None
+def _goes_alone(command: Command) -> bool:
+    return isinstance(command, Upkeep) or (isinstance(command, Settle) and command.within is not None)

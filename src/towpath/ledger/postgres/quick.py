@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from towpath.core.checks import storable
-from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Upkeep, Upkept
+from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Settle, Upkeep, Upkept
 from towpath.core.job import MAX_LOSSES, Spec
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
@@ -21,6 +21,7 @@ from towpath.ledger import Answer
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import SMALL
+from towpath.ledger.postgres.stride import Strides
 from towpath.ledger.relational.db import array
 
 SOME = 200
@@ -36,15 +37,22 @@ Answered = tuple[int, Answer]
 """The ledger's time, and the answer."""
 
 
-def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+def answers(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
     """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
     commit.)"""
-    if commands and type(commands[0]) is Append:
+    if not commands:
+        return
+    if type(commands[0]) is Append:
         yield from _append_some(db, commands, now)
         return
-    for command in commands if len(commands) <= 2 else ():
+    if type(commands[0]) is Settle:
+        yield from strides.answers(db, commands, now)
+        return
+    for done, command in enumerate(commands if len(commands) <= 2 else ()):
         found = _answer(db, command, now)
         if found is None:
+            if type(command) is Claim:
+                yield from strides.answers(db, commands[done:], now)
             return
         yield found
 

@@ -151,7 +151,8 @@ _WORDS: Mapping[str, str] = {
             FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
     # Ready jobs of a queue without a part, the best first, as far as nobody else is at them.
     "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.part = ''
-        AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready' AND""",
+        AND j.state = 'ready' AND""",
+    "{live}": "(t.expires_at IS NULL OR t.expires_at > $3::bigint) AND",
     "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
     "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
         WHERE j.state = 'running'""",

@@ -398,11 +398,11 @@ INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM {
 -- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them, $8 spans
 WITH fresh AS MATERIALIZED (
     SELECT w.* FROM json_array_elements($8::json) s CROSS JOIN LATERAL (
-        SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} t.ripe = 1
+        SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} {live} t.ripe = 1
             AND (t.priority, t.seq) > ((s->>0)::int, (s->>1)::bigint) AND t.priority < (s->>2)::int {best}) w
     LIMIT $2::bigint
 ), again AS MATERIALIZED (
-    SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} t.ripe = 2 {best}
+    SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} {live} t.ripe = 2 {best}
 ), picked AS MATERIALIZED (
     SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint
 ), taken AS (
@@ -808,6 +808,85 @@ SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
     CASE WHEN (SELECT count(*) FROM h WHERE plain) < json_array_length($1::json)
         THEN (SELECT coalesce(json_agg(id), '[]')::text FROM h WHERE plain) END;
 
+-- name: stride
+-- Ends of jobs that are all held by these fences and by whose end nobody else is touched, and a claim from a queue without limits: all of
+-- it, or nothing and no row. (It divides by zero, and so undoes itself, in the rare case that others changed one of them meanwhile.)
+-- What else would have to be done first (an inbox, something that expired or is due, a part's turn) is left to the general way.
+-- $1 queue, $2 n, $3 owner, $4 lease, $5 whether jobs with a single attempt may be among them, $6 spans, $7 the time or NULL,
+-- $8 ids, $9 their fences, $10 their results, or none at all, $11 RETENTION
+WITH n AS MATERIALIZED (
+    SELECT greatest(last_value, coalesce($7::bigint, {clock})) AS now FROM towpath.last_time
+), t AS MATERIALIZED (
+    -- By the first of each, so that the planner cannot come to look at all of them.
+    SELECT n.now FROM n, towpath.meta m
+    WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
+        AND coalesce((SELECT min(at) FROM towpath.expiry) > n.now, true)
+        AND coalesce((SELECT min(w.ready_at) FROM towpath.turn w WHERE w.queue = $1::text AND w.ripe = 0) > n.now, true)
+        AND NOT EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = $1::text AND w.part > '' AND w.ripe = 2)
+        AND coalesce((SELECT q.paused = 0 AND q.cap IS NULL AND q.rate_count IS NULL AND q.next_at <= n.now
+            FROM towpath.queue q WHERE q.name = $1::text), true)
+), h AS MATERIALIZED (
+    SELECT j.ctid AS at, j.seq, j.fence, j.queue, j.part, j.expires_at, v.result,
+        t.now + coalesce(j.retention, (SELECT q.retention FROM towpath.queue q WHERE q.name = j.queue), $11::bigint) AS purge_at
+    FROM t CROSS JOIN ROWS FROM (json_array_elements_text($8::json), json_array_elements_text($9::json), unnest($10::bytea[])) AS v (id, fence, result)
+    JOIN towpath.job j ON j.id = v.id
+    WHERE j.state = 'running' AND j.fence = v.fence::bigint AND NOT j.sourced AND j."group" IS NULL AND j.key IS NULL
+    ORDER BY j.seq
+), ok AS MATERIALIZED (
+    SELECT now FROM t WHERE (SELECT count(*) FROM h) = json_array_length($8::json)
+), u AS (
+    UPDATE towpath.job j SET state = 'done', reason = '', finished_at = ok.now, purge_at = h.purge_at, owner = NULL,
+        lease_until = NULL, settled_fence = j.fence, settled_as = 'done'
+    FROM ok CROSS JOIN h WHERE j.ctid = h.at AND j.state = 'running' AND j.fence = h.fence AND NOT j.sourced
+    RETURNING 1
+), e AS (
+    DELETE FROM towpath.expiry e USING ok CROSS JOIN h WHERE h.expires_at IS NOT NULL AND e.at = h.expires_at AND e.seq = h.seq
+), p AS (
+    INSERT INTO towpath.past (queue, purge_at, seqs)
+    SELECT queue, purge_at, array_agg(seq) FROM {some_of} h CROSS JOIN ok) s GROUP BY queue, purge_at, chunk
+), b AS (
+    INSERT INTO towpath.body (seq, what, data) SELECT h.seq, 2, h.result FROM h CROSS JOIN ok WHERE h.result IS NOT NULL
+    ON CONFLICT (seq, what) DO UPDATE SET data = excluded.data
+), fresh AS MATERIALIZED (
+    SELECT w.*, ok.now FROM ok CROSS JOIN json_array_elements($6::json) s CROSS JOIN LATERAL (
+        SELECT j.ctid AS at, t.ctid AS turn, j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} (t.expires_at IS NULL OR t.expires_at > ok.now) AND t.ripe = 1
+            AND (t.priority, t.seq) > ((s->>0)::int, (s->>1)::bigint) AND t.priority < (s->>2)::int {best}) w
+    LIMIT $2::bigint
+), again AS MATERIALIZED (
+    SELECT w.*, ok.now FROM ok CROSS JOIN LATERAL (
+        SELECT j.ctid AS at, t.ctid AS turn, j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} (t.expires_at IS NULL OR t.expires_at > ok.now) AND t.ripe = 2 {best}) w
+), picked AS MATERIALIZED (
+    SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint
+), chosen AS MATERIALIZED (
+    SELECT * FROM picked WHERE $5::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1)
+), taken AS (
+    UPDATE towpath.job j SET state = 'running', reason = '', attempts = j.attempts + 1, fence = j.fence + 1, owner = $3::text,
+        lease_until = p.now + $4::bigint, lease_len = $4::bigint, started_at = p.now
+    FROM chosen p WHERE j.ctid = p.at RETURNING {job}, p.ripe, j.complete, j.payload
+), gone AS (
+    DELETE FROM towpath.turn t USING chosen p WHERE t.ctid = p.turn RETURNING 1
+), leased AS (
+    INSERT INTO towpath.lease (until, seqs)
+    SELECT now + $4::bigint, array_agg(seq) FROM {some_of} chosen) s GROUP BY now, chunk
+), c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
+    SELECT queue, part, 0, 0, sum(ready), sum(running), sum(done), 0, 0, true FROM (
+        SELECT queue, part, 0 AS ready, -count(*) AS running, count(*) AS done FROM h CROSS JOIN ok GROUP BY queue, part
+        UNION ALL
+        SELECT $1::text, NULL, -count(*), count(*), 0 FROM chosen HAVING count(*) > 0) s
+    GROUP BY queue, part
+), done AS MATERIALIZED (
+    SELECT ok.now, pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest,
+        pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS following, (SELECT count(*) FROM picked) AS picked,
+        1 / ((SELECT count(*) FROM u) = (SELECT count(*) FROM h)
+            AND (SELECT count(*) FROM taken) = (SELECT count(*) FROM chosen)
+            AND (SELECT count(*) FROM gone) = (SELECT count(*) FROM chosen))::int AS whole,
+        CASE WHEN EXISTS (SELECT 1 FROM h) OR EXISTS (SELECT 1 FROM chosen)
+            THEN setval('towpath.last_time', greatest(ok.now, (SELECT last_value FROM towpath.last_time))) END
+    FROM ok
+)
+SELECT k.*, d.now, d.oldest, d.following, d.picked FROM done d LEFT JOIN taken k ON true ORDER BY k.priority, k.seq;
+
 -- name: put_results
 INSERT INTO towpath.body (seq, what, data) SELECT j.seq, 2, v.data
 FROM ROWS FROM (json_array_elements_text($1::json), unnest($2::bytea[])) AS v (id, data) JOIN towpath.job j ON j.id = v.id
@@ -815,9 +894,9 @@ ON CONFLICT (seq, what) DO UPDATE SET data = excluded.data;
 
 -- name: offer_loose
 WITH fresh AS MATERIALIZED (
-    SELECT {taken} FROM {loose} t.ripe = 1 {best}
+    SELECT {taken} FROM {loose} {live} t.ripe = 1 {best}
 ), again AS MATERIALIZED (
-    SELECT {taken} FROM {loose} t.ripe = 2 {best}
+    SELECT {taken} FROM {loose} {live} t.ripe = 2 {best}
 )
 SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint;
 

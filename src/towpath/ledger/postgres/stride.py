@@ -1,0 +1,77 @@
+"""What a worker sends all day, in one statement: plain ends of jobs, and the claim of those that are next. It is one round trip, and
+commits itself.
+
+Whatever is not plain is left to the general way, as are queues with limits and ends that touch others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want
+from towpath.core.job import DONE, Done
+from towpath.core.job import Claim as ClaimedJob
+from towpath.core.lanes import narrowed
+from towpath.core.lifecycle import RETENTION
+from towpath.ledger import Answer
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.relational.db import array
+
+IN_VAIN = 16
+"""Batches for a queue until it is tried again after it was in vain: those that must go the general way should not pay for both."""
+MOST_QUEUES = 10_000
+
+
+class Strides:
+    def __init__(self) -> None:
+        self._rests: dict[str, int] = {}
+        """How many batches of a queue go without."""
+
+    def answers(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[tuple[int, Answer]]:
+        """The ledger's time and the answer, for all commands, for all but the claim, or for none."""
+        last = commands[-1]
+        claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
+        want = None if claim is None else _want(claim)
+        ends = _ends(settles)
+        if ends is None or (claim is not None and want is None) or self._rest("" if want is None else want.queue):
+            return
+        found = db.stride(want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
+        if found is None:
+            self._rests["" if want is None else want.queue] = IN_VAIN
+            return
+        present, jobs = found
+        for command in settles:
+            assert type(command) is Settle
+            yield present, Settled(command.id, DONE)
+        if claim is not None and jobs is not None:
+            yield present, Claimed(tuple([ClaimedJob(job) for job in jobs]))
+
+    def _rest(self, queue: str) -> bool:
+        left = self._rests.pop(queue, 0)
+        if left > 1 and len(self._rests) < MOST_QUEUES:
+            self._rests[queue] = left - 1
+        return left > 0
+
+
+def _want(claim: Claim) -> Want | None:
+    """What it asks of one queue, if it asks for nothing else."""
+    if claim.token or len(claim.wants) > 1:
+        return None
+    want = narrowed(claim, claim.wants[0], ())
+    return None if want is None or "*" in want.queue or "," in want.queue else want
+
+
+def _ends(settles: Sequence[Command]) -> tuple[object, ...] | None:
+    """Ids, fences, results if there are any, and how long they are kept; if they are all plain."""
+    fences: dict[str, int] = {}
+    results: list[bytes | None] = []
+    for command in settles:
+        if type(command) is not Settle or type(outcome := command.outcome) is not Done:
+            return None
+        if command.spawn or command.notes or command.within is not None:
+            return None
+        fences[command.id] = command.fence
+        results.append(outcome.result)
+    if len(fences) < len(settles):
+        return None
+    return array(fences), array(fences.values()), results if any(results) else [], RETENTION
