@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -157,10 +158,15 @@ class PostgresDb:
         rows = list(rows)
         if not rows:
             return
+        with self._copying(query) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    @contextmanager
+    def _copying(self, query: bytes) -> Iterator[psycopg.Copy]:
         try:
             with self._cursor.copy(cast(PgQuery, query)) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                yield copy
         except errors.LockNotAvailable as error:
             raise RowsTaken from error
 
@@ -214,6 +220,22 @@ class PostgresDb:
         if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
+
+
+def take_seqs(db: PostgresDb, n: int) -> range:
+    """So many numbers, one after the other."""
+    while True:
+        first, last = db.one("take_seqs", (n,))
+        if last - first == n - 1:
+            return range(first, last + 1)
+
+
+def add_plain(db: PostgresDb, blocks: Iterable[bytes], bodies: Iterable[Body]) -> None:
+    """Jobs in the binary form of COPY, by the columns of `PLAIN`, and what of them is not small."""
+    with db._copying(db._statements.copy_plain) as copy:
+        for block in blocks:
+            copy.write(block)
+    db._copy(db._statements.copy_bodies, bodies)
 
 
 def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
 """The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an idle fleet asks all day.
+Many plain specs take a few (see `many`).
 
 Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is known) is left to the
 general way. What this writes is what that would have written; the suite runs over both.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -18,7 +20,9 @@ from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger import Answer
+from towpath.ledger.postgres import many
 from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import SMALL
 from towpath.ledger.relational.db import array
@@ -34,13 +38,15 @@ _FIELDS = (
 
 Answered = tuple[int, Answer]
 """The ledger's time, and the answer."""
+Numbered = tuple[int, Sequence[int]]
+"""The ledger's time, and the numbers of the specs."""
 
 
 def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
     """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
     commit.)"""
     if commands and type(commands[0]) is Append:
-        yield from _append_some(db, commands, now)
+        yield from _append(db, commands, now)
         return
     for command in commands if len(commands) <= 2 else ():
         found = _answer(db, command, now)
@@ -66,32 +72,43 @@ def _is_plain(spec: Spec) -> bool:
     return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
 
 
-def _append_some(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
-    specs: dict[str, Spec] = {}
-    count = 0
-    for command in commands:
-        if type(command) is not Append or count + len(command.specs) > SOME:
-            return
-        for spec in command.specs:
-            if not _is_plain(spec):
-                return
-            specs[spec.id] = spec
-        count += len(command.specs)
-    if len(specs) < count:
+def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+    appends = [command for command in commands if type(command) is Append]
+    if len(appends) < len(commands):
         return
-    if count == 1 and now is None and _is_bare(spec) and db.append_one is not None:
-        row = db.append_one.row(_arguments(spec))
-        if row is not None:
-            yield row[0], Appended((Placed(spec.id, row[1]),))
+    specs = [spec for append in appends for spec in append.specs]
+    if len(specs) > SOME:
+        found = _append_many(db, specs, now)
+    elif len(specs) == 1 and now is None and db.append_one is not None and _is_bare(specs[0]):
+        found = _append_one(db.append_one, specs[0])
+    else:
+        found = _append_some(db, specs, now)
+    if found is None:
         return
-    rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs.values()])
-    row = db.one("append_some", (rows, [spec.payload for spec in specs.values()], len(steps()), now))
-    if row is None:
-        return
-    seqs = iter(msgspec.json.decode(row[1], type=list[int]))
-    for command in commands:
-        assert type(command) is Append
-        yield row[0], Appended(tuple([Placed(spec.id, next(seqs)) for spec in command.specs]))
+    present, seqs = found
+    placed = iter([Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)])
+    for append in appends:
+        yield present, Appended(tuple(islice(placed, len(append.specs))))
+
+
+def _append_one(statement: Direct, spec: Spec) -> Numbered | None:
+    row = statement.row(_arguments(spec))
+    return None if row is None else (row[0], row[1:])
+
+
+def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+    if not all(map(_is_plain, specs)) or len({spec.id for spec in specs}) < len(specs):
+        return None
+    rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs])
+    row = db.one("append_some", (rows, [spec.payload for spec in specs], len(steps()), now))
+    return None if row is None else (row[0], msgspec.json.decode(row[1], type=list[int]))
+
+
+def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+    runs = many.runs_of(specs)
+    if not all(_is_plain(run.model) for run in runs):
+        return None
+    return many.append(db, runs, now)
 
 
 def _arguments(spec: Spec) -> list[bytes | None]:
