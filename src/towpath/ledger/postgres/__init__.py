@@ -98,40 +98,40 @@ class PostgresLedger:
             self._guard()
             self._inside = threading.get_ident()
             try:
-                with self._translated():
-                    return self._apply(commands, now)
+                return self._apply(commands, now)
+            except psycopg.Error as error:
+                raise translate(error, self.place) from error
             finally:
                 self._inside = None
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
         that runs. If a later one fails, all may come again."""
-        answers: list[Answer] = []
-        for part, found in surveyed(commands):
-            played, news = self._in_one_step(part, found, now) or self._again_if_gone(part, found, now)
+        answers = self._in_one_step(commands, now)
+        for part, found in surveyed(commands[len(answers) :]) if not answers or len(answers) < len(commands) else ():
+            played, news = self._again_if_gone(part, found, now)
             answers += played
             if news:
                 self._ringing.ring()
         return answers
 
-    def _in_one_step(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool] | None:
-        """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
-        the general way does it again."""
+    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of them, is not so plain as
+        it looks, or went wrong: the general way does it again."""
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
-        with suppress(psycopg.Error, RowsTaken):
-            end_open(self._db)
-            for present, answer in () if self._jumps.recorded else quick.answers(self._db, commands, now):
-                answers.append(answer)
-                if self._note_time(present, now):
-                    break
-        if not answers:
-            return None
-        self._tallies += (appended := type(answers[-1]) is Appended)
-        left = commands[len(answers) :]
-        rest, news = self._again_if_gone(left, found, now) if left else ([], False)
-        return answers + rest, appended or news
+        if not self._jumps.recorded:
+            with suppress(psycopg.Error, RowsTaken):
+                end_open(self._db)
+                for present, answer in quick.answers(self._db, commands, now):
+                    answers.append(answer)
+                    if self._note_time(present, now):
+                        break
+        if answers and type(answers[-1]) is Appended:
+            self._tallies += 1
+            self._ringing.ring()
+        return answers
 
     def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being

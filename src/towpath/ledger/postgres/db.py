@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ class PostgresDb:
         self._cursor = Cursor(connection)
         self.marks = Marks()
         self.append_one: Direct | None = None
-        if connection.prepare_threshold is not None:
+        if connection.prepare_threshold is not None and hasattr(select, "poll"):
             self.append_one = Direct(connection, "towpath_append", statements.named["append_plain"][1], 9)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
@@ -260,10 +261,10 @@ def _decoded(what: int, data: bytes) -> Any:
 
 def end_open(db: PostgresDb) -> None:
     """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
-    status = db.connection.info.transaction_status
-    if status is TransactionStatus.ACTIVE:
+    status = db.connection.pgconn.transaction_status
+    if status == TransactionStatus.ACTIVE:
         # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
         db.connection.close()
         raise psycopg.OperationalError("the last statement was interrupted")
-    if status is not TransactionStatus.IDLE:
+    if status != TransactionStatus.IDLE:
         db.execute(b"ROLLBACK")

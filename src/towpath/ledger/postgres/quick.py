@@ -8,8 +8,8 @@ general way. What this writes is what that would have written; the suite runs ov
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -42,12 +42,13 @@ Numbered = tuple[int, Sequence[int]]
 """The ledger's time, and the numbers of the specs."""
 
 
-def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+def answers(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterable[Answered]:
     """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
     commit.)"""
-    if commands and type(commands[0]) is Append:
-        yield from _append(db, commands, now)
-        return
+    return _append(db, commands, now) if commands and type(commands[0]) is Append else _one_by_one(db, commands, now)
+
+
+def _one_by_one(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
     for command in commands if len(commands) <= 2 else ():
         found = _answer(db, command, now)
         if found is None:
@@ -72,10 +73,10 @@ def _is_plain(spec: Spec) -> bool:
     return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
 
 
-def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
+def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Answered]:
     appends = [command for command in commands if type(command) is Append]
     if len(appends) < len(commands):
-        return
+        return []
     specs = [spec for append in appends for spec in append.specs]
     if len(specs) > SOME:
         found = _append_many(db, specs, now)
@@ -84,11 +85,13 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Ite
     else:
         found = _append_some(db, specs, now)
     if found is None:
-        return
+        return []
     present, seqs = found
-    placed = iter([Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)])
-    for append in appends:
-        yield present, Appended(tuple(islice(placed, len(append.specs))))
+    placed = [Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)]
+    ends = accumulate([len(append.specs) for append in appends])
+    return [
+        (present, Appended(tuple(placed[end - len(append.specs) : end]))) for append, end in zip(appends, ends, strict=True)
+    ]
 
 
 def _append_one(statement: Direct, spec: Spec) -> Numbered | None:

@@ -72,7 +72,8 @@ class Ringing:
     def ring(self) -> None:
         """This process has committed."""
         self._bump()
-        self._ring.set()
+        if not self._ring.is_set():
+            self._ring.set()
 
     def version(self) -> int:
         self._look()

@@ -30,17 +30,18 @@ SELECT setval('towpath.version_seq', $1::bigint);
 -- name: append_plain
 -- One plain spec with a small payload, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
 -- $1 id, $2 queue, $3 kind, $4 priority, $5 max_attempts, $6 timeout, $7 retention, $8 content_type, $9 payload
-WITH t AS MATERIALIZED (
-    SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
-    WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
-        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
-        AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
-), j AS (
+WITH j AS (
     INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
         waits, generation, created_at, size, content_type, complete, payload)
     SELECT $1::text, {number}, $2::text, $3::text, $4::int, 'ready', '', now, $5::int, {losses}, $6::bigint, $7::bigint,
         0, 0, now, length($9::bytea), $8::text, true, nullif($9::bytea, '')
-    FROM t RETURNING seq, ready_at
+    FROM (
+        SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
+        WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+            AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+            AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
+        OFFSET 0
+    ) t RETURNING seq, ready_at
 ), w AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, $2::text, '', $4::int, ready_at, 1 FROM j
 ), c AS (
