@@ -121,13 +121,12 @@ class PostgresLedger:
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
-        if not self._jumps.recorded:
-            with suppress(psycopg.Error, RowsTaken):
-                end_open(self._db)
-                for present, answer in quick.answers(self._db, commands, now):
-                    answers.append(answer)
-                    if self._note_time(present, now):
-                        break
+        with suppress(psycopg.Error, RowsTaken):
+            end_open(db := self._db)
+            for present, answer in () if self._jumps.recorded else quick.answers(db, commands, now):
+                answers.append(answer)
+                if self._note_time(present, now):
+                    break
         if answers and type(answers[-1]) is Appended:
             self._tallies += 1
             self._ringing.ring()

@@ -29,14 +29,19 @@ class Direct:
 
     def row(self, args: Sequence[bytes | None]) -> tuple[int, ...] | None:
         found = self._ask(args)
-        if found.status == ExecStatus.FATAL_ERROR and errors.error_from_result(found).sqlstate == _FORGOTTEN:
-            self._is_there = False
-            found = self._ask(args)
-        if found.status == ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(found)
+        if found.status != ExecStatus.TUPLES_OK:
+            found = self._once_more(found, args)
         if not found.ntuples:
             return None
         return tuple([int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)])
+
+    def _once_more(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
+        if errors.error_from_result(found).sqlstate == _FORGOTTEN:
+            self._is_there = False
+            found = self._ask(args)
+        if found.status != ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(found)
+        return found
 
     def _ask(self, args: Sequence[bytes | None]) -> PGresult:
         pgconn = self._connection.pgconn

@@ -77,13 +77,10 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
     appends = [command for command in commands if type(command) is Append]
     if len(appends) < len(commands):
         return []
-    specs = [spec for append in appends for spec in append.specs]
-    if len(specs) > SOME:
-        found = _append_many(db, specs, now)
-    elif len(specs) == 1 and now is None and db.append_one is not None and _is_bare(specs[0]):
-        found = _append_one(db.append_one, specs[0])
-    else:
-        found = _append_some(db, specs, now)
+    specs = appends[0].specs if len(appends) == 1 else [spec for append in appends for spec in append.specs]
+    if len(specs) == 1 and now is None and db.append_one is not None and _is_bare(specs[0]):
+        return _append_one(db.append_one, specs[0])
+    found = _append_some(db, specs, now) if len(specs) <= SOME else _append_many(db, specs, now)
     if found is None:
         return []
     present, seqs = found
@@ -94,9 +91,9 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
     ]
 
 
-def _append_one(statement: Direct, spec: Spec) -> Numbered | None:
+def _append_one(statement: Direct, spec: Spec) -> list[Answered]:
     row = statement.row(_arguments(spec))
-    return None if row is None else (row[0], row[1:])
+    return [] if row is None else [(row[0], Appended((Placed(spec.id, row[1]),)))]
 
 
 def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
