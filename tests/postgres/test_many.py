@@ -196,3 +196,24 @@ def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.Monkey
     assert isinstance(answer, Appended)
     assert desk.job("j00000").state is State.READY
     assert desk.job("j00000").reason is Reason.NONE
+
+
+def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with checked(PostgresLedger(postgres_url)) as ledger:
+        assert isinstance(ledger, PostgresLedger)
+        ledger.apply([Append((Spec(id="a", queue="q"),))])
+        one = ledger._db.append_one
+        assert one is not None
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(one, "_readable", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.apply([Append((Spec(id="b", queue="q"),))])
+        (answer,) = ledger.apply([Append((Spec(id="b", queue="q"),))])
+        assert isinstance(answer, Appended)
+        assert answer.jobs[0].id == "b"
+        assert ledger.queues()["q"].counts.ready == 2

@@ -27,7 +27,7 @@ from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import SMALL
 from towpath.ledger.relational.db import array
 
-SOME = 200
+SOME = 60
 """Specs that go in one statement; COPY is faster for more."""
 # fmt: off
 _FIELDS = (
