@@ -201,10 +201,8 @@ class Committer:
             with self._lock:
                 if self._closing or self._failures or self._first or self._rest:
                     return False
-                self._rest.append(ticket)
-                self._backlog += ticket.room
-                batch = self._take()
-            self._lead(batch)
+                self._kicked = False
+            self._lead((ticket,))
         finally:
             # Not `_leads`: a call of our own is where an interrupt can come between.
             if self._commit._is_owned():  # type: ignore[attr-defined]

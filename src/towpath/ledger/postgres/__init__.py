@@ -19,7 +19,7 @@ import psycopg
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Appended, Claimed, Command, Placed, Settled
+from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.jumps import Jumps
@@ -67,12 +67,10 @@ class PostgresLedger:
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
         """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
-        self.place = shown(url)
-        self._url = url
+        self._url, self.place = url, shown(url)
         first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
-        self._clock = clock
-        self._jumps, self._strides = Jumps(), Strides()
+        self._clock, self._jumps, self._strides = clock, Jumps(), Strides()
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
@@ -99,42 +97,43 @@ class PostgresLedger:
             self._guard()
             self._inside = threading.get_ident()
             try:
-                with self._translated():
-                    return self._apply(commands, now)
+                return self._apply(commands, now)
+            except psycopg.Error as error:
+                raise translate(error, self.place) from error
             finally:
                 self._inside = None
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
         that runs, and so has upkeep. If a later one fails, all may come again."""
-        answers: list[Answer] = []
-        for part, found in surveyed(commands):
-            played, news = self._in_one_step(part, found, now) or self._again_if_gone(part, found, now)
-            answers += played
-            if news:
-                self._ringing.ring()
+        answers = self._in_one_step(commands, now)
+        if answers and len(answers) == len(commands):
+            return answers
+        parts = surveyed(commands[len(answers) :])
+        for part, found in parts:
+            done = self._in_one_step(part, now) if len(parts) > 1 else []
+            answers += done
+            if not done or len(done) < len(part):
+                answers += self._again_if_gone(part[len(done) :], found, now)
         return answers
 
-    def _in_one_step(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool] | None:
-        """The commonest batches, in one statement each. None if it is none of them, is not so plain as it looks, or went wrong:
-        the general way does it again."""
+    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of them, is not so plain as
+        it looks, or went wrong: the general way does it again."""
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
         with suppress(psycopg.Error, RowsTaken):
-            end_open(self._db)
-            for present, answer in quick.answers(self._db, self._strides, commands, now):
-                answers.append(answer)
+            end_open(db := self._db)
+            for present, some in quick.answers(db, self._strides, commands, now):
+                answers += some
                 self._note_time(present, now)
-        if not answers:
-            return None
-        told = isinstance(answers[0], Appended | Settled)
-        self._tallies += told or type(answers[-1]) is Claimed
-        left = commands[len(answers) :]
-        rest, news = self._again_if_gone(left, found, now) if left else ([], False)
-        return answers + rest, told or news
+        self._tallies += bool(answers)
+        if answers and isinstance(answers[0], Appended | Settled):
+            self._ringing.ring()
+        return answers
 
-    def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
+    def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
         applied twice, so once more on a new one; if that dies too, the server is away."""
         try:
@@ -149,7 +148,7 @@ class PostgresLedger:
             self._drop_writer()
             raise
 
-    def _transact(self, commands: Sequence[Command], found: Survey, now: int | None) -> tuple[list[Answer], bool]:
+    def _transact(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
         spoiled: dict[str, Refused] = {}
         locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
         replays = meetings = 0
@@ -180,7 +179,7 @@ class PostgresLedger:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
                 run = play_one_by_one
 
-    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> tuple[list[Answer], bool]:
+    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> list[Answer]:
         db = self._db
         shut = before.survey.calls_user and not self._options.pooled
         try:
@@ -206,13 +205,14 @@ class PostgresLedger:
                     db.execute(b"RESET default_transaction_read_only")
         self._related = batch.relates and not (before.survey.locks.relations or batch.calls_user)
         self._tallies += batch.tallies
-        return answers, batch.news
+        if batch.news:
+            self._ringing.ring()
+        return answers
 
     def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
         first = first_specs(commands)
         given = self._clock.now() if now is None and self._clock is not None else now
-        args = array([spec.id for spec in first]), array(before.survey.queues), given
-        row = db.one("begin_batch", args)
+        row = db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
         schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues = row
         migrations.check_schema(self.place, schema, least)
         db.marks.begin(oldest, following)

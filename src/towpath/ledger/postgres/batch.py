@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.errors import Refused
-from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.db import PostgresDb, take_seqs
 from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, Survey
 from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
@@ -39,6 +39,8 @@ class Before(NamedTuple):
 
 
 class PostgresBatch(Batch):
+    db: PostgresDb
+
     def __init__(self, db: PostgresDb, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec]) -> None:
         super().__init__(db, now, jumps, ground, first)
         self.related = self.relates = False
@@ -159,11 +161,9 @@ class PostgresBatch(Batch):
             self.wrote = True
 
     def take_seqs(self, n: int) -> int:
-        while True:
-            first, last = self.db.one("take_seqs", (n,))
-            if last - first == n - 1:
-                self.next_seq = last + 1
-                return int(first)
+        taken = take_seqs(self.db, n)
+        self.next_seq = taken.stop
+        return taken.start
 
     def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
         self.wrote = True

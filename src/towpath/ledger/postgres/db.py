@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -14,7 +16,7 @@ from psycopg.abc import Query as PgQuery
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
-from towpath.core.commands import Selector, Settle, Want
+from towpath.core.commands import Selector, Settle
 from towpath.core.job import BODIES, Done, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
@@ -65,7 +67,7 @@ class PostgresDb:
         self._cursor = Cursor(connection)
         self.marks = Marks()
         self.append_one: Direct | None = None
-        if connection.prepare_threshold is not None:
+        if connection.prepare_threshold is not None and hasattr(select, "poll"):
             self.append_one = Direct(connection, "towpath_append", statements.named["append_plain"][1], 9)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
@@ -129,40 +131,7 @@ class PostgresDb:
         if rows and rows[0][-1] != len(rows):
             # One of them came and went between the look at what is there and the lock on it.
             raise RowsTaken
-        return self._received(rows, look)
-
-    def stride(self, want: Want | None, by: tuple[str, int], ended: Args) -> tuple[int, list[Job] | None] | None:
-        """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if that needs a closer look."""
-        queue, most, single = ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
-        look = Look(queue, most, single, self.marks.spans(queue), time.monotonic())
-        rows = self._named("stride", (queue, most, *by, single, array(look.spans), *ended)).fetchall()
-        if not rows:
-            return None
-        now, oldest, following, picked = rows[0][-4:]
-        self.marks.begin(oldest, following)
-        if rows[0][0] is None:
-            rows.clear()
-        return now, None if want is None or (picked and not rows) else self._received(rows, look)
-
-    def _received(self, rows: Sequence[tuple[Any, ...]], look: Look) -> list[Job]:
-        """Jobs that were just claimed, the best first."""
-        found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
-        fresh: list[tuple[int, int]] = []
-        partial: list[Job] = []
-        for job, row in zip(found, rows, strict=True):
-            ripe, complete, payload = row[WIDTH : WIDTH + 3]
-            if ripe == 1:
-                fresh.append((job.priority, job.seq))
-            if payload is not None:
-                force_setattr(job, "payload", payload)
-            # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
-            if not complete or job.fence > 1:
-                partial.append(job)
-        last = (found[-1].priority, found[-1].seq) if len(found) == look.most else None
-        if found or look.single:  # otherwise one with a single attempt may have kept it from taking any
-            self.marks.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
-        self.fill(partial)
-        return found
+        return received(self, rows, look)
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         rows = [astuple(job)[:WIDTH] for job in jobs]
@@ -184,10 +153,15 @@ class PostgresDb:
         rows = list(rows)
         if not rows:
             return
+        with self._copying(query) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    @contextmanager
+    def _copying(self, query: bytes) -> Iterator[psycopg.Copy]:
         try:
             with self._cursor.copy(cast(PgQuery, query)) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                yield copy
         except errors.LockNotAvailable as error:
             raise RowsTaken from error
 
@@ -243,6 +217,43 @@ class PostgresDb:
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
 
+def take_seqs(db: PostgresDb, n: int) -> range:
+    """So many numbers, one after the other."""
+    while True:
+        first, last = db.one("take_seqs", (n,))
+        if last - first == n - 1:
+            return range(first, last + 1)
+
+
+def add_plain(db: PostgresDb, blocks: Iterable[bytes], bodies: Iterable[Body]) -> None:
+    """Jobs in the binary form of COPY, by the columns of `PLAIN`, and what of them is not small."""
+    with db._copying(db._statements.copy_plain) as copy:
+        for block in blocks:
+            copy.write(block)
+    db._copy(db._statements.copy_bodies, bodies)
+
+
+def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> list[Job]:
+    """Jobs that were just claimed, the best first."""
+    found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
+    fresh: list[tuple[int, int]] = []
+    partial: list[Job] = []
+    for job, row in zip(found, rows, strict=True):
+        ripe, complete, payload = row[WIDTH : WIDTH + 3]
+        if ripe == 1:
+            fresh.append((job.priority, job.seq))
+        if payload is not None:
+            force_setattr(job, "payload", payload)
+        # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
+        if not complete or job.fence > 1:
+            partial.append(job)
+    last = (found[-1].priority, found[-1].seq) if len(found) == look.most else None
+    if found or look.single:  # otherwise one with a single attempt may have kept it from taking any
+        db.marks.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
+    db.fill(partial)
+    return found
+
+
 def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:
     size = len(job.payload)
     return *row, not job.headers and size <= SMALL, job.payload if 0 < size <= SMALL else None
@@ -265,10 +276,10 @@ def _decoded(what: int, data: bytes) -> Any:
 
 def end_open(db: PostgresDb) -> None:
     """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
-    status = db.connection.info.transaction_status
-    if status is TransactionStatus.ACTIVE:
+    status = db.connection.pgconn.transaction_status
+    if status == TransactionStatus.ACTIVE:
         # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
         db.connection.close()
         raise psycopg.OperationalError("the last statement was interrupted")
-    if status is not TransactionStatus.IDLE:
+    if status != TransactionStatus.IDLE:
         db.execute(b"ROLLBACK")

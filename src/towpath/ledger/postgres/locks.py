@@ -115,7 +115,7 @@ def _relates(specs: Sequence[Spec]) -> bool:
     return False
 
 
-def surveyed(commands: Sequence[Command]) -> Iterable[tuple[Sequence[Command], Survey]]:
+def surveyed(commands: Sequence[Command]) -> list[tuple[Sequence[Command], Survey]]:
     """What is played in one transaction: those that call a function of the user's one by one, and so an Upkeep, which folds the counts
     of whatever queues there are and so must hold none before; the others together."""
     whole = survey(commands)

@@ -1,4 +1,5 @@
 """The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an idle fleet asks all day.
+Many plain specs take a few (see `many`).
 
 Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is known) is left to the
 general way. What this writes is what that would have written; the suite runs over both.
@@ -7,7 +8,8 @@ general way. What this writes is what that would have written; the suite runs ov
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -18,13 +20,15 @@ from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger import Answer
+from towpath.ledger.postgres import many
 from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import SMALL
-from towpath.ledger.postgres.stride import Strides
+from towpath.ledger.postgres.stride import Step, Strides
 from towpath.ledger.relational.db import array
 
-SOME = 200
+SOME = 60
 """Specs that go in one statement; COPY is faster for more."""
 # fmt: off
 _FIELDS = (
@@ -35,26 +39,28 @@ _FIELDS = (
 
 Answered = tuple[int, Answer]
 """The ledger's time, and the answer."""
+Numbered = tuple[int, Sequence[int]]
+"""The ledger's time, and the numbers of the specs."""
 
 
-def answers(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
-    """The first of the commands, as far as each can be done in one step. (An append and the claim of those who wait for it share a
-    commit.)"""
-    if not commands:
-        return
-    if type(commands[0]) is Append:
-        yield from _append_some(db, commands, now)
-        return
-    if type(commands[0]) is Settle:
-        yield from strides.answers(db, commands, now)
-        return
+def answers(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterable[Step]:
+    """The first of the commands, as far as they can be done in one step, or each in one. (An append and the claim of those who wait
+    for it share a commit.)"""
+    first = type(commands[0]) if commands else None
+    if first is Append:
+        return _append(db, commands, now)
+    return strides.answers(db, commands, now) if first is Settle else _one_by_one(db, strides, commands, now)
+
+
+def _one_by_one(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterator[Step]:
     for done, command in enumerate(commands if len(commands) <= 2 else ()):
         found = _answer(db, command, now)
         if found is None:
             if type(command) is Claim:
                 yield from strides.answers(db, commands[done:], now)
             return
-        yield found
+        present, answer = found
+        yield present, [answer]
 
 
 def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
@@ -74,32 +80,40 @@ def _is_plain(spec: Spec) -> bool:
     return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
 
 
-def _append_some(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[Answered]:
-    specs: dict[str, Spec] = {}
-    count = 0
-    for command in commands:
-        if type(command) is not Append or count + len(command.specs) > SOME:
-            return
-        for spec in command.specs:
-            if not _is_plain(spec):
-                return
-            specs[spec.id] = spec
-        count += len(command.specs)
-    if len(specs) < count:
-        return
-    if count == 1 and now is None and _is_bare(spec) and db.append_one is not None:
-        row = db.append_one.row(_arguments(spec))
-        if row is not None:
-            yield row[0], Appended((Placed(spec.id, row[1]),))
-        return
-    rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs.values()])
-    row = db.one("append_some", (rows, [spec.payload for spec in specs.values()], len(steps()), now))
-    if row is None:
-        return
-    seqs = iter(msgspec.json.decode(row[1], type=list[int]))
-    for command in commands:
-        assert type(command) is Append
-        yield row[0], Appended(tuple([Placed(spec.id, next(seqs)) for spec in command.specs]))
+def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Step]:
+    appends = [command for command in commands if type(command) is Append]
+    if len(appends) < len(commands):
+        return []
+    specs = appends[0].specs if len(appends) == 1 else [spec for append in appends for spec in append.specs]
+    if len(specs) == 1 and now is None and db.append_one is not None and _is_bare(specs[0]):
+        return _append_one(db.append_one, specs[0])
+    found = _append_some(db, specs, now) if len(specs) <= SOME else _append_many(db, specs, now)
+    if found is None:
+        return []
+    present, seqs = found
+    placed = [Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)]
+    ends = accumulate([len(append.specs) for append in appends])
+    return [(present, [Appended(tuple(placed[end - len(each.specs) : end])) for each, end in zip(appends, ends, strict=True)])]
+
+
+def _append_one(statement: Direct, spec: Spec) -> list[Step]:
+    row = statement.row(_arguments(spec))
+    return [] if row is None else [(row[0], [Appended((Placed(spec.id, row[1]),))])]
+
+
+def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+    if not all(map(_is_plain, specs)) or len({spec.id for spec in specs}) < len(specs):
+        return None
+    rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs])
+    row = db.one("append_some", (rows, [spec.payload for spec in specs], len(steps()), now))
+    return None if row is None else (row[0], msgspec.json.decode(row[1], type=list[int]))
+
+
+def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+    runs = many.runs_of(specs)
+    if not all(_is_plain(run.model) for run in runs):
+        return None
+    return many.append(db, runs, now)
 
 
 def _arguments(spec: Spec) -> list[bytes | None]:

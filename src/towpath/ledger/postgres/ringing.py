@@ -37,7 +37,7 @@ class Ringing:
         self._url, self._options, self._peek = url, options, peek
         self.channel = f"{options.schema}_wake"
         self._changed = threading.Condition()
-        self._version = 0
+        self._version = self._waiting = 0
         self._peeked = ""
         self._looked = 0.0
         self._ring, self._tried = threading.Event(), threading.Event()
@@ -72,7 +72,8 @@ class Ringing:
     def ring(self) -> None:
         """This process has committed."""
         self._bump()
-        self._ring.set()
+        if not self._ring.is_set():
+            self._ring.set()
 
     def version(self) -> int:
         self._look()
@@ -86,7 +87,11 @@ class Ringing:
                 left = deadline - time.monotonic()
                 if self._version != seen or left <= 0 or self._closed:
                     return self._version
-                self._changed.wait(min(left, self._period))
+                self._waiting += 1
+                try:
+                    self._changed.wait(min(left, self._period))
+                finally:
+                    self._waiting -= 1
 
     @property
     def _period(self) -> float:
@@ -95,7 +100,8 @@ class Ringing:
     def _bump(self) -> None:
         with self._changed:
             self._version += 1
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def _look(self) -> None:
         """Ask the server whether somebody committed, if it was long ago that we knew."""

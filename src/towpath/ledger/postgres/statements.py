@@ -28,6 +28,13 @@ _UNTOUCHED = frozenset({
 """What a new job has by default, if it has not ended as soon as it was there."""
 NEW = tuple(name for name in COLUMNS if name not in _UNTOUCHED)
 new = itemgetter(*[COLUMNS.index(name) for name in NEW])
+# fmt: off
+PLAIN = (
+    "seq", "size", "complete", "id", "payload", "queue", "kind", "priority", "state", "reason", "ready_at", "max_attempts",
+    "max_losses", "timeout", "retention", "waits", "parent", "generation", "correlation_id", "created_at", "content_type",
+)
+# fmt: on
+"""What a plain spec gives to its job: first what is its own, then what it may have in common with others."""
 
 TYPES: Mapping[str, Sequence[str]] = {
     "body": ("bigint", "smallint", "bytea"),
@@ -54,6 +61,7 @@ class Statements:
         self.puts = {table: self.place(_put(table)) for table in TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
         self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN")
+        self.copy_plain = self.place(f"COPY towpath.job ({_columns(PLAIN)}) FROM STDIN (FORMAT binary)")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
         self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
         self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))

@@ -6,20 +6,23 @@ Whatever is not plain is left to the general way, as are queues with limits and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 
 from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want
-from towpath.core.job import DONE, Done
+from towpath.core.job import DONE, Done, Job
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
-from towpath.ledger.postgres.db import PostgresDb
-from towpath.ledger.relational.db import array
+from towpath.ledger.postgres.db import Look, PostgresDb, received
+from towpath.ledger.relational.db import Args, array
 
 IN_VAIN = 16
 """Batches for a queue until it is tried again after it was in vain: those that must go the general way should not pay for both."""
 MOST_QUEUES = 10_000
+Step = tuple[int, list[Answer]]
+"""The ledger's time, and the answers."""
 
 
 class Strides:
@@ -27,30 +30,43 @@ class Strides:
         self._rests: dict[str, int] = {}
         """How many batches of a queue go without."""
 
-    def answers(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> Iterator[tuple[int, Answer]]:
-        """The ledger's time and the answer, for all commands, for all but the claim, or for none."""
+    def answers(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Step]:
+        """To all commands, to all but the claim, or to none."""
         last = commands[-1]
         claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
         want = None if claim is None else _want(claim)
         ends = _ends(settles)
         if ends is None or (claim is not None and want is None) or self._rest("" if want is None else want.queue):
-            return
-        found = db.stride(want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
+            return []
+        found = _stride(db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
         if found is None:
             self._rests["" if want is None else want.queue] = IN_VAIN
-            return
+            return []
         present, jobs = found
-        for command in settles:
-            assert type(command) is Settle
-            yield present, Settled(command.id, DONE)
+        answers: list[Answer] = [Settled(command.id, DONE) for command in settles if type(command) is Settle]
         if claim is not None and jobs is not None:
-            yield present, Claimed(tuple([ClaimedJob(job) for job in jobs]))
+            answers.append(Claimed(tuple([ClaimedJob(job) for job in jobs])))
+        return [(present, answers)] if answers else []
 
     def _rest(self, queue: str) -> bool:
         left = self._rests.pop(queue, 0)
         if left > 1 and len(self._rests) < MOST_QUEUES:
             self._rests[queue] = left - 1
         return left > 0
+
+
+def _stride(db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args) -> tuple[int, list[Job] | None] | None:
+    """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if that needs a closer look."""
+    queue, most, single = ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
+    look = Look(queue, most, single, db.marks.spans(queue), time.monotonic())
+    rows = db.rows("stride", (queue, most, *by, single, array(look.spans), *ended), tuple)
+    if not rows:
+        return None
+    now, oldest, following, picked = rows[0][-4:]
+    db.marks.begin(oldest, following)
+    if rows[0][0] is None:
+        rows.clear()
+    return now, None if want is None or (picked and not rows) else received(db, rows, look)
 
 
 def _want(claim: Claim) -> Want | None:

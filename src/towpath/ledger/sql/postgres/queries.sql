@@ -30,17 +30,18 @@ SELECT setval('towpath.version_seq', $1::bigint);
 -- name: append_plain
 -- One plain spec with a small payload, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
 -- $1 id, $2 queue, $3 kind, $4 priority, $5 max_attempts, $6 timeout, $7 retention, $8 content_type, $9 payload
-WITH t AS MATERIALIZED (
-    SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
-    WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
-        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
-        AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
-), j AS (
+WITH j AS (
     INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
         waits, generation, created_at, size, content_type, complete, payload)
     SELECT $1::text, {number}, $2::text, $3::text, $4::int, 'ready', '', now, $5::int, {losses}, $6::bigint, $7::bigint,
         0, 0, now, length($9::bytea), $8::text, true, nullif($9::bytea, '')
-    FROM t RETURNING seq, ready_at
+    FROM (
+        SELECT greatest(l.last_value, {clock}) AS now FROM towpath.last_time l, towpath.meta m
+        WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+            AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+            AND NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = $2::text AND capacity IS NOT NULL)
+        OFFSET 0
+    ) t RETURNING seq, ready_at
 ), w AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, $2::text, '', $4::int, ready_at, 1 FROM j
 ), c AS (
@@ -84,6 +85,37 @@ WITH v AS MATERIALIZED (
     SELECT queue, NULL, 0, count(*) FILTER (WHERE due > now), count(*) FILTER (WHERE due <= now), 0, 0, 0, 0 FROM s GROUP BY queue
 )
 SELECT setval('towpath.last_time', t.now), (SELECT json_agg(seq)::text FROM s) FROM t;
+
+-- name: begin_many
+-- Before many plain specs: the time, and whether one of them may be known. Nothing if a queue has a capacity or the schema is too new.
+-- $1 their queues, $2 and $3 the least and the greatest of their ids, $4 the schema we know, $5 the time or NULL
+SELECT greatest(l.last_value, coalesce($5::bigint, {clock})), EXISTS (SELECT 1 FROM towpath.job WHERE id BETWEEN $2::text AND $3::text)
+    OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id BETWEEN $2::text AND $3::text)
+FROM towpath.last_time l, towpath.meta m
+WHERE m.min_schema <= $4::bigint AND NOT EXISTS (
+    SELECT 1 FROM towpath.queue WHERE name = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND capacity IS NOT NULL);
+
+-- name: any_known
+SELECT EXISTS (SELECT 1 FROM towpath.job WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))))
+    OR EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json))));
+
+-- name: enter_many
+-- After them: their turns, the counts, and the time.
+-- $1 (first, last, queue, priority, ready_at, ripe) of each run of numbers, $2 the time
+WITH r AS MATERIALIZED (
+    SELECT (v->>0)::bigint AS first, (v->>1)::bigint AS last, v->>2 AS queue, (v->>3)::int AS priority, (v->>4)::bigint AS ready_at,
+        (v->>5)::smallint AS ripe
+    FROM json_array_elements($1::json) v
+), w AS (
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe)
+    SELECT generate_series(first, last), queue, '', priority, ready_at, ripe FROM r
+), c AS (
+    INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT queue, 0, coalesce(sum(last - first + 1) FILTER (WHERE ripe = 0), 0), coalesce(sum(last - first + 1) FILTER (WHERE ripe = 1), 0),
+        0, 0, 0, 0
+    FROM r GROUP BY queue
+)
+SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
 
 -- name: enter
 -- New jobs, which are these and those between them: what else it means that they are there.

@@ -1,0 +1,219 @@
+"""Many plain specs go in by one COPY. What is there afterwards is what the general way would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from towpath.core.commands import Append, Appended
+from towpath.core.job import Reason, Spec, State
+from towpath.errors import NewerSchema, QueueFull
+from towpath.ledger import Ledger
+from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.postgres import PostgresLedger, many, quick
+from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.statements import SMALL
+from towpath.testing import ManualClock
+from towpath.testing.clock import START
+from towpath.testing.ledger_suite import Desk, checked
+
+N = quick.SOME + 1
+
+
+@pytest.fixture
+def desk(postgres_url: str) -> Iterator[Desk]:
+    with checked(PostgresLedger(postgres_url, clock=ManualClock())) as ledger:
+        yield Desk(ledger)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each of the attempts to go by COPY came to something."""
+    found: list[bool] = []
+    append = many.append
+
+    def noted(*args: Any) -> Any:
+        answer = append(*args)
+        found.append(answer is not None)
+        return answer
+
+    monkeypatch.setattr(many, "append", noted)
+    return found
+
+
+def specs(prefix: str = "j", n: int = N, **fields: Any) -> list[Spec]:
+    return [Spec(**{"id": f"{prefix}{at:05}", "queue": "q", "payload": b"%d" % at, **fields}) for at in range(n)]
+
+
+def mixed() -> list[Spec]:
+    """Runs of one and of many, with everything that a plain spec may have."""
+    numbers = count()
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"kind": "grüße/𝄞", "queue": "other", "priority": 0},
+        {"delay": 1},
+        {"ready_at": START},
+        {"ready_at": 1, "priority": 10},
+        {"ready_at": START + 5_000_000, "queue": "third"},
+        {"max_attempts": 1, "max_losses": 7, "timeout": 5, "retention": 0},
+        {"parent": "p", "correlation_id": "c\\\t\n", "generation": 2**31},
+        {"content_type": "text/plain", "payload": b""},
+        {"payload": b"\\x00\t\n\\N\0\xff"},
+        {"payload": b"x" * SMALL},
+        {"payload": b"x" * (SMALL + 1)},
+        {"payload": bytes(range(256)) * 300},
+    ]
+    return [
+        Spec(**{"id": f"{'é' * (n % 3)}{next(numbers)}", "queue": "q", "kind": "k", **kind})
+        for n in range(6)
+        for kind in kinds
+        for _ in range(1 + 3 * n)
+    ]
+
+
+def test_it_writes_what_the_memory_ledger_has(desk: Desk, loads: list[bool]) -> None:
+    wanted = mixed()
+    assert len(wanted) > N
+    memory = MemoryLedger()
+    ledgers: list[Ledger] = [memory, desk.ledger]
+    answers = [ledger.apply([Append(tuple(wanted[:50])), Append(tuple(wanted[50:]))], START) for ledger in ledgers]
+    assert answers[0] == answers[1]
+    assert memory.dump() == desk.ledger.dump()
+    assert loads == [True]
+
+
+def test_they_are_claimed_in_their_order(desk: Desk, loads: list[bool]) -> None:
+    desk.append(*specs("b"), *specs("a", 2, priority=1), *specs("later", 3, delay=1_000_000))
+    desk.append(*specs("c"))
+    assert [claim.id for claim in desk.claim(n=4)] == ["a00000", "a00001", "b00000", "b00001"]
+    assert len(desk.claim(n=3 * N)) == 2 * N - 2
+    assert loads == [True, True]
+
+
+def test_ids_that_are_known_keep_their_places(desk: Desk, loads: list[bool]) -> None:
+    first = desk.append(*specs())
+    assert desk.append(*specs()) == first
+    again = desk.append(*specs(n=N + 1))
+    assert again[:N] == first
+    assert again[N].seq > first[-1].seq
+    assert len({placed.id for placed in again}) == N + 1
+    # Between ids that are known, but none of them.
+    desk.append(*[Spec(id=f"{spec.id}+", queue="q") for spec in specs()])
+    assert loads == [True, False, False, True]
+
+
+def test_an_id_that_is_there_twice_is_one_job(desk: Desk, loads: list[bool]) -> None:
+    placed = desk.append(*specs(), *specs())
+    assert placed[:N] == placed[N:]
+    assert desk.counts("q").ready == N
+    assert loads == [False]
+
+
+def test_a_job_that_is_forgotten_is_still_known(desk: Desk, loads: list[bool]) -> None:
+    (old,) = desk.append(specs()[7])
+    desk.done(desk.take())
+    desk.purge(old.id)
+    assert desk.ledger.get(old.id) is None
+    placed = desk.append(*specs())
+    assert placed[7] == old
+    assert desk.ledger.get(old.id) is None
+    assert loads == [False]
+
+
+def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
+    desk: Desk, loads: list[bool], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows it when we look; it is there when we write."""
+    with checked(PostgresLedger(postgres_url, clock=ManualClock())) as other:
+        blocks = many._blocks
+
+        def late(*args: Any) -> Any:
+            other.apply([Append((specs()[3],))])
+            return blocks(*args)
+
+        monkeypatch.setattr(many, "_blocks", late)
+        placed = desk.append(*specs())
+    assert placed[3].seq == N + 1  # after those that came to nothing
+    assert [each.seq for each in placed if each.id != "j00003"] == list(range(N + 2, 2 * N + 1))
+    assert desk.counts("q").ready == N
+    assert loads == []  # it raised
+
+
+def test_numbers_that_others_took_some_of_are_taken_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gaps = PostgresDb.one, iter([3])
+
+    def torn(self: PostgresDb, name: str, args: Any = ()) -> Any:
+        row = one(self, name, args)
+        return (row[0], row[1] + next(gaps, 0)) if name == "take_seqs" else row
+
+    monkeypatch.setattr(PostgresDb, "one", torn)
+    placed = desk.append(*specs())
+    assert [each.seq for each in placed] == list(range(N + 1, 2 * N + 1))
+
+
+def test_a_queue_with_a_capacity_is_asked(desk: Desk, loads: list[bool]) -> None:
+    desk.set_queue(capacity=N)
+    assert len(desk.append(*specs())) == N
+    desk.refusal(QueueFull, Append(tuple(specs("k"))))
+    assert desk.counts("q").ready == N
+    assert loads == [False, False]
+
+
+def test_what_is_not_plain_goes_the_general_way(desk: Desk, loads: list[bool]) -> None:
+    desk.append(*specs(), Spec(id="z", queue="q", part="p"))
+    desk.append(*specs("k"), Spec(id="y", queue="q", headers={"a": "b"}))
+    assert loads == []
+    assert desk.job("y").headers == {"a": "b"}
+
+
+def test_nothing_is_written_under_a_schema_that_is_too_new(desk: Desk, loads: list[bool], postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE towpath.meta SET schema = 99, min_schema = 99")
+        with pytest.raises(NewerSchema):
+            desk.append(*specs())
+        assert connection.execute("SELECT count(*) FROM towpath.job").fetchone() == (0,)
+        connection.execute("UPDATE towpath.meta SET schema = 1, min_schema = 1")
+    assert loads == [False]
+
+
+def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = many.Run.rows
+
+    def interrupted(self: many.Run, now: int) -> Iterator[bytes]:
+        yield next(rows(self, now))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(many.Run, "rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        desk.append(*specs())
+    monkeypatch.setattr(many.Run, "rows", rows)
+    assert desk.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
+    (answer,) = desk.ledger.apply([Append(tuple(specs()))])
+    assert isinstance(answer, Appended)
+    assert desk.job("j00000").state is State.READY
+    assert desk.job("j00000").reason is Reason.NONE
+
+
+def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with checked(PostgresLedger(postgres_url)) as ledger:
+        assert isinstance(ledger, PostgresLedger)
+        ledger.apply([Append((Spec(id="a", queue="q"),))])
+        one = ledger._db.append_one
+        assert one is not None
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(one, "_readable", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.apply([Append((Spec(id="b", queue="q"),))])
+        (answer,) = ledger.apply([Append((Spec(id="b", queue="q"),))])
+        assert isinstance(answer, Appended)
+        assert answer.jobs[0].id == "b"
+        assert ledger.queues()["q"].counts.ready == 2
