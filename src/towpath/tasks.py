@@ -35,6 +35,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _NO_HEADERS: Mapping[str, str] = {}
+_NOTHING: Mapping[str, Any] = {}
 _DONE = Done()
 MAX_TRACE = 16_000
 """Characters of a failure that are kept."""
@@ -164,9 +165,9 @@ class Task(Generic[P, R]):
 
     def spec_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Spec:
         """The spec of a call. Raises InvalidInput if the arguments do not fit."""
-        codec = self.codec
+        codec = self._codec or self.codec
         arguments = codec.bind(args, kwargs)
-        return self._spec(arguments, codec.encode(arguments), {})
+        return self._spec(arguments, codec.encode(arguments), _NOTHING)
 
     def _spec(self, arguments: Mapping[str, Any], payload: bytes, more: Mapping[str, Any]) -> Spec:
         if self._model is not None and not more and running.get() is None and not inject(_NO_HEADERS):

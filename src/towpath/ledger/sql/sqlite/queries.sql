@@ -12,15 +12,22 @@ SELECT schema, min_schema, next_seq, next_version, last,
 FROM towpath_meta;
 
 -- name: plain_ground
-SELECT schema, min_schema, next_seq, next_version, last, (SELECT capacity IS NULL FROM towpath_queue WHERE name = ?1),
-    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
+-- Does the queue take so many more, and is the id known?
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
+    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?3) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?3)
 FROM towpath_meta;
 
--- name: count_plain_ready
-UPDATE towpath_queue SET ready = ready + 1, loose = loose + 1 WHERE name = ?;
+-- name: plain_grounds
+-- The same, and is any of the ids known?
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
+    EXISTS (SELECT 1 FROM json_each(?3) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
+        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
+FROM towpath_meta;
 
--- name: count_plain_scheduled
-UPDATE towpath_queue SET scheduled = scheduled + 1 WHERE name = ?;
+-- name: count_plain
+UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1, scheduled = scheduled + ?2 WHERE name = ?3;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
