@@ -429,6 +429,15 @@ SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.atte
     EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
 FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
 
+-- name: plain_held
+-- Those of these jobs that run, and by whose end nobody else is touched: their places in the list, their numbers and their fences; the
+-- first and the last of their queues, and how long the first keeps what is done.
+SELECT s.*, (SELECT q.retention FROM towpath_queue q WHERE q.name = s.first) FROM (
+    SELECT json_group_array(v.key), json_group_array(j.seq), json_group_array(j.fence), min(j.queue) AS first, max(j.queue)
+    FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
+    WHERE j.state = 'running' AND j.part IS NULL AND j.cancel_requested IS NULL AND j.retention IS NULL AND j."group" IS NULL
+        AND j.key IS NULL AND NOT EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)) s;
+
 -- name: offer_loose
 SELECT json_group_array({taken}) FROM (
     SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
