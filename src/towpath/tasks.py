@@ -28,6 +28,7 @@ from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
+from towpath.runtime.office import Mode
 from towpath.tracing import inject
 
 P = ParamSpec("P")
@@ -53,6 +54,8 @@ class Task(Generic[P, R]):
         self.kind = options.get("name") or default_name(function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.process = options.get("process", False)
+        self.mode: Mode = "process" if self.process else "loop" if self.is_async else "thread"
+        """Where its handler runs."""
         self.policy = policy_of(options.get("backoff"))
         self.breaker = breaker_of(options.get("breaker"))
         self.resource = options.get("resource")
@@ -193,7 +196,7 @@ class Task(Generic[P, R]):
     def decode(self, job: Job) -> Bound:
         """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would help."""
         try:
-            return self.codec.decode(job.payload)
+            return (self._codec or self.codec).decode(job.payload)
         except InvalidInput as error:
             raise control.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
 

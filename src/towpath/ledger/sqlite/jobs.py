@@ -92,7 +92,7 @@ def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
 
 def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
     """How much each brings. Only a finished job has a result, which may be as large as a payload."""
-    if not any([job.finished_at for job in jobs]):
+    if not [job for job in jobs if job.finished_at]:
         return [job.size for job in jobs]
     ((sizes,),) = db.execute(_SIZES, (array([job.seq for job in jobs]),))
     return _whole(sizes)
