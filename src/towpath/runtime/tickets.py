@@ -111,11 +111,11 @@ def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
     for ticket in tickets:
-        if isinstance(ticket, TaskTicket):
-            if ticket.loop not in by_loop:
-                by_loop[ticket.loop] = []
-            by_loop[ticket.loop].append((ticket.future, replies[at]))
-        elif isinstance(ticket, ThreadTicket):
+        if type(ticket) is TaskTicket:
+            by_loop.setdefault(ticket.loop, []).append((ticket.future, replies[at]))
+            at += 1
+            continue
+        if isinstance(ticket, ThreadTicket):
             ticket.reply = replies[at]
             ticket.wake()
         elif isinstance(ticket, CallTicket):
