@@ -7,7 +7,7 @@ to the general way. What this writes is what that would have written; the suite 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import apsw
 
@@ -20,20 +20,21 @@ from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import SqliteDb, named
 
 
-def plain_specs(commands: Sequence[Command]) -> list[Spec]:
+def plain_specs(commands: Sequence[Command]) -> Sequence[Spec]:
     """The specs of a batch that is nothing but their appends, if they look plain; else none."""
-    specs: list[Spec] = []
     # The last one first: beside a worker that is a claim, and nothing else has to be looked at.
     if not commands or type(commands[-1]) is not Append:
-        return specs
-    queue = commands[-1].specs[0].queue
-    for command in commands:
-        if type(command) is not Append:
-            return []
-        for spec in command.specs:
-            if spec.after or spec.group is not None or spec.key is not None or spec.part is not None or spec.queue != queue:
-                return []
-        specs += command.specs
+        return ()
+    specs = commands[-1].specs
+    queue = specs[0].queue
+    if len(commands) > 1:
+        appends = [command.specs for command in commands if type(command) is Append]
+        if len(appends) < len(commands):
+            return ()
+        specs = tuple(chain.from_iterable(appends))
+    for spec in specs:
+        if spec.after or spec.group is not None or spec.key is not None or spec.part is not None or spec.queue != queue:
+            return ()
     return specs
 
 
@@ -58,7 +59,12 @@ def append(
     else:
         SqliteDb(db).add_jobs(new)
     ready = sum([job.state is READY for job in new])
-    db.execute(named("count_plain"), (ready, count - ready, queue))
+    if ready:
+        db.execute(named("count_plain_ready"), (ready, queue))
+    if ready < count:
+        db.execute(named("count_plain_scheduled"), (count - ready, queue))
     db.execute(named("write_meta"), (seq + count, version, now))
+    if len(commands) == count:
+        return [Appended((Placed(job.id, job.seq),)) for job in new]
     placed = iter([Placed(job.id, job.seq) for job in new])
     return [Appended(tuple(islice(placed, len(command.specs)))) for command in commands]

@@ -26,8 +26,11 @@ SELECT schema, min_schema, next_seq, next_version, last,
         OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
--- name: count_plain
-UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1, scheduled = scheduled + ?2 WHERE name = ?3;
+-- name: count_plain_ready
+UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1 WHERE name = ?2;
+
+-- name: count_plain_scheduled
+UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
