@@ -238,6 +238,11 @@ class Batch:
         elif not was_finished:
             group.unfinished -= 1
 
+    def flush_queues(self) -> None:
+        """For whoever reads queues by SQL: if any of them was changed, write the rows in hand."""
+        if self._changed_queues:
+            self.flush()
+
     def flush(self) -> None:
         """Write the counter rows in hand."""
         if self._changed_queues:

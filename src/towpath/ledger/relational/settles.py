@@ -48,7 +48,7 @@ class _Gathered(msgspec.Struct):
 
 def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
     """A run of settles. Those that touch nothing else are done first, in one step; they are nobody's consequence either."""
-    batch.flush()
+    batch.flush_queues()
     counts, done = batch.db.finish_plain(commands, batch.now)
     if not done:
         return _settle_rest(batch, commands)
