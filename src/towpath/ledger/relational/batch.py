@@ -238,11 +238,6 @@ class Batch:
         elif not was_finished:
             group.unfinished -= 1
 
-    def flush_queues(self) -> None:
-        """For whoever reads queues by SQL: if any of them was changed, write the rows in hand."""
-        if self._changed_queues:
-            self.flush()
-
     def flush(self) -> None:
         """Write the counter rows in hand."""
         if self._changed_queues:
@@ -276,6 +271,12 @@ class Batch:
 
 
 _fields = msgspec.structs.astuple
+
+
+def flush_queues(batch: Batch) -> None:
+    """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in hand."""
+    if batch._changed_queues:
+        batch.flush()
 
 
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:
