@@ -80,8 +80,8 @@ class Attempt:
         self._chance = chance
         self._born = forks.generation()
         self.task = task
-        self.running = Running(app, claim, task, self._span())
-        self.mode: Mode = "process" if task.process else "loop" if task.is_async else "thread"
+        self.running = Running(app, claim, task, self._span() if tracing.wanted(claim.job.headers) else None)
+        self.mode: Mode = task.mode
         self.timeout = None if claim.job.timeout is None else claim.job.timeout / SECOND
         self._app = app
 
@@ -157,10 +157,8 @@ class Attempt:
         if report is not None and self.throttled is None:
             report(outcome)
 
-    def _span(self) -> AbstractContextManager[None] | None:
+    def _span(self) -> AbstractContextManager[None]:
         job = self.claim.job
-        if not tracing.wanted(job.headers):
-            return None
         return tracing.span(job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), (control.Control,))
 
     # In another process

@@ -91,7 +91,8 @@ class Codec:
         self._required = {each.name for each in self.parameters.values() if _is_required(each)}
         self._names = frozenset(self.parameters)
         self._all_required = len(self._required) == len(self._names)
-        self._decoder = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain)
+        self._all_by_position = self._plain and len(self._by_position) == len(self._names)
+        self._decode: Callable[[bytes], msgspec.Struct] = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain).decode
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
@@ -119,6 +120,8 @@ class Codec:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name, as given: no defaults."""
+        if self._all_by_position and not kwargs and len(args) == len(self._by_position):
+            return dict(zip(self._by_position, args, strict=False))
         if self._plain and len(args) <= len(self._by_position):
             arguments = dict(zip(self._by_position, args))  # noqa: B905  # which costs more than all the rest
             if not kwargs and len(arguments) == len(self._names):
@@ -149,7 +152,7 @@ class Codec:
         except Exception as error:
             raise self._not_json(arguments, error) from error
         try:
-            self._decoder.decode(payload)
+            self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             said, name = _where(error)
             raise self._wrong(name, arguments.get(name), said) from None
@@ -192,7 +195,7 @@ class Codec:
 
     def _values(self, payload: bytes) -> dict[str, Any]:
         try:
-            found = self._decoder.decode(payload)
+            found = self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             said, name = _where(error)
             raise self._wrong(name, payload, said) from error

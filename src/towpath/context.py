@@ -33,14 +33,14 @@ STATE_TTL = 90 * DAY
 """How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
-_posting = threading.Lock()
-"""For the progress of all jobs: it is held for a moment, and most jobs never say how far they are."""
+_telling = threading.Lock()
+"""For what all jobs tell of themselves: it is held for a moment, and most jobs tell nothing."""
 
 
 def _after_fork() -> None:
     """A thread of the parent may have held it."""
-    global _posting  # noqa: PLW0603
-    _posting = threading.Lock()
+    global _telling  # noqa: PLW0603
+    _telling = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -100,8 +100,9 @@ class Running:
         """Somebody else has the job by now: whatever this attempt does, the ledger will not take it."""
         self._app = app
         self._cursor = claim.job.cursor
-        self._spawn: list[Spec] = []
-        self._functions: list[Callable[[Any], object]] = []
+        # Most handlers have neither, and every list that lives until the next commit is one more for the garbage collector.
+        self._spawn: list[Spec] | None = None
+        self._functions: list[Callable[[Any], object]] | None = None
         self._state: Document | None = None
         self._span = span
         self._waiting: Progress | None = None
@@ -164,7 +165,9 @@ class Running:
     def spawn(self, call: Call[R]) -> JobHandle[R]:
         """A child: it is enqueued in the transaction that settles this job as done, and not at all if the attempt fails."""
         spec = call.spec()
-        self._spawn.append(spec)
+        with _telling:
+            self._spawn = self._spawn or []
+            self._spawn.append(spec)
         return JobHandle(call.task.app, spec.id, call.task.decode_result)
 
     def commit(self, function: Callable[[Any], object]) -> None:
@@ -175,7 +178,9 @@ class Running:
                 what="run a function in the settle of this job, which needs a ledger with a database, in this process "
                 "(in a test: app.testing(database=True))"
             )
-        self._functions.append(function)
+        with _telling:
+            self._functions = self._functions or []
+            self._functions.append(function)
 
     def results(self, *, errors: bool = False) -> list[Any]:
         """What the jobs it waited for returned, in the order of `after`; a group gives all of its members. One that did not
@@ -194,7 +199,7 @@ class Running:
         self.lost = True
 
     def _post_last(self) -> None:
-        with _posting:
+        with _telling:
             last, self._waiting = self._waiting, None
         if last is not None:
             self._app.committer.post([last], self.heard)
@@ -206,8 +211,8 @@ class Running:
         if not (self._spawn or self._functions or self._state is not None or self.job.attempts > 1):
             return None
         if self._state is not None or self.job.attempts > 1:
-            return tuple(self._spawn), (Note(key=f"state/{self.id}", value=None),), self._within()
-        return tuple(self._spawn), (), self._within()
+            return tuple(self._spawn or ()), (Note(key=f"state/{self.id}", value=None),), self._within()
+        return tuple(self._spawn or ()), (), self._within()
 
     def __enter__(self) -> Running:
         self._token = running.set(self)
@@ -239,7 +244,7 @@ class Running:
         return within
 
     def _post(self, progress: Progress) -> None:
-        with _posting:
+        with _telling:
             if self._in_flight:
                 self._waiting = _merged(self._waiting, progress)
                 return
@@ -253,7 +258,7 @@ class Running:
             self.ask(reply.cancel)
         elif isinstance(reply, LostClaim):
             self.lose()
-        with _posting:
+        with _telling:
             following, self._waiting = self._waiting, None
             self._in_flight = following is not None
         if following is not None:

@@ -28,6 +28,7 @@ from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
+from towpath.runtime.office import Mode
 from towpath.tracing import inject
 
 P = ParamSpec("P")
@@ -35,6 +36,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _NO_HEADERS: Mapping[str, str] = {}
+_NOTHING: Mapping[str, Any] = {}
 _DONE = Done()
 MAX_TRACE = 16_000
 """Characters of a failure that are kept."""
@@ -52,6 +54,8 @@ class Task(Generic[P, R]):
         self.kind = options.get("name") or default_name(function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.process = options.get("process", False)
+        self.mode: Mode = "process" if self.process else "loop" if self.is_async else "thread"
+        """Where its handler runs."""
         self.policy = policy_of(options.get("backoff"))
         self.breaker = breaker_of(options.get("breaker"))
         self.resource = options.get("resource")
@@ -164,9 +168,9 @@ class Task(Generic[P, R]):
 
     def spec_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Spec:
         """The spec of a call. Raises InvalidInput if the arguments do not fit."""
-        codec = self.codec
+        codec = self._codec or self.codec
         arguments = codec.bind(args, kwargs)
-        return self._spec(arguments, codec.encode(arguments), {})
+        return self._spec(arguments, codec.encode(arguments), _NOTHING)
 
     def _spec(self, arguments: Mapping[str, Any], payload: bytes, more: Mapping[str, Any]) -> Spec:
         if self._model is not None and not more and running.get() is None and not inject(_NO_HEADERS):
@@ -192,7 +196,7 @@ class Task(Generic[P, R]):
     def decode(self, job: Job) -> Bound:
         """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would help."""
         try:
-            return self.codec.decode(job.payload)
+            return (self._codec or self.codec).decode(job.payload)
         except InvalidInput as error:
             raise control.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
 

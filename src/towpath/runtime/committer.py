@@ -24,7 +24,7 @@ from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
 from towpath.runtime.outage import Outage
-from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver, outcome
+from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver
 
 log = logging.getLogger("towpath.committer")
 
@@ -110,7 +110,6 @@ class Committer:
 
     async def acall(self, command: Command, outside: bool = True) -> Result:
         ticket = TaskTicket(command)
-        ticket.future = asyncio.get_running_loop().create_future()
         with self._lock:
             self._add(ticket, outside)
         return self.answer(await ticket.future)
@@ -139,9 +138,10 @@ class Committer:
 
     def answer(self, reply: Reply | None) -> Result:
         """The result, or the error raised. A full queue says when to come back."""
-        if isinstance(reply, QueueFull):
-            raise self._drains.hinted(reply)
-        return outcome(reply)
+        if isinstance(reply, TowpathError):
+            raise self._drains.hinted(reply) if isinstance(reply, QueueFull) else reply
+        assert reply is not None
+        return reply
 
     # The queue of tickets; under the state lock
 

@@ -74,10 +74,14 @@ class ThreadTicket(_Lone):
 
 
 class TaskTicket(_Lone):
-    """For a coroutine that waits for one command. `future` is of its loop."""
+    """For a coroutine that waits for one command."""
 
-    __slots__ = ("future",)
-    future: asyncio.Future[Reply]
+    __slots__ = ("future", "loop")
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command)
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Reply] = self.loop.create_future()
 
     @property
     def abandoned(self) -> bool:
@@ -107,12 +111,11 @@ def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
     for ticket in tickets:
-        if isinstance(ticket, TaskTicket):
-            loop = ticket.future.get_loop()
-            if loop not in by_loop:
-                by_loop[loop] = []
-            by_loop[loop].append((ticket.future, replies[at]))
-        elif isinstance(ticket, ThreadTicket):
+        if type(ticket) is TaskTicket:
+            by_loop.setdefault(ticket.loop, []).append((ticket.future, replies[at]))
+            at += 1
+            continue
+        if isinstance(ticket, ThreadTicket):
             ticket.reply = replies[at]
             ticket.wake()
         elif isinstance(ticket, CallTicket):

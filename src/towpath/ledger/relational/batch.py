@@ -273,6 +273,12 @@ class Batch:
 _fields = msgspec.structs.astuple
 
 
+def flush_queues(batch: Batch) -> None:
+    """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in hand."""
+    if batch._changed_queues:
+        batch.flush()
+
+
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:
     return Counter((job.queue, job.part, job.state, to) for job in jobs)
 

@@ -29,7 +29,7 @@ from towpath.core.lifecycle import Change, settle
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, Refused
 from towpath.ledger.relational import appends, endings, notes
-from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, by_id
+from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, by_id, flush_queues
 from towpath.ledger.relational.db import CURSOR, ERROR, RESULT, Body, Held, array
 
 Settling = Job | Held
@@ -48,6 +48,7 @@ class _Gathered(msgspec.Struct):
 
 def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
     """A run of settles. Those that touch nothing else are done first, in one step; they are nobody's consequence either."""
+    flush_queues(batch)
     counts, done = batch.db.finish_plain(commands, batch.now)
     if not done:
         return _settle_rest(batch, commands)

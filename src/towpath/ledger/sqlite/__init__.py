@@ -88,15 +88,15 @@ class SqliteLedger:
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
         now = self._now(now)
-        spec = quick.lone_spec(commands)
-        if spec is None:
+        specs = quick.plain_specs(commands)
+        if not specs:
             check_commands(commands)
         with self._write_lock:
             self._guard()
             self._inside = threading.get_ident()
             try:
                 with self._turnstile:
-                    answers, wrote = (spec and self._append_alone(spec, now)) or self._transact(commands, now)
+                    answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
                 # After the commit: what went into a file that nobody finds again is not acknowledged.
                 self._presence.check_file()
                 self._fault("committed")
@@ -113,16 +113,16 @@ class SqliteLedger:
                 self._inside = None
         return answers
 
-    def _append_alone(self, spec: Spec, now: int) -> tuple[list[Answer], bool] | None:
-        """The commonest batch. None if it is not so plain, or if the store found something wrong with it: the general way does
-        it again, and knows what to say."""
+    def _append_plain(self, commands: Sequence[Any], specs: Sequence[Spec], now: int) -> tuple[list[Answer], bool] | None:
+        """The commonest batch, of appends only. None if it is not so plain, or if the store found something wrong with it: the
+        general way does it again, and knows what to say."""
         db = self._db
         try:
             self._undo(db)
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            placed = quick.append(db, spec, now, self._begin_quickly)
-            if placed is None:
+            answers = quick.append(db, commands, specs, now, self._begin_quickly)
+            if answers is None:
                 db.execute("ROLLBACK")
                 return None
             self._fault("played")
@@ -134,7 +134,7 @@ class SqliteLedger:
         except BaseException:
             self._undo(db)
             raise
-        return [placed], True
+        return answers, True
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
         spoiled: dict[str, Refused] = {}

@@ -15,14 +15,15 @@ import apsw
 import msgspec
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import Job, State
-from towpath.core.lifecycle import REASONS
+from towpath.core.job import DONE, Done, Job, State
+from towpath.core.lifecycle import REASONS, purge_time
 from towpath.core.views import Query
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
-from towpath.ledger.relational.db import TABLES, Args, Body, Finished, script
+from towpath.ledger.relational.db import RESULT, TABLES, Args, Body, Finished, array, script
 from towpath.ledger.sqlite import guests, jobs, where
 
 T = TypeVar("T")
+_whole = msgspec.json.Decoder(list[int]).decode
 
 ROWS = 32
 """Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
@@ -67,10 +68,23 @@ class SqliteDb:
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         insert(self.connection, _HEADS[table], rows)
 
-    # There is no way to a server that a step less would save.
-
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        return Finished()
+        """Only jobs of one queue: most batches have no others."""
+        plain = [c for c in commands if type(c.outcome) is Done and not (c.spawn or c.notes or c.within is not None)]
+        if not plain or len({command.id for command in commands}) < len(commands):
+            return Finished()
+        places, numbers, fences, queue, other, retention = self.one("plain_held", (array([c.id for c in plain]),))
+        if queue is None or queue != other:
+            return Finished()
+        held, seqs = [plain[at] for at in _whole(places)], _whole(numbers)
+        if [command.fence for command in held] != _whole(fences):
+            return Finished()
+        self.run("settle_done", (now, purge_time(DONE, now, None, retention), numbers))
+        results = [(seq, c.outcome.result) for seq, c in zip(seqs, held, strict=True)]  # type: ignore[union-attr]
+        self.put_bodies([(seq, RESULT, result) for seq, result in results if result is not None])
+        return Finished([(queue, None, len(held))], {command.id for command in held})
+
+    # There is no way to a server that a step less would save.
 
     def take_best(self, args: Args) -> list[Job]:
         return []

@@ -18,6 +18,7 @@ SLOTS = 8192
 BYTES_AT_ONCE = 8 * 1024 * 1024
 
 _WIDTH = len(COLUMNS)
+_whole = msgspec.json.Decoder(list[int]).decode
 INSERT_JOB = "INSERT INTO towpath_job (" + ", ".join(f'"{name}"' for name in COLUMNS) + ")"
 INSERT_BODY = "INSERT INTO towpath_body (slot, data)"
 REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
@@ -31,7 +32,7 @@ def as_json(changes: Mapping[str, str] | None = None) -> str:
 
 
 _BODIES = """
-SELECT json_group_array(json_array(slot, length(data))), CAST(group_concat(data, '') AS BLOB)
+SELECT json_group_array(slot), json_group_array(length(data)), CAST(group_concat(data, '') AS BLOB)
 FROM (SELECT b.slot, b.data FROM json_each(?) v
       CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191 ORDER BY b.slot)
 """
@@ -74,7 +75,12 @@ def parts(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
     """Give freshly read jobs their bodies, some megabytes at a time. (They are nobody else's yet, so this may write them.)"""
+    if not jobs:
+        return
     start, sizes = 0, _sizes(db, jobs)
+    if sum(sizes) <= BYTES_AT_ONCE:
+        _fill(db, jobs)
+        return
     while start < len(jobs):
         end, size = start, 0
         while end < len(jobs) and (end == start or size + sizes[end] <= BYTES_AT_ONCE):
@@ -86,19 +92,19 @@ def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
 
 def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
     """How much each brings. Only a finished job has a result, which may be as large as a payload."""
-    if not any(job.finished_at for job in jobs):
+    if not [job for job in jobs if job.finished_at]:
         return [job.size for job in jobs]
     ((sizes,),) = db.execute(_SIZES, (array([job.seq for job in jobs]),))
-    return msgspec.json.decode(sizes, type=list[int])
+    return _whole(sizes)
 
 
 def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    ((index, blob),) = db.execute(_BODIES, (array([job.seq for job in jobs]),))
+    ((slots, lengths, blob),) = db.execute(_BODIES, (array([job.seq for job in jobs]),))
     if blob is None:
         return
     wanted = {job.seq: job for job in jobs}
     at, found = 0, dict[tuple[int, int], list[bytes]]()
-    for slot, length in msgspec.json.decode(index, type=list[tuple[int, int]]):
+    for slot, length in zip(_whole(slots), _whole(lengths), strict=True):
         seq, rest = divmod(slot, SLOTS)
         piece = blob[at : at + length]
         at += length

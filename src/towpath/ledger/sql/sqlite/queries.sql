@@ -12,15 +12,25 @@ SELECT schema, min_schema, next_seq, next_version, last,
 FROM towpath_meta;
 
 -- name: plain_ground
-SELECT schema, min_schema, next_seq, next_version, last, (SELECT capacity IS NULL FROM towpath_queue WHERE name = ?1),
-    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
+-- Does the queue take so many more, and is the id known?
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
+    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?3) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?3)
+FROM towpath_meta;
+
+-- name: plain_grounds
+-- The same, and is any of the ids known?
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
+    EXISTS (SELECT 1 FROM json_each(?3) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
+        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
 -- name: count_plain_ready
-UPDATE towpath_queue SET ready = ready + 1, loose = loose + 1 WHERE name = ?;
+UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1 WHERE name = ?2;
 
 -- name: count_plain_scheduled
-UPDATE towpath_queue SET scheduled = scheduled + 1 WHERE name = ?;
+UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
@@ -421,6 +431,15 @@ SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.atte
     j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
     EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
 FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
+
+-- name: plain_held
+-- Those of these jobs that run, and by whose end nobody else is touched: their places in the list, their numbers and their fences; the
+-- first and the last of their queues, and how long the first keeps what is done.
+SELECT s.*, (SELECT q.retention FROM towpath_queue q WHERE q.name = s.first) FROM (
+    SELECT json_group_array(v.key), json_group_array(j.seq), json_group_array(j.fence), min(j.queue) AS first, max(j.queue)
+    FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
+    WHERE j.state = 'running' AND j.part IS NULL AND j.cancel_requested IS NULL AND j.retention IS NULL AND j."group" IS NULL
+        AND j.key IS NULL AND NOT EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)) s;
 
 -- name: offer_loose
 SELECT json_group_array({taken}) FROM (

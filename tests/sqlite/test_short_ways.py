@@ -1,0 +1,164 @@
+"""The short ways of plain batches: what they write and answer is what the reference model does, and they really are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from towpath.core.commands import Append, Appended, Claim, Claimed, Command, SetQueue, Settle, Settled, Want
+from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
+from towpath.errors import LostClaim, QueueFull
+from towpath.ledger import Answer
+from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.relational import appends, settles
+from towpath.ledger.sqlite import SqliteLedger
+from towpath.testing.pair import Pair
+
+NOW = 1_000_000_000
+LEASE = 10_000_000
+
+
+class Both:
+    """The reference model and SQLite side by side."""
+
+    def __init__(self, path: Path) -> None:
+        self.pair = Pair(MemoryLedger(), SqliteLedger(path))
+        self.now = NOW
+
+    def apply(self, *commands: Command) -> list[Answer]:
+        self.now += 1
+        answers = self.pair.apply(commands, self.now)
+        self.pair.compare(self.now)
+        return answers
+
+    def hold(self, count: int, queue: str = "q") -> dict[str, int]:
+        """Claim so many; their fences by id."""
+        (claimed,) = self.apply(Claim(owner="w", wants=(Want(queue, count),), lease=LEASE))
+        assert isinstance(claimed, Claimed)
+        return {claim.id: claim.fence for claim in claimed.claims}
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Both]:
+    both = Both(tmp_path / "a.db")
+    with closing(both.pair):
+        both.apply(Append((Spec(id="first", queue="q", payload=b"1"),)))
+        yield both
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the general ways were gone."""
+    gone: list[str] = []
+
+    def gather(*args: object) -> object:
+        gone.append("append")
+        return gathering(*args)  # type: ignore[arg-type]
+
+    def stretch(*args: object) -> object:
+        gone.append("settle")
+        return stretching(*args)  # type: ignore[arg-type]
+
+    gathering, stretching = appends.gather, settles._stretch
+    monkeypatch.setattr(appends, "gather", gather)
+    monkeypatch.setattr(settles, "_stretch", stretch)
+    return gone
+
+
+def one_each(ids: Sequence[str], **fields: object) -> list[Append]:
+    return [Append((Spec(id=id, queue="q", payload=id.encode(), **fields),)) for id in ids]  # type: ignore[arg-type]
+
+
+def seqs(answers: Sequence[Answer]) -> list[list[int]]:
+    return [[placed.seq for placed in answer.jobs] for answer in answers if isinstance(answer, Appended)]
+
+
+def test_many_callers_in_one_batch(both: Both, long_ways: list[str]) -> None:
+    answers = both.apply(*one_each([f"a{n:02}" for n in range(70)]))
+    assert seqs(answers) == [[n] for n in range(2, 72)]
+    assert long_ways == []
+
+
+def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_payloads(
+    both: Both, long_ways: list[str]
+) -> None:
+    some = tuple(Spec(id=f"b{n}", queue="q", payload=bytes(n), delay=n % 2 * 1000, headers={"n": str(n)}) for n in range(5))
+    large = Spec(id="large", queue="q", payload=bytes(3 * 1024 * 1024))
+    answers = both.apply(Append(some), Append((large,)), *one_each(["c"], ttl=5))
+    assert seqs(answers) == [[2, 3, 4, 5, 6], [7], [8]]
+    assert long_ways == []
+
+
+def test_a_capacity_that_holds_all_of_them(both: Both, long_ways: list[str]) -> None:
+    both.apply(SetQueue(queue="q", capacity=4))
+    assert len(seqs(both.apply(*one_each("abc")))) == 3
+    assert long_ways == []
+
+
+def test_a_capacity_that_holds_only_some_refuses_the_others(both: Both, long_ways: list[str]) -> None:
+    both.apply(SetQueue(queue="q", capacity=3))
+    a, b, refused = both.apply(*one_each("abc"))
+    assert seqs([a, b]) == [[2], [3]]
+    assert isinstance(refused, QueueFull)
+    assert long_ways
+
+
+@pytest.mark.parametrize("ids", ["abca", ["a", "first", "b"]], ids=["twice in the batch", "there already"])
+def test_an_id_that_is_known_has_its_first_answer(both: Both, ids: Sequence[str]) -> None:
+    both.apply(*one_each(ids))
+
+
+@pytest.mark.parametrize("odd", [{"key": Key("k")}, {"part": "p"}, {"queue": "new"}], ids=lambda odd: next(iter(odd)))
+def test_one_that_is_not_plain_takes_the_others_along(both: Both, long_ways: list[str], odd: dict[str, object]) -> None:
+    strange = Spec(**{"id": "odd", "queue": "q", **odd})  # type: ignore[arg-type]
+    both.apply(*one_each("ab"), Append((strange,)), *one_each("c"))
+    assert long_ways
+
+
+def test_settles_with_and_without_results(both: Both, long_ways: list[str]) -> None:
+    both.apply(*one_each("abc"))
+    held = both.hold(4)
+    answers = both.apply(*[Settle(id, fence, Done(None if id == "a" else id.encode())) for id, fence in held.items()])
+    assert answers == [Settled(id, DONE) for id in held]
+    assert long_ways == []
+    assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == answers
+
+
+def test_those_with_consequences_are_settled_beside_them(both: Both, long_ways: list[str]) -> None:
+    keyed = Append((Spec(id="keyed", queue="q", key=Key("k")),))
+    child = Spec(id="child", queue="q")
+    both.apply(*one_each("abcd"), keyed)
+    held = both.hold(6)
+    ends: dict[str, Outcome] = {"b": Retry(5), "keyed": Done()}
+    settles = [Settle(id, fence, ends.get(id, Done()), (child,) if id == "c" else ()) for id, fence in held.items()]
+    assert [type(answer) for answer in both.apply(*settles)] == [Settled] * 6
+    assert "settle" in long_ways
+
+
+def test_a_fence_that_is_old(both: Both) -> None:
+    both.apply(*one_each("ab"))
+    held = both.hold(3)
+    lost, *others = both.apply(*[Settle(id, fence - (id == "first"), Done()) for id, fence in held.items()])
+    assert isinstance(lost, LostClaim)
+    assert others == [Settled("a", DONE), Settled("b", DONE)]
+
+
+def test_of_two_settles_of_a_claim_the_first_counts(both: Both) -> None:
+    held = both.hold(1)
+    again = [Settle("first", held["first"], Done(b"1")), Settle("first", held["first"], Done(b"2"))]
+    assert both.apply(*again) == [Settled("first", DONE)] * 2
+
+
+def test_a_retention_that_is_set_in_the_same_batch_counts(both: Both, long_ways: list[str]) -> None:
+    held = both.hold(1)
+    both.apply(SetQueue(queue="q", retention=7), Settle("first", held["first"], Done()))
+    assert long_ways == []
+
+
+def test_settles_of_two_queues(both: Both) -> None:
+    both.apply(*one_each("ab"), Append((Spec(id="there", queue="other"),)))
+    held = both.hold(3) | both.hold(1, "other")
+    assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == [Settled(id, DONE) for id in held]
