@@ -228,7 +228,7 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, compa
         if company:
             assert {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"} <= set(hits)
         else:
-            assert {"Committer._lead_alone", "Committer._take", "Committer._lead", "deliver"} <= set(hits)
+            assert {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"} <= set(hits)
         assert not any(name.startswith("Condition.__") for name in hits)
         committer.close()
         assert ledger.check() == []
