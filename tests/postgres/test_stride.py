@@ -152,6 +152,18 @@ def test_it_is_undone_if_somebody_changed_one_of_them_meanwhile(ledger: Postgres
     assert states(ledger) == {"a": State.DONE, "b": State.RUNNING, "c": State.RUNNING}
 
 
+def test_a_row_that_makes_no_sense_spares_the_others(
+    ledger: PostgresLedger, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(ledger, "a", "b")
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("UPDATE towpath.job SET generation = -1, key_policy = 'odd' WHERE id = 'a'")
+        assert names(ledger.apply([claim()])[0]) == ["b"]
+        assert "job a holds what no ledger wrote" in caplog.text
+        other.execute("UPDATE towpath.job SET generation = 0, key_policy = NULL WHERE id = 'a'")
+    assert states(ledger) == {"a": State.RUNNING, "b": State.RUNNING}
+
+
 def test_the_relations_are_not_held_for_longer_than_they_are_needed(ledger: PostgresLedger, said: list[bytes]) -> None:
     """Whoever holds them keeps all others from theirs."""
     append(ledger, "a", "b", "c", "d")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,8 @@ from towpath.ledger.postgres.marks import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array
+
+log = logging.getLogger("towpath.postgres")
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -235,7 +238,10 @@ def add_plain(db: PostgresDb, blocks: Iterable[bytes], bodies: Iterable[Body]) -
 
 def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> list[Job]:
     """Jobs that were just claimed, the best first."""
-    found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
+    try:
+        found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
+    except msgspec.ValidationError:
+        return received(db, [row for row in rows if _makes_sense(row)], look)
     fresh: list[tuple[int, int]] = []
     partial: list[Job] = []
     for job, row in zip(found, rows, strict=True):
@@ -252,6 +258,16 @@ def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> lis
         db.marks.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
     db.fill(partial)
     return found
+
+
+def _makes_sense(row: tuple[Any, ...]) -> bool:
+    """A row that was tampered with must not take its neighbours along: it is claimed, and its lease runs out."""
+    try:
+        msgspec.convert(row[:WIDTH], Job)
+    except msgspec.ValidationError as error:
+        log.error("job %s holds what no ledger wrote, and is left to its lease: %s", row[0], error)
+        return False
+    return True
 
 
 def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:
