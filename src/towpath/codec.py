@@ -91,7 +91,6 @@ class Codec:
         self._required = {each.name for each in self.parameters.values() if _is_required(each)}
         self._names = frozenset(self.parameters)
         self._all_required = len(self._required) == len(self._names)
-        self._all_by_position = self._plain and len(self._by_position) == len(self._names)
         self._decode: Callable[[bytes], msgspec.Struct] = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain).decode
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
@@ -120,8 +119,6 @@ class Codec:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name, as given: no defaults."""
-        if self._all_by_position and not kwargs and len(args) == len(self._by_position):
-            return dict(zip(self._by_position, args, strict=False))
         if self._plain and len(args) <= len(self._by_position):
             arguments = dict(zip(self._by_position, args))  # noqa: B905  # which costs more than all the rest
             if not kwargs and len(arguments) == len(self._names):

@@ -30,6 +30,14 @@ def test_a_new_worker_claims_for_its_slots_only() -> None:
     assert Pace(SLOTS, Time()).ahead() == 0
 
 
+def test_its_first_claims_tell_how_long_a_commit_takes() -> None:
+    """And its first jobs how quick they are, though they were too quick to measure."""
+    pace = Pace(SLOTS, Time())
+    pace.fed(0.004)
+    pace.ended(SLOTS, 0.0001)
+    assert pace.ahead() == 2 * 4 * SLOTS
+
+
 def test_as_much_as_starts_within_two_commits() -> None:
     pace, _ = working(0.01, 100, commit=0.004)
     assert pace.ahead() == 80

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from towpath.core.job import Spec, State
 from towpath.errors import DiskFull, LedgerBusy, LedgerClosed
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.dispatcher import Waiter
-from towpath.runtime.upkeep import AGAIN, KEY, LEAST, LONGEST_PAUSE, MOST, RENEW, STAND_BY, TTL, Caretaker
+from towpath.runtime.upkeep import AGAIN, KEY, LEAST, LONGEST_LEAST, LONGEST_PAUSE, MOST, RENEW, STAND_BY, TTL, Caretaker
 from towpath.testing import ManualClock
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -122,6 +123,23 @@ class TestChores:
             kept.clock.advance(0.001)
             kept.once()
         assert kept.upkeeps() - before <= 3
+
+    @pytest.mark.parametrize(("took", "pause"), [(0, LEAST), (LEAST // 5, 2 * LEAST), (SECOND // 10, LONGEST_LEAST)])
+    def test_more_seldom_where_it_takes_long(self, kept: Kept, ledger: Ledger, took: int, pause: int) -> None:
+        kept.settle()
+        apply = kept.gate.apply
+
+        def slow(*args: Any) -> Any:
+            kept.clock.set(kept.clock.now() + took)
+            return apply(*args)
+
+        kept.gate.apply = slow  # type: ignore[method-assign, assignment]
+        began, before = kept.clock.now(), kept.upkeeps()
+        while kept.clock.now() < began + SECOND:
+            append(ledger, f"{kept.clock.now()}")
+            kept.once()
+            kept.clock.set(kept.clock.now() + LEAST // 10)
+        assert SECOND // pause - 3 <= kept.upkeeps() - before <= SECOND // pause + 1
 
     def test_again_at_once_while_there_is_more(self, kept: Kept, ledger: Ledger) -> None:
         kept.settle()

@@ -51,8 +51,8 @@ class Outbox:
         """Has the ledger heard of everything?"""
         return not self._ends and self._posted == self._answered
 
-    def count(self) -> int:
-        """What was not handed over yet: once before every `send`."""
+    def take_stock(self) -> int:
+        """How many were not handed over yet; the pace hears of them. Once before every `send`."""
         if self._ends:
             self._pace.ended(len(self._ends), sum([spent for _, _, spent, _ in self._ends]))
         return len(self._ends)

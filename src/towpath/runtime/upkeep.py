@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -34,7 +33,8 @@ STAND_BY: Final = SECOND // 4
 """How often the others ask whether it is. They also look for work then: a rate limit that opens writes nothing that a watch
 could notice."""
 LEAST, LONGEST_LEAST = SECOND // 20, SECOND // 4
-"""Between two upkeeps, and between two looks at the schedules; the longer one where an upkeep takes longer than `SHARE` of that."""
+"""Between two upkeeps, and between two looks at the schedules. Between two upkeeps also `SHARE` times as long as one took, up to the
+longer: what is due is claimed without it where there is much to do."""
 SHARE: Final = 10
 MOST: Final = SECOND
 """A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the job a while."""
@@ -65,7 +65,7 @@ class Caretaker:
         self._clock = clock
         self._ears = _Ears(ledger, committer)
         self._chair = _Chair(ledger, committer, owner)
-        self._chores = _Chores(committer, ledger.capabilities.remote)
+        self._chores = _Chores(committer, clock, ledger.capabilities.remote)
         self._rounds = _Rounds(due)
         self._heard = heard
         self._complained = ""
@@ -261,8 +261,9 @@ class _Chair:
 class _Chores:
     """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and then."""
 
-    def __init__(self, committer: Committer, remote: bool) -> None:
+    def __init__(self, committer: Committer, clock: Clock, remote: bool) -> None:
         self._committer = committer
+        self._clock = clock
         self._most = MOST * (REMOTE if remote else 1)
         self._least = LEAST
         self._done_at = 0
@@ -278,10 +279,10 @@ class _Chores:
     def do(self, now: int) -> None:
         if self._done_at <= now < self.next():
             return
-        started = time.monotonic()
+        began = self._clock.now()
         answer = self._committer.call(Upkeep())
         assert isinstance(answer, Upkept)
-        self._least = min(max(LEAST, SHARE * int((time.monotonic() - started) * SECOND)), LONGEST_LEAST)
+        self._least = min(max(LEAST, SHARE * (self._clock.now() - began)), LONGEST_LEAST)
         self._done_at, self._last, self.changed = now, answer, False
 
 

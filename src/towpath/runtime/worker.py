@@ -278,7 +278,7 @@ class Worker:
     def _flush(self) -> None:
         """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
-        sending = self._outbox.count() > 0
+        sending = self._outbox.take_stock() > 0
         if not (self._stopping or self._paused):
             self.intake.ask(self._free(), self._pace.ahead(), kick=not sending)
         if sending:
