@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -206,11 +207,12 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, compa
     """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody else's call goes
     through, and so does the close. A caller leads if it is alone; in company its command is the thread's."""
     with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
-        committer = Committer(ledger)
+        committer, ids = Committer(ledger), count()
         committer.start()
 
         def after(n: int, _: bool) -> None:
-            thread = threading.Thread(target=committer.call, args=(Append((Spec(id=f"{n}-other", queue="q"),)),), daemon=True)
+            spec = Spec(id=f"{n}-{next(ids)}-other", queue="q")
+            thread = threading.Thread(target=committer.call, args=(Append((spec,)),), daemon=True)
             thread.start()
             thread.join(20)
             assert not thread.is_alive(), "a lock was left behind"
@@ -222,13 +224,18 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, compa
 
         def action(n: int) -> None:
             committer._company = company
-            committer.call(Append((Spec(id=f"{n}", queue="q"),)))
+            committer.call(Append((Spec(id=f"{n}-{next(ids)}", queue="q"),)))
 
-        hits = every_entry(action, after)
+        expected = {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"}
         if company:
-            assert {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"} <= set(hits)
-        else:
-            assert {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"} <= set(hits)
+            expected = {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"}
+        hits: set[str] = set()
+        for _ in range(5):
+            # A checkpoint on the way makes it longer, and what would have been hit is passed over.
+            hits.update(every_entry(action, after))
+            if expected <= hits:
+                break
+        assert expected <= hits
         assert not any(name.startswith("Condition.__") for name in hits)
         committer.close()
         assert ledger.check() == []
