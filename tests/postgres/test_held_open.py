@@ -28,13 +28,6 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def ledger(postgres_url: str) -> Iterator[PostgresLedger]:
-    with closing(PostgresLedger(postgres_url)) as ledger:
-        yield ledger
-        assert ledger.check() == []
-
-
-@pytest.fixture
 def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Desk]]:
     """Two more processes, as far as the server can tell. The server has the time."""
     ledgers = [PostgresLedger(postgres_url) for _ in range(2)]

@@ -20,14 +20,6 @@ ALL = (-(2**31), 0, 2**31 - 1)
 LEAST, MOST = ALL[0], ALL[2]
 
 
-@pytest.fixture
-def ledger(postgres_url: str) -> Iterator[PostgresLedger]:
-    ledger = PostgresLedger(postgres_url)
-    yield ledger
-    assert ledger.check() == []
-    ledger.close()
-
-
 def take(ledger: PostgresLedger, n: int = 10) -> list[str]:
     (found,) = ledger.apply([Claim(owner="w", wants=(Want("q", n),), lease=10**9)])
     assert isinstance(found, Claimed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -18,14 +17,6 @@ from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.stride import IN_VAIN
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def ledger(postgres_url: str) -> Iterator[PostgresLedger]:
-    ledger = PostgresLedger(postgres_url)
-    yield ledger
-    assert ledger.check() == []
-    ledger.close()
 
 
 @pytest.fixture
@@ -84,6 +75,14 @@ def test_one_statement_for_what_a_worker_sends(ledger: PostgresLedger, said: lis
     assert (counts.ready, counts.running, counts.done) == (0, 0, 3)
     # Nobody minds if it comes again.
     assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [Settled("c", State.DONE), Claimed(())]
+
+
+def test_an_empty_result_is_one(ledger: PostgresLedger) -> None:
+    append(ledger, "a", "b", "c")
+    (held,) = ledger.apply([claim()])
+    results = {"a": None, "b": b"", "c": None}
+    ledger.apply([Settle(end.id, end.fence, Done(results[end.id])) for end in ends(held)])
+    assert {job.id: job.result for job in ledger.dump()["jobs"]} == results
 
 
 def test_what_touches_others_goes_the_general_way(ledger: PostgresLedger, said: list[bytes]) -> None:

@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import BODIES, Done, Job, State
+from towpath.core.job import BODIES, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.ledger.postgres import guests
@@ -27,7 +27,7 @@ from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.marks import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
-from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array
+from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array, plain_end
 
 log = logging.getLogger("towpath.postgres")
 
@@ -114,18 +114,18 @@ class PostgresDb:
         plain = 0
         for command in commands:
             fences[command.id] = None
-            if type(outcome := command.outcome) is Done and not (command.spawn or command.notes or command.within is not None):
+            if (done := plain_end(command)) is not None:
                 fences[command.id] = command.fence
                 plain += 1
-                if outcome.result is not None:
-                    results[command.id] = outcome.result
+                if done.result is not None:
+                    results[command.id] = done.result
         if not plain or len(fences) < len(commands):
             return Finished()
         counts, found = self.one("finish_plain", (array(fences), array(fences.values()), now, RETENTION))
-        done = fences.keys() if found is None else set(_ids(found))
-        if kept := {id: result for id, result in results.items() if id in done}:
+        ended = fences.keys() if found is None else set(_ids(found))
+        if kept := {id: result for id, result in results.items() if id in ended}:
             self.run("put_results", (array(kept), list(kept.values())))
-        return Finished(_counts(counts or b"[]"), done)
+        return Finished(_counts(counts or b"[]"), ended)
 
     def take_best(self, args: Args) -> list[Job]:
         queue, most, *_, single = args

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 
 from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want
-from towpath.core.job import DONE, Done, Job
+from towpath.core.job import DONE, Job
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
 from towpath.ledger.postgres.db import Look, PostgresDb, received
-from towpath.ledger.relational.db import Args, array
+from towpath.ledger.relational.db import Args, array, plain_end
 
 IN_VAIN = 16
 """Batches for a queue until it is tried again after it was in vain: those that must go the general way should not pay for both."""
@@ -40,6 +40,8 @@ class Strides:
             return []
         found = _stride(db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
         if found is None:
+            if len(self._rests) >= MOST_QUEUES:
+                self._rests.clear()
             self._rests["" if want is None else want.queue] = IN_VAIN
             return []
         present, jobs = found
@@ -50,7 +52,7 @@ class Strides:
 
     def _rest(self, queue: str) -> bool:
         left = self._rests.pop(queue, 0)
-        if left > 1 and len(self._rests) < MOST_QUEUES:
+        if left > 1:
             self._rests[queue] = left - 1
         return left > 0
 
@@ -82,12 +84,12 @@ def _ends(settles: Sequence[Command]) -> tuple[object, ...] | None:
     fences: dict[str, int] = {}
     results: list[bytes | None] = []
     for command in settles:
-        if type(command) is not Settle or type(outcome := command.outcome) is not Done:
-            return None
-        if command.spawn or command.notes or command.within is not None:
+        if type(command) is not Settle or (done := plain_end(command)) is None:
             return None
         fences[command.id] = command.fence
-        results.append(outcome.result)
+        results.append(done.result)
     if len(fences) < len(settles):
         return None
-    return array(fences), array(fences.values()), results if any(results) else [], RETENTION
+    if results.count(None) == len(results):
+        results.clear()
+    return array(fences), array(fences.values()), results, RETENTION

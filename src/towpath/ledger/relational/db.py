@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import Job, Reason, State
+from towpath.core.job import Done, Job, Reason, State
 from towpath.core.views import Query
 
 T = TypeVar("T")
@@ -62,6 +62,12 @@ class Finished(NamedTuple):
 
     counts: Sequence[tuple[str, str | None, int]] = ()
     ids: Set[str] = frozenset()
+
+
+def plain_end(command: Settle) -> Done | None:
+    """How it ends, if that is done and nothing else happens with it."""
+    outcome = command.outcome
+    return outcome if type(outcome) is Done and not (command.spawn or command.notes or command.within is not None) else None
 
 
 class Db(Protocol):

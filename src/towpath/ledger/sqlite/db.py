@@ -15,11 +15,11 @@ import apsw
 import msgspec
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import DONE, Done, Job, State
+from towpath.core.job import DONE, Job, State
 from towpath.core.lifecycle import REASONS, purge_time
 from towpath.core.views import Query
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
-from towpath.ledger.relational.db import RESULT, TABLES, Args, Body, Finished, array, script
+from towpath.ledger.relational.db import RESULT, TABLES, Args, Body, Finished, array, plain_end, script
 from towpath.ledger.sqlite import guests, jobs, where
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class SqliteDb:
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
         """Only jobs of one queue: most batches have no others."""
-        plain = [c for c in commands if type(c.outcome) is Done and not (c.spawn or c.notes or c.within is not None)]
+        plain = [command for command in commands if plain_end(command) is not None]
         if not plain or len({command.id for command in commands}) < len(commands):
             return Finished()
         places, numbers, fences, queue, other, retention = self.one("plain_held", (array([c.id for c in plain]),))
