@@ -207,7 +207,7 @@ def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(
         one = ledger._db.append_one
         assert one is not None
 
-        def interrupt() -> None:
+        def interrupt(*_: int) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(one, "_readable", interrupt)

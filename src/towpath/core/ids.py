@@ -48,6 +48,11 @@ class IdSource:
         self._growing = drawn & (_GROWING_END >> 1) - 1
 
 
+def is_new(id: str) -> bool:
+    """Does it look like one of an `IdSource`, which nobody has had before?"""
+    return len(id) == 36 and id[14] == "7"
+
+
 def derived(parent: str, role: str, n: int = 0) -> str:
     """The id of the n-th `role` of `parent`: the same question always gives the same id."""
     digest = hashlib.blake2b(f"{parent}\0{role}\0{n}".encode(), digest_size=16, person=b"towpath-id").digest()

@@ -108,6 +108,10 @@ def outcome(reply: Reply | None) -> Result:
 
 def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     """Give every ticket its replies. An event loop is woken once, however many of its coroutines are answered."""
+    if len(tickets) == 1 and type(tickets[0]) is ThreadTicket:
+        tickets[0].reply = replies[0]
+        tickets[0].wake()
+        return
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
     for ticket in tickets:

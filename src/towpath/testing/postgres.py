@@ -391,5 +391,6 @@ def empty(url: str, schema: str = "towpath") -> None:
         found = connection.execute(kinds, (schema,)).fetchall()
         tables = [sql.Identifier(schema, name) for name, kind in found if kind == "r" and name != "meta"]
         connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(tables)))
+        connection.execute(sql.SQL("UPDATE {} SET bounded = '{{}}'").format(sql.Identifier(schema, "meta")))
         for name in [name for name, kind in found if kind == "S"]:
             connection.execute(sql.SQL("ALTER SEQUENCE {} RESTART").format(sql.Identifier(schema, name)))

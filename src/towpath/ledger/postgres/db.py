@@ -62,7 +62,7 @@ class Look(NamedTuple):
 class PostgresDb:
     """`relational.db.Db` on a connection."""
 
-    __slots__ = ("_cursor", "_statements", "append_one", "connection", "marks")
+    __slots__ = ("_cursor", "_statements", "append_new", "append_one", "connection", "marks")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
@@ -70,8 +70,10 @@ class PostgresDb:
         self._cursor = Cursor(connection)
         self.marks = Marks()
         self.append_one: Direct | None = None
+        self.append_new: Direct | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
             self.append_one = Direct(connection, "towpath_append", statements.named["append_plain"][1], 9)
+            self.append_new = Direct(connection, "towpath_append_new", statements.append_new, 9)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:

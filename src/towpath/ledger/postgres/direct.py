@@ -4,6 +4,7 @@ somebody waits."""
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from psycopg.pq.abc import PGresult
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
+QUICK = 0.001
+"""Seconds: an answer that usually takes longer is waited for asleep."""
+
 
 class Direct:
     def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
@@ -23,6 +27,8 @@ class Direct:
         self._name, self._query = name.encode(), query
         self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
         self._is_there = False
+        self._usual = QUICK
+        """Seconds until there is an answer."""
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
         self._readable = poll.poll
@@ -61,11 +67,23 @@ class Direct:
         if pgconn.flush():
             found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
             return found[-1]
+        began = time.monotonic()
+        if self._usual < QUICK:
+            self._watch(began)
         while pgconn.is_busy():
             self._readable()
             pgconn.consume_input()
+        self._usual += (min(time.monotonic() - began, 2 * QUICK) - self._usual) / 8
         last = pgconn.get_result()
         while (more := pgconn.get_result()) is not None:
             last = more
         assert last is not None
         return last
+
+    def _watch(self, began: float) -> None:
+        """Half of the usual time asleep, then awake for as long again: somebody waits, and to be woken takes a tenth of all the time."""
+        time.sleep(self._usual / 2)
+        pgconn = self._connection.pgconn
+        while pgconn.is_busy() and time.monotonic() - began < self._usual:
+            if self._readable(0):
+                pgconn.consume_input()

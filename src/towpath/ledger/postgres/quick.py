@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import msgspec
 
 from towpath.core.checks import storable
 from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Settle, Upkeep, Upkept
+from towpath.core.ids import is_new
 from towpath.core.job import MAX_LOSSES, Spec
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
@@ -81,12 +83,15 @@ def _is_plain(spec: Spec) -> bool:
 
 
 def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Step]:
+    first = commands[0].specs  # type: ignore[union-attr]
+    if len(commands) == len(first) == 1 and now is None and _is_bare(first[0]):
+        one = db.append_new if is_new(first[0].id) else db.append_one
+        if one is not None:
+            return _append_one(one, first[0])
     appends = [command for command in commands if type(command) is Append]
     if len(appends) < len(commands):
         return []
-    specs = appends[0].specs if len(appends) == 1 else [spec for append in appends for spec in append.specs]
-    if len(specs) == 1 and now is None and db.append_one is not None and _is_bare(specs[0]):
-        return _append_one(db.append_one, specs[0])
+    specs = first if len(appends) == 1 else [spec for append in appends for spec in append.specs]
     found = _append_some(db, specs, now) if len(specs) <= SOME else _append_many(db, specs, now)
     if found is None:
         return []
@@ -97,8 +102,19 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
 
 
 def _append_one(statement: Direct, spec: Spec) -> list[Step]:
-    row = statement.row(_arguments(spec))
+    # fmt: off
+    common = _common(
+        spec.queue, spec.kind, spec.priority, spec.max_attempts, spec.timeout, spec.retention, spec.content_type
+    )
+    # fmt: on
+    row = statement.row((spec.id.encode(), *common, spec.payload))
     return [] if row is None else [(row[0], [Appended((Placed(spec.id, row[1]),))])]
+
+
+@lru_cache(1000)
+def _common(*values: str | int | None) -> tuple[bytes | None, ...]:
+    """The arguments that the specs of a task share."""
+    return tuple([None if value is None else str(value).encode() for value in values])
 
 
 def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
@@ -116,25 +132,12 @@ def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numb
     return many.append(db, runs, now)
 
 
-def _arguments(spec: Spec) -> list[bytes | None]:
-    # fmt: off
-    return [
-        spec.id.encode(), spec.queue.encode(), spec.kind.encode(), _number(spec.priority), _number(spec.max_attempts),
-        _number(spec.timeout), _number(spec.retention), spec.content_type.encode(), spec.payload,
-    ]
-    # fmt: on
-
-
 def _is_bare(spec: Spec) -> bool:
     """Nothing but what most specs have."""
     told = spec.parent is not None or spec.correlation_id is not None or spec.generation
     if len(spec.payload) > SMALL:
         return False
     return not (told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES) and _is_plain(spec)
-
-
-def _number(value: int | str | None) -> bytes | None:
-    return None if value is None else str(value).encode()
 
 
 def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:

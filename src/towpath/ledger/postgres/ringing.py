@@ -1,16 +1,17 @@
-"""Wake-ups between processes: NOTIFY after the commit, LISTEN on a connection of its own, a look now and then as the net."""
+"""Wake-ups between processes, on a connection of their own: NOTIFY after the commit, LISTEN, a look now and then as the net."""
 
 from __future__ import annotations
 
 import logging
-import select
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
+from psycopg.pq import ExecStatus
 
 from towpath.errors import TowpathError
 from towpath.ledger.postgres.connect import PostgresOptions, connect
@@ -27,7 +28,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
 FIRST = 1.0
 """Seconds that whoever opens a ledger waits for the first attempt to listen."""
 AGAIN = 1.0
-"""Seconds between two attempts to listen."""
+"""Seconds between two attempts to connect."""
 
 
 class Ringing:
@@ -40,20 +41,18 @@ class Ringing:
         self._version = self._waiting = 0
         self._peeked = ""
         self._looked = 0.0
-        self._ring, self._tried = threading.Event(), threading.Event()
+        self._tried = threading.Event()
         self._closed = False
         self.listening = False
         """Does a ring of another process reach us? Otherwise we look."""
-        self._ringer = 0
-        """The server's number for our ringing connection: what comes from there we know already."""
-        self._threads: list[threading.Thread] = []
-        self._stop, self._stopped = socket.socketpair()
+        self._rung = False
+        """This process has committed, and not yet told the others."""
+        self._thread = threading.Thread(target=self._run, name="towpath-ringing", daemon=True)
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
 
     def start(self) -> None:
-        work = [self._run_ringer] if self._options.pooled else [self._run_ringer, self._run_listener]
-        self._threads = [threading.Thread(target=each, name="towpath-ringing", daemon=True) for each in work]
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         if not self._options.pooled:
             # Who has opened the ledger hears of everything after it; that the listener has begun is no news later.
             self._tried.wait(FIRST)
@@ -62,18 +61,17 @@ class Ringing:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._ring.set()
-        self._stop.send(b"!")
-        for thread in self._threads:
-            thread.join()
-        self._stop.close()
-        self._stopped.close()
+        self._wake.send(b"!")
+        self._thread.join()
+        self._wake.close()
+        self._woken.close()
 
     def ring(self) -> None:
         """This process has committed."""
         self._bump()
-        if not self._ring.is_set():
-            self._ring.set()
+        if not self._rung:
+            self._rung = True
+            self._wake.send(b"!")
 
     def version(self) -> int:
         self._look()
@@ -115,34 +113,12 @@ class Ringing:
             self._peeked = peeked
             self._bump()
 
-    def _run_ringer(self) -> None:
-        connection: Connection | None = None
-        pause = SHORTEST_PAUSE
-        while True:
-            self._ring.wait()
-            if self._closed:
-                break
-            self._ring.clear()
-            try:
-                if connection is None or connection.closed:
-                    connection = connect(self._url, self._options)
-                    self._ringer = connection.info.backend_pid
-                # It need not survive a crash, so it need not wait for the disk.
-                connection.execute("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", (self.channel,))
-            except (psycopg.Error, TowpathError) as error:
-                # The others look by themselves after a while, and the next commit rings again.
-                log.debug("could not ring: %s", error)
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE) if self._ring.is_set() else SHORTEST_PAUSE
-        if connection is not None:
-            connection.close()
-
-    def _run_listener(self) -> None:
+    def _run(self) -> None:
         while not self._closed:
             try:
-                self._listen()
+                self._serve()
             except (psycopg.Error, TowpathError) as error:
-                log.debug("not listening: %s", error)
+                log.debug("neither ringing nor listening: %s", error)
             self.listening = False
             self._bump()  # whatever was told meanwhile, nobody heard
             self._tried.set()
@@ -150,17 +126,43 @@ class Ringing:
                 if not self._closed:
                     self._changed.wait(AGAIN)
 
-    def _listen(self) -> None:
-        connection = connect(self._url, self._options)
-        try:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
-            self.listening = True
+    def _serve(self) -> None:
+        with connect(self._url, self._options) as connection, selectors.DefaultSelector() as selector:
+            if not self._options.pooled:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
+                self.listening = True
             self._bump()
             self._tried.set()
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            pause, next_ring, busy = SHORTEST_PAUSE, 0.0, False
             while not self._closed:
-                select.select([connection.fileno(), self._stopped.fileno()], [], [], NET)
-                senders = {notice.pid for notice in connection.notifies(timeout=0)}
-                if senders - {self._ringer}:
-                    self._bump()
-        finally:
-            connection.close()
+                early = next_ring - time.monotonic()
+                if self._rung and early <= 0:
+                    self._notify(connection)
+                    pause = min(2 * pause, LONGEST_PAUSE) if busy else SHORTEST_PAUSE
+                    next_ring, early = time.monotonic() + pause, pause
+                busy = self._rung
+                for key, _ in selector.select(early if busy else NET):
+                    if key.fileobj is self._woken:
+                        self._woken.recv(64)
+                    else:
+                        connection.pgconn.consume_input()
+                self._hear(connection)
+
+    def _notify(self, connection: Connection) -> None:
+        self._rung = False
+        # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside every stream of commits.
+        name = sql.Identifier(self.channel).as_bytes(connection)
+        told = connection.pgconn.exec_(b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT")
+        if told.status != ExecStatus.COMMAND_OK:
+            self._rung = True
+            raise errors.error_from_result(told)
+
+    def _hear(self, connection: Connection) -> None:
+        """What comes from this connection we know already."""
+        others = False
+        while (notice := connection.pgconn.notifies()) is not None:
+            others |= notice.be_pid != connection.pgconn.backend_pid
+        if others:
+            self._bump()

@@ -98,6 +98,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
                ON r.queue = q.name WHERE q.loose <> coalesce(r.n, 0)""",
     ),
     (
+        "queue {} has a capacity that no append would know of",
+        "SELECT name FROM towpath.queue, towpath.meta WHERE capacity IS NOT NULL AND name <> ALL (bounded)",
+    ),
+    (
         "queue {} has jobs but no row",
         "SELECT DISTINCT queue FROM towpath.job WHERE queue NOT IN (SELECT name FROM towpath.queue_now)",
     ),
@@ -207,9 +211,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
 
 
 def derive(connection: Connection, statements: Statements) -> None:
-    """Make what follows from the jobs and their dependencies."""
+    """Make what follows from the jobs, their dependencies and the queues."""
     sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge)"
-    for text in (*(side.make for side in SIDE.values()), sourced):
+    bounded = "UPDATE towpath.meta SET bounded = ARRAY(SELECT name FROM towpath.queue WHERE capacity IS NOT NULL)"
+    for text in (*(side.make for side in SIDE.values()), sourced, bounded):
         connection.execute(cast(PgQuery, statements.place(text)))
 
 

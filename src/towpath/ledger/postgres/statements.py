@@ -58,6 +58,7 @@ class Statements:
         self.schema = schema
         self._quoted = sql.Identifier(schema).as_string() + "."
         self.named = {name: (first, self.place(body)) for name, (first, body) in queries().items()}
+        self.append_new = self.place(queries()["append_plain"][1].replace(_UNKNOWN, ""))
         self.puts = {table: self.place(_put(table)) for table in TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
         self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN")
@@ -136,6 +137,7 @@ _TAKEN = {
     "lease_len": "$6::bigint",
     "started_at": "$3::bigint",
 }
+_UNKNOWN = "AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)"
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
     "{job}": JOB,
@@ -190,6 +192,7 @@ _WORDS: Mapping[str, str] = {
     "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
     # The transaction has a number of its own before it numbers a job: see `marks`.
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
+    "{unknown}": _UNKNOWN,
     "{known}": str(len(steps("postgres"))),
     "{losses}": str(MAX_LOSSES),
     "{small}": str(SMALL),

@@ -1,10 +1,12 @@
 -- The ledger. "towpath" stands for the schema it lives in. Times are microseconds. Text is compared by bytes.
 
+-- bounded: the queues that have a capacity.
 CREATE TABLE towpath.meta (
     one        int PRIMARY KEY CHECK (one = 1),
     schema     int NOT NULL,
-    min_schema int NOT NULL
-);
+    min_schema int NOT NULL,
+    bounded    text[] COLLATE "C" NOT NULL DEFAULT '{}'
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 INSERT INTO towpath.meta VALUES (1, 0, 1);
 
 -- Counters that only grow, outside transactions: a row for them would be a queue that every commit stands in.

@@ -1,0 +1,157 @@
+"""One plain spec is one statement of its own, past the driver; and the wake-up that follows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from towpath import Spec, new_id
+from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, SetQueue
+from towpath.errors import QueueFull
+from towpath.ledger import Answer
+from towpath.ledger.postgres import PostgresLedger, direct
+from towpath.ledger.postgres.direct import Direct
+
+
+def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
+    [answer] = ledger.apply([Append((Spec(id=id, queue=queue),))])
+    return answer
+
+
+def statement(ledger: PostgresLedger, id: str) -> Direct:
+    """The one it takes for such an id."""
+    found = ledger._db.append_new if len(id) == 36 else ledger._db.append_one
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=["theirs", "ours"])
+def id(request: pytest.FixtureRequest) -> str:
+    """One that a user made, and one of ours, which is not looked for beforehand."""
+    return "a" if request.param == "theirs" else new_id()
+
+
+def test_the_same_id_is_there_once(id: str, ledger: PostgresLedger) -> None:
+    first = put(ledger, id)
+    assert isinstance(first, Appended)
+    assert put(ledger, id) == first
+    assert ledger.queues()["q"].counts.ready == 1
+
+
+def test_one_that_was_deleted_does_not_come_back(id: str, ledger: PostgresLedger) -> None:
+    first = put(ledger, id)
+    ledger.apply([Cancel(where=Selector(ids=(id,)))])
+    ledger.apply([Purge(where=Selector(ids=(id,)))])
+    assert ledger.get(id) is None
+    assert put(ledger, id) == first
+    assert ledger.get(id) is None
+
+
+def test_a_capacity_holds_from_the_moment_it_is_set(ledger: PostgresLedger) -> None:
+    put(ledger, new_id())
+    ledger.apply([SetQueue(queue="q", capacity=2), SetQueue(queue="other", capacity=None)])
+    put(ledger, new_id())
+    assert isinstance(put(ledger, new_id()), QueueFull)
+    assert isinstance(put(ledger, "a"), QueueFull)
+    assert isinstance(put(ledger, new_id(), "other"), Appended)
+    ledger.apply([SetQueue(queue="q", capacity=None)])
+    assert isinstance(put(ledger, new_id()), Appended)
+
+
+def test_capacities_that_several_set_at_once_are_all_known(ledger: PostgresLedger, postgres_url: str) -> None:
+    """They stand in one row, which the others have changed meanwhile."""
+
+    def bound(who: int) -> None:
+        with closing(PostgresLedger(postgres_url)) as own:
+            for n in range(20):
+                own.apply([SetQueue(queue=f"{who}-{n}", capacity=1)])
+                own.apply([SetQueue(queue=f"{who}-{n - 1}", capacity=None)] if n else [])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(bound, range(4))) == [None] * 4
+    with psycopg.connect(postgres_url) as connection:
+        [(known,)] = connection.execute("SELECT bounded FROM towpath.meta").fetchall()
+    assert sorted(known) == [f"{who}-19" for who in range(4)]
+    for who in range(4):
+        assert isinstance(put(ledger, new_id(), f"{who}-19"), Appended)
+        assert isinstance(put(ledger, new_id(), f"{who}-19"), QueueFull)
+
+
+def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, postgres_url: str) -> None:
+    id = new_id()
+    put(ledger, new_id())
+    one = statement(ledger, id)
+    one._usual = direct.QUICK / 2
+    answers: list[Answer] = []
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("LOCK TABLE towpath.turn IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=lambda: answers.append(put(ledger, id)))
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while connection.execute(waiting).fetchone() is None:
+            time.sleep(0)
+        before = time.thread_time_ns(), time.process_time_ns()
+        while time.thread_time_ns() - before[0] < 20_000_000:
+            pass
+        others = time.process_time_ns() - before[1] - (time.thread_time_ns() - before[0])
+        connection.commit()
+        thread.join()
+    assert isinstance(answers[0], Appended)
+    assert others < 10_000_000, "it was awake all the time"
+    assert one._usual > direct.QUICK / 2
+
+
+def test_one_that_is_interrupted_while_it_dozes_is_there_once(
+    id: str, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(ledger, new_id())
+    put(ledger, "b")
+    one = statement(ledger, id)
+    one._usual = direct.QUICK / 2
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("towpath.ledger.postgres.direct.time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(ledger, id)
+    assert isinstance(put(ledger, id), Appended)
+    assert ledger.queues()["q"].counts.ready == 3
+
+
+def test_others_hear_again_after_the_connection_of_the_ringing_was_lost(ledger: PostgresLedger, postgres_url: str) -> None:
+    with closing(PostgresLedger(postgres_url)) as other, psycopg.connect(postgres_url, autocommit=True) as connection:
+        for _ in range(3):
+            seen = other.version()
+            put(ledger, new_id())
+            while (version := other.wait(seen, 60)) == seen:
+                pass
+            assert version != seen
+            listening = "query LIKE 'LISTEN%' OR query LIKE '%NOTIFY%'"
+            connection.execute(
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND ({listening})"
+            )
+
+
+def test_a_ledger_that_only_appends_has_two_connections(ledger: PostgresLedger, postgres_url: str) -> None:
+    put(ledger, new_id())
+    with psycopg.connect(postgres_url) as connection:
+        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        assert connection.execute(count).fetchone() == (2,)
+
+
+def test_its_own_rings_are_no_news(ledger: PostgresLedger) -> None:
+    """They would have every commit looked after twice."""
+    seen = ledger.version()
+    put(ledger, new_id())
+    version = ledger.version()
+    assert version == seen + 1
+    while ledger._ringing._rung:
+        time.sleep(0)
+    assert ledger.wait(version, 0.2) == version
