@@ -26,7 +26,7 @@ from ledger import specs, sync_rate
 from peers import IN_TURNS, peers
 from raw import Raw
 from rounds import Alternating, Report, rate
-from stage import ARGUMENT, Ours, sqlite
+from stage import ARGUMENT, IDLE, Ours, sqlite
 
 TARGETS = {
     "vs_best_peer": 8.0,
@@ -145,6 +145,8 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
     with Ours(sqlite(path)) as ours, ours.working():
         for number in range(sizes.samples + 20):
             rows = raw.rows(specs(1))
+            # As idle as the worker is before each of its own.
+            time.sleep(IDLE)
             before = time.perf_counter()
             raw.append(rows)
             commit = time.perf_counter() - before

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, SetQueue, Settle, Settled, Want
 from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
+from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.memory import MemoryLedger
@@ -162,3 +164,87 @@ def test_settles_of_two_queues(both: Both) -> None:
     both.apply(*one_each("ab"), Append((Spec(id="there", queue="other"),)))
     held = both.hold(3) | both.hold(1, "other")
     assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == [Settled(id, DONE) for id in held]
+
+
+def waiting(queues: str = "q", **more: Any) -> Claim:
+    """What a worker asks that has nothing to do."""
+    return Claim(**{"owner": "w", "wants": (Want(queues, 64, 8),), "lease": LEASE, **more})
+
+
+@pytest.fixture
+def idle(both: Both) -> Both:
+    """Nothing is ready; one is held, and one is due only later."""
+    both.hold(1)
+    both.apply(*one_each(["later"], delay=1_000_000))
+    return both
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        waiting(),
+        waiting("other,q,none"),
+        waiting(wants=(Want("other", 5), Want("q", 1))),
+        waiting(wants=(Want("q", 9, upto=1),), once=1),
+    ],
+)
+def test_one_that_a_worker_waits_for_begins_as_one_it_holds(idle: Both, claim: Claim, long_ways: list[str]) -> None:
+    appended, claimed = idle.apply(*one_each(["a"], max_attempts=1, timeout=5, correlation_id="c", parent="first"), claim)
+    assert seqs([appended]) == [[3]]
+    assert isinstance(claimed, Claimed)
+    [held] = claimed.claims
+    assert (held.id, held.fence, held.job.payload, held.job.attempts) == ("a", 1, b"a", 1)
+    assert long_ways == []
+    assert idle.apply(Settle("a", 1, Done(b"1"))) == [Settled("a", DONE)]
+
+
+def test_a_worker_that_waits_hears_of_it_again_if_its_answer_was_lost(idle: Both) -> None:
+    for _ in range(2):
+        idle.apply(*one_each("a"), waiting())
+    idle.apply(waiting())
+
+
+NOT_ALL: dict[str, list[Command]] = {
+    "another is ready": one_each("z"),
+    "another is due": one_each(["z"], ready_at=NOW + 6),
+    "another is past its time": one_each(["z"], delay=100, ttl=1),
+    "another queue has one": [Append((Spec(id="z", queue="other"),))],
+    "paused": [SetQueue(queue="q", paused=True)],
+    "capped": [SetQueue(queue="q", cap=1)],
+    "a rate": [SetQueue(queue="q", rate=Rate(1))],
+    "not yet": [SetQueue(queue="q", not_before=NOW + 1_000_000)],
+    "full": [SetQueue(queue="q", capacity=1)],
+    "in parts": [Append((Spec(id="z", queue="q", part="p"),))],
+}
+
+
+@pytest.mark.parametrize("before", NOT_ALL.values(), ids=NOT_ALL)
+def test_where_there_is_more_to_a_claim_it_goes_the_general_way(
+    idle: Both, before: list[Command], long_ways: list[str]
+) -> None:
+    idle.apply(*before)
+    idle.now += 10
+    long_ways.clear()
+    idle.apply(*one_each("a"), waiting("q,other"))
+    assert long_ways
+
+
+@pytest.mark.parametrize("odd", [{"delay": 5}, {"ttl": 5}, {"headers": {"a": "b"}}, {"payload": b""}, {"queue": "new"}])
+def test_a_spec_that_is_not_so_plain_is_claimed_the_general_way(idle: Both, odd: dict[str, Any]) -> None:
+    idle.apply(Append((Spec(**{"id": "a", "queue": "q", "payload": b"1", **odd}),)), waiting("q,new"))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        waiting("*"),
+        waiting("other"),
+        waiting(wants=(Want("q", 5, 0),)),
+        waiting(wants=(Want("q", 5, upto=0),)),
+        waiting(once=0),
+        waiting(token="t"),
+    ],
+)
+def test_a_claim_that_does_not_want_it_or_says_so_in_a_harder_way(idle: Both, claim: Claim) -> None:
+    idle.apply(*one_each(["a"], max_attempts=1), claim)
+    idle.apply(*one_each(["b"]), claim)

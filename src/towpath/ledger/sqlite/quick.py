@@ -1,4 +1,5 @@
-"""The commonest batch of all, plain specs for one queue, the shortest way. Users wait for it, so what it costs beside the disk counts.
+"""The commonest batches of all, the shortest way: plain specs for one queue, and one plain spec with the claim of a worker that waits
+for it. Users wait for them, so what they cost beside the disk counts.
 
 Whatever is not plain (a key, a dependency, a group, a part, a queue that is new or would be full, an id that is known) is left
 to the general way. What this writes is what that would have written; the suite runs over both.
@@ -8,41 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
+from typing import Any
 
 import apsw
+from msgspec.structs import replace
 
 from towpath.core.admission import new_job
-from towpath.core.commands import Append, Appended, Command, Placed
-from towpath.core.job import READY, Spec
+from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Placed
+from towpath.core.job import READY, RUNNING, Spec
+from towpath.core.job import Claim as ClaimedJob
+from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
 from towpath.ledger.relational.db import array
 from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import SqliteDb, named
 
+Begin = Callable[[int, int, int], None]
+
 
 def plain_specs(commands: Sequence[Command]) -> Sequence[Spec]:
-    """The specs of a batch that is nothing but their appends, if they look plain; else none."""
-    # The last one first: beside a worker that is a claim, and nothing else has to be looked at.
-    if not commands or type(commands[-1]) is not Append:
+    """The specs of a batch that is nothing but their appends, or one of them and a claim, if they look plain; else none."""
+    if not commands:
         return ()
-    specs = commands[-1].specs
-    queue = specs[0].queue
-    if len(commands) > 1:
+    # The last one first: beside a busy worker that is a claim, and nothing else has to be looked at.
+    last = commands[-1]
+    if type(last) is Append and len(commands) == 1:
+        specs = last.specs
+    elif type(last) is Claim and len(commands) == 2 and not last.token:
+        first = commands[0]
+        specs = first.specs if type(first) is Append and len(first.specs) == 1 else ()
+    elif type(last) is Append:
         appends = [command.specs for command in commands if type(command) is Append]
-        if len(appends) < len(commands):
-            return ()
-        specs = tuple(chain.from_iterable(appends))
+        specs = tuple(chain.from_iterable(appends)) if len(appends) == len(commands) else ()
+    else:
+        specs = ()
     for spec in specs:
-        if spec.after or spec.group is not None or spec.key is not None or spec.part is not None or spec.queue != queue:
+        if (
+            spec.after
+            or spec.group is not None
+            or spec.key is not None
+            or spec.part is not None
+            or spec.queue != specs[0].queue
+        ):
             return ()
     return specs
 
 
-def append(
-    db: apsw.Connection, commands: Sequence[Append], specs: Sequence[Spec], now: int, begin: Callable[[int, int, int], None]
-) -> list[Answer] | None:
+def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], now: int, begin: Begin) -> list[Answer] | None:
     """Inside a transaction; None if they are not plain after all, and then nothing is written. `begin` hears of the schema,
     the least schema and the ledger's time first, and may raise."""
+    if type(commands[-1]) is Claim:
+        return _append_and_claim(db, commands[-1], specs[0], now, begin)
     queue, count = specs[0].queue, len(specs)
     if count == 1:
         ground = db.execute(named("plain_ground"), (queue, count, specs[0].id))
@@ -68,3 +85,43 @@ def append(
         return [Appended((Placed(job.id, job.seq),)) for job in new]
     placed = iter([Placed(job.id, job.seq) for job in new])
     return [Appended(tuple(islice(placed, len(command.specs)))) for command in commands]
+
+
+def _append_and_claim(db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin) -> list[Answer] | None:
+    """A worker waits, and there is nothing for it but this: the job begins as one that it holds."""
+    names = ",".join([want.queue for want in claim.wants]).split(",")
+    if not _takes(claim, spec):
+        return None
+    ground = db.execute(named("claim_ground"), (spec.queue, spec.id, array(names), now))
+    ((schema, min_schema, seq, version, last, is_all, known),) = ground
+    now = max(now, last)
+    job = new_job(spec, seq, now)
+    if not is_all or known or job.state is not READY or not jobs.is_plain(job):
+        return None
+    begin(schema, min_schema, now)
+    held = replace(
+        job,
+        state=RUNNING,
+        attempts=1,
+        fence=1,
+        owner=claim.owner,
+        lease_until=now + claim.lease,
+        lease_len=claim.lease,
+        started_at=now,
+    )
+    jobs.insert_plain(db, held)
+    db.execute(named("count_plain_running"), (spec.queue,))
+    db.execute(named("write_meta"), (seq + 1, version, now))
+    return [Appended((Placed(job.id, seq),)), Claimed((ClaimedJob(held),))]
+
+
+def _takes(claim: Claim, spec: Spec) -> bool:
+    """Is there room for the spec in a want of its queue by name? No want is for queues by pattern."""
+    if spec.ttl is not None or [want for want in claim.wants if "*" in want.queue]:
+        return False
+    for each in claim.wants:
+        if spec.queue in each.queue.split(","):
+            want = narrowed(claim, each, ())
+            if want is not None and (spec.max_attempts > 1 or want.once is None or want.once > 0):
+                return True
+    return False

@@ -26,8 +26,24 @@ SELECT schema, min_schema, next_seq, next_version, last,
         OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
+-- name: claim_ground
+-- The same for one, ?1 its queue and ?2 its id, that somebody waits for who asks these queues (?3) at ?4: is it all that a claim finds?
+SELECT schema, min_schema, next_seq, next_version, last,
+    (SELECT (capacity IS NULL OR blocked + scheduled < capacity) AND paused = 0 AND cap IS NULL AND rate_count IS NULL
+        AND next_at <= max(?4, last) FROM towpath_queue WHERE name = ?1)
+    AND NOT EXISTS (SELECT 1 FROM json_each(?3) v CROSS JOIN towpath_queue q ON q.name = v.value
+        WHERE q.ready > 0 OR (q.scheduled > 0 AND EXISTS (
+            SELECT 1 FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled' AND j.ready_at <= max(?4, last))))
+    AND NOT EXISTS (SELECT 1 FROM towpath_job
+        WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= max(?4, last)),
+    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
+FROM towpath_meta;
+
 -- name: count_plain_ready
 UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1 WHERE name = ?2;
+
+-- name: count_plain_running
+UPDATE towpath_queue SET running = running + 1 WHERE name = ?;
 
 -- name: count_plain_scheduled
 UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
