@@ -22,7 +22,7 @@ from towpath.core.commands import Append, Appended, Result
 from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop, another
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting
+from towpath.handles import JobHandle, collecting, open_collector
 from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
@@ -121,11 +121,15 @@ class Task(Generic[P, R]):
         """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch; with `on`: when that
         transaction is committed)."""
         specs = (self.spec_for(args, kwargs),)
+        if self._on is None and open_collector.get() is None:  # as most often; the rest is for the others
+            return self._handle(self.app.call(Append(specs)))
         (handle,) = self._collected(specs) or self._handles(self._append(specs))
         return handle
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         specs = (self.spec_for(args, kwargs),)
+        if self._on is None and open_collector.get() is None:
+            return self._handle(await self.app.acall(Append(specs)))
         (handle,) = self._collected(specs) or self._handles(await self._aappend(specs))
         return handle
 
@@ -149,6 +153,10 @@ class Task(Generic[P, R]):
 
     def _aappend(self, specs: tuple[Spec, ...]) -> Coroutine[Any, Any, Result]:
         return self.app.acall(Append(specs)) if self._on is None else aappend_on(self.app.ledger, self._on, specs)
+
+    def _handle(self, answer: Result) -> JobHandle[R]:
+        assert type(answer) is Appended
+        return JobHandle(self.app, answer.jobs[0].id, self.decode_result)
 
     def _handles(self, answer: Result) -> list[JobHandle[R]]:
         assert isinstance(answer, Appended)

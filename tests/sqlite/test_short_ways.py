@@ -204,7 +204,7 @@ def test_a_worker_that_waits_hears_of_it_again_if_its_answer_was_lost(idle: Both
     idle.apply(waiting())
 
 
-NOT_ALL: dict[str, list[Command]] = {
+NOT_ALL: dict[str, Sequence[Command]] = {
     "another is ready": one_each("z"),
     "another is due": one_each(["z"], ready_at=NOW + 6),
     "another is past its time": one_each(["z"], delay=100, ttl=1),
@@ -220,7 +220,7 @@ NOT_ALL: dict[str, list[Command]] = {
 
 @pytest.mark.parametrize("before", NOT_ALL.values(), ids=NOT_ALL)
 def test_where_there_is_more_to_a_claim_it_goes_the_general_way(
-    idle: Both, before: list[Command], long_ways: list[str]
+    idle: Both, before: Sequence[Command], long_ways: list[str]
 ) -> None:
     idle.apply(*before)
     idle.now += 10

@@ -24,7 +24,7 @@ from towpath.core.facts import (
     namespace,
     node,
 )
-from towpath.core.job import FINISHED, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
+from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, purge_time
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
 
@@ -113,7 +113,7 @@ def new_job(
     if ending is not None:
         state, reason, purge_at = ending
     else:
-        state = awaken(ready_at, waits, now)
+        state = awaken(ready_at, waits, now) if waits or ready_at > now else READY
         reason = Reason.DELAY if state is SCHEDULED else _NONE
         purge_at = None
     key, part = spec.key, spec.part

@@ -79,9 +79,9 @@ class TaskTicket(_Lone):
     __slots__ = ("future", "loop")
 
     def __init__(self, command: Command) -> None:
-        super().__init__(command)
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Reply] = self.loop.create_future()
+        _Lone.__init__(self, command)
+        self.loop = loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Reply] = loop.create_future()
 
     @property
     def abandoned(self) -> bool:
@@ -116,7 +116,10 @@ def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     at = 0
     for ticket in tickets:
         if type(ticket) is TaskTicket:
-            by_loop.setdefault(ticket.loop, []).append((ticket.future, replies[at]))
+            loop = ticket.loop
+            if loop not in by_loop:
+                by_loop[loop] = []
+            by_loop[loop].append((ticket.future, replies[at]))
             at += 1
             continue
         if isinstance(ticket, ThreadTicket):

@@ -367,9 +367,12 @@ def _weight(commands: Sequence[Command]) -> int:
             if type(command.outcome) is Done and command.outcome.result is not None:
                 size += len(command.outcome.result)
         elif type(command) is Append:
-            pages += len(command.specs) - 1
-            for spec in command.specs:
-                size += len(spec.payload)
+            specs = command.specs
+            if len(specs) == 1:
+                size += len(specs[0].payload)
+            else:
+                pages += len(specs) - 1
+                size += sum([len(spec.payload) for spec in specs])
     return pages + size // 4096
 
 

@@ -123,9 +123,9 @@ class SqliteDb:
         return isinstance(error, OUR_OWN) or not isinstance(error, apsw.Error)
 
 
-def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> None:
+def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], made: str = "*") -> None:
     """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next power of two and filled up
-    with NULL, which no first column is: of so few statements none has to be prepared again."""
+    with NULL, which no first column is: of so few statements none has to be prepared again. `made` of them: what the columns get."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
@@ -135,14 +135,16 @@ def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]]) -> N
         width, height = len(chunk[0]), 1 << (len(chunk) - 1).bit_length()
         missing = height - len(chunk)
         flat += [None] * (missing * width)
-        db.execute(_values(head, width, height, missing > 0), flat)
+        db.execute(_values(head, width, height, missing > 0, made), flat)
 
 
 @cache
-def _values(head: str, width: int, height: int, filled_up: bool) -> str:
+def _values(head: str, width: int, height: int, filled_up: bool, made: str) -> str:
     row = "(" + ",".join("?" * width) + ")"
     values = f"VALUES {','.join([row] * height)}"
-    return f"{head} SELECT * FROM ({values}) WHERE column1 IS NOT NULL" if filled_up else f"{head} {values}"
+    if not filled_up and made == "*":
+        return f"{head} {values}"
+    return f"{head} SELECT {made} FROM ({values}){' WHERE column1 IS NOT NULL' if filled_up else ''}"
 
 
 _COUNTERS = {"queue": QueueRow, "part": PartRow, "group": GroupRow}

@@ -9,7 +9,8 @@ import apsw
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
-from towpath.core.job import BODIES, COLUMNS, Job
+from towpath.core.admission import new_job
+from towpath.core.job import BODIES, COLUMNS, Job, Spec
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, array
 
 PART = 1024 * 1024
@@ -43,8 +44,51 @@ SELECT json_group_array((SELECT coalesce(sum(length(b.data)), 0) FROM towpath_bo
 """
 
 
+# fmt: off
+_OWN = (
+    "id", "seq", "queue", "kind", "priority", "ready_at", "expires_at", "max_attempts", "max_losses", "timeout", "retention", "parent",
+    "generation", "correlation_id", "created_at", "size", "content_type",
+)
+# fmt: on
+"""What plain jobs that are ready at once do not all have in common."""
+
+
+def own_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
+    # fmt: off
+    return (
+        spec.id, seq, spec.queue, spec.kind, spec.priority, now, None if spec.ttl is None else now + spec.ttl, spec.max_attempts,
+        spec.max_losses, spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, now, len(spec.payload),
+        spec.content_type,
+    )
+    # fmt: on
+
+
+def _ready(own: str) -> str:
+    """The columns of such a job from its own, and from what the rules give to all of them."""
+    model = dict(zip(COLUMNS, columns_of(new_job(Spec(id="model", queue="q"), 1, 0)), strict=True))
+    return ", ".join([f"{own}{_OWN.index(name) + 1}" if name in _OWN else _literal(model[name]) for name in COLUMNS])
+
+
+def _literal(value: str | int | None) -> str:
+    return "NULL" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def is_bare(spec: Spec) -> bool:
+    """A payload, and nothing that makes it wait."""
+    return 0 < len(spec.payload) <= PART and not (spec.headers or spec.delay or spec.ready_at is not None)
+
+
 def columns_of(job: Job) -> tuple[Any, ...]:
     return astuple(job)[:_WIDTH]
+
+
+READY_JOB = _ready("column")
+_ONE_READY = f"{INSERT_JOB} VALUES ({_ready('?')})"
+
+
+def insert_bare(db: apsw.Connection, spec: Spec, seq: int, now: int) -> None:
+    db.execute(_ONE_READY, own_columns(spec, seq, now))
+    db.execute(_ONE_BODY, (seq * SLOTS, spec.payload))
 
 
 def insert_plain(db: apsw.Connection, job: Job) -> None:
@@ -59,11 +103,11 @@ def is_plain(job: Job) -> bool:
 
 def new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:
     for job in jobs:
-        if job.payload:
-            if len(job.payload) <= PART:
-                yield job.seq * SLOTS, job.payload
+        if payload := job.payload:
+            if len(payload) <= PART:
+                yield job.seq * SLOTS, payload
             else:
-                yield from parts(job.seq, PAYLOAD, job.payload)
+                yield from parts(job.seq, PAYLOAD, payload)
         if job.headers:
             yield job.seq * SLOTS + HEADERS * 1024, msgspec.json.encode(job.headers)
 

@@ -22,7 +22,7 @@ from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
 from towpath.ledger.relational.db import array
 from towpath.ledger.sqlite import jobs
-from towpath.ledger.sqlite.db import SqliteDb, named
+from towpath.ledger.sqlite.db import SqliteDb, insert, named
 
 Begin = Callable[[int, int, int], None]
 
@@ -70,20 +70,24 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
         return None
     now = max(now, last)
     begin(schema, min_schema, now)
-    new = [new_job(spec, at, now) for at, spec in enumerate(specs, seq)]
-    if count == 1 and jobs.is_plain(new[0]):
-        jobs.insert_plain(db, new[0])
-    else:
+    ready = count
+    if not all(map(jobs.is_bare, specs)):
+        new = [new_job(spec, at, now) for at, spec in enumerate(specs, seq)]
         SqliteDb(db).add_jobs(new)
-    ready = sum([job.state is READY for job in new])
+        ready = sum([job.state is READY for job in new])
+    elif count == 1:
+        jobs.insert_bare(db, specs[0], seq, now)
+    else:
+        insert(db, jobs.INSERT_JOB, [jobs.own_columns(spec, at, now) for at, spec in enumerate(specs, seq)], jobs.READY_JOB)
+        insert(db, jobs.INSERT_BODY, [(at * jobs.SLOTS, spec.payload) for at, spec in enumerate(specs, seq)])
     if ready:
         db.execute(named("count_plain_ready"), (ready, queue))
     if ready < count:
         db.execute(named("count_plain_scheduled"), (count - ready, queue))
     db.execute(named("write_meta"), (seq + count, version, now))
     if len(commands) == count:
-        return [Appended((Placed(job.id, job.seq),)) for job in new]
-    placed = iter([Placed(job.id, job.seq) for job in new])
+        return [Appended((Placed(spec.id, at),)) for at, spec in enumerate(specs, seq)]
+    placed = iter([Placed(spec.id, at) for at, spec in enumerate(specs, seq)])
     return [Appended(tuple(islice(placed, len(command.specs)))) for command in commands]
 
 
