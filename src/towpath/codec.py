@@ -121,7 +121,7 @@ class Codec:
         """The arguments by parameter name, as given: no defaults."""
         if self._plain and len(args) <= len(self._by_position):
             arguments = dict(zip(self._by_position, args))  # noqa: B905  # which costs more than all the rest
-            if not kwargs and len(arguments) == len(self._names):
+            if not kwargs and len(args) == len(self._names):
                 return arguments
             for name, value in kwargs.items():
                 if name in arguments or name not in self._names:

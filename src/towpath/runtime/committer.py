@@ -100,9 +100,9 @@ class Committer:
 
     def call(self, command: Command, outside: bool = True) -> Result:
         """Block until the command is durable; its result, or its error raised. An interrupt does not take it back."""
+        if (reply := self._lead_alone(command)) is not None:
+            return self.answer(reply)
         ticket = ThreadTicket(command)
-        if self._lead_alone(ticket):
-            return self.answer(ticket.reply)
         with self._lock:
             self._add(ticket, outside)
         ticket.wait()
@@ -151,11 +151,12 @@ class Committer:
     def _add(self, ticket: Ticket, outside: bool) -> None:
         if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
-        if outside and ticket.room and (self._outside or not self._has_room(ticket)):
+        room = ticket.room
+        if outside and room and (self._outside or (self._backlog + room > self._max_backlog and not self._has_room(ticket))):
             self._outside.append(ticket)
             return
         (self._first if ticket.early else self._rest).append(ticket)
-        self._backlog += ticket.room
+        self._backlog += room
         if self._idle:
             # In this order: an interrupt between them must not leave a thread asleep that counts as told.
             self._work.notify()
@@ -190,19 +191,19 @@ class Committer:
 
     # Leading a batch
 
-    def _lead_alone(self, ticket: ThreadTicket) -> bool:
+    def _lead_alone(self, command: Command) -> Reply | None:
         """A blocking caller leads if nobody does and nobody else is about: no hand-over to another thread. Never on an event
         loop's thread."""
         if self._company or asyncio._get_running_loop() is not None:
-            return False
+            return None
         try:
             if not self._commit.acquire(blocking=False):
-                return False
+                return None
             with self._lock:
                 if self._closing or self._failures or self._first or self._rest:
-                    return False
+                    return None
                 self._kicked = False
-            self._lead((ticket,))
+            return self._lead_with_demand(command) if self._demands else self._lead_one(command)
         finally:
             # Not `_leads`: a call of our own is where an interrupt can come between.
             if self._commit._is_owned():  # type: ignore[attr-defined]
@@ -210,7 +211,24 @@ class Committer:
             if self._first or self._rest or self._kicked:
                 with self._lock:
                     self._work.notify()
-        return True
+
+    def _lead_with_demand(self, command: Command) -> Reply | None:
+        ticket = ThreadTicket(command)
+        self._lead((ticket,))
+        return ticket.reply
+
+    def _lead_one(self, command: Command) -> Reply | None:
+        """The same where nobody waits for jobs, which is most of what a program does that only enqueues."""
+        try:
+            (reply,) = self._apply((command,))
+        except TowpathError as error:
+            self._fail((ticket := ThreadTicket(command),), error)
+            return ticket.reply
+        except BaseException:
+            self._put_back((ThreadTicket(command),))
+            raise
+        self.outage.over()
+        return reply
 
     def _lead(self, batch: Sequence[Ticket]) -> None:
         """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds

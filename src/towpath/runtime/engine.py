@@ -114,11 +114,11 @@ class Engine:
 
     def call(self, command: Command) -> Result:
         """Have a command committed; its result, or its refusal raised."""
-        return self.parts.committer.call(command)
+        return (self._parts or self._open()).committer.call(command)
 
     def acall(self, command: Command) -> Coroutine[Any, Any, Result]:
         """The same for a coroutine."""
-        return self.parts.committer.acall(command)
+        return (self._parts or self._open()).committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
         """Several commands, in this order and in one commit. The first refusal is raised, after all were tried."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import threading
+from time import time_ns
 
-from towpath.clock import SystemClock
 from towpath.core.ids import IdSource
 
 _BLOCK = 8192
@@ -28,28 +28,20 @@ class _Entropy:
 
 class _SharedSource:
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held."""
         self._next = IdSource(_Entropy().take).new
-        self._now = SystemClock().now
         self._lock = threading.Lock()
 
-    def new(self) -> str:
+    def new_id(self) -> str:
+        """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
         with self._lock:
-            return self._next(self._now())
+            return self._next(time_ns() // 1000)
 
 
 _source = _SharedSource()
-
-
-def _after_fork() -> None:
-    """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held."""
-    global _source  # noqa: PLW0603
-    _source = _SharedSource()
-
-
+new_id = _source.new_id
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def new_id() -> str:
-    """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
-    return _source.new()
+    os.register_at_fork(after_in_child=_source.begin_anew)

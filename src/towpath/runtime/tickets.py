@@ -80,8 +80,9 @@ class TaskTicket(_Lone):
 
     def __init__(self, command: Command) -> None:
         _Lone.__init__(self, command)
-        self.loop = loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Reply] = loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        # Not by the loop's own method, which costs three times as much.
+        self.future: asyncio.Future[Reply] = asyncio.Future(loop=self.loop)
 
     @property
     def abandoned(self) -> bool:
