@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import threading
-from time import time_ns
 
+from towpath.clock import SystemClock
 from towpath.core.ids import IdSource
 
 _BLOCK = 8192
@@ -33,12 +33,13 @@ class _SharedSource:
     def begin_anew(self) -> None:
         """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held."""
         self._next = IdSource(_Entropy().take).new
+        self._now = SystemClock().now
         self._lock = threading.Lock()
 
     def new_id(self) -> str:
         """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
         with self._lock:
-            return self._next(time_ns() // 1000)
+            return self._next(self._now())
 
 
 _source = _SharedSource()
