@@ -16,8 +16,9 @@ from psycopg.pq.abc import PGresult
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
-QUICK = 0.001
-"""Seconds: an answer that usually takes longer is waited for asleep."""
+QUICK = 0.0008
+"""Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does, and to be awake would
+only take more from the server."""
 
 
 class Direct:
