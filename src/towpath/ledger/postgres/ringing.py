@@ -154,10 +154,13 @@ class Ringing:
         self._rung = False
         # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside every stream of commits.
         name = sql.Identifier(self.channel).as_bytes(connection)
-        told = connection.pgconn.exec_(b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT")
-        if told.status != ExecStatus.COMMAND_OK:
-            self._rung = True
-            raise errors.error_from_result(told)
+        try:
+            told = connection.pgconn.exec_(b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT")
+            if told.status != ExecStatus.COMMAND_OK:
+                raise errors.error_from_result(told)
+        except psycopg.Error:
+            self._rung = True  # on the next connection
+            raise
 
     def _hear(self, connection: Connection) -> None:
         """What comes from this connection we know already."""
