@@ -15,8 +15,9 @@ from typing import Any, Self
 
 import pytest
 
-from towpath.core.commands import Append, Note, Upkeep
+from towpath.core.commands import Append, Claim, Claimed, Note, Upkeep, Want
 from towpath.core.job import Spec
+from towpath.errors import LedgerError, TowpathError
 from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
 from towpath.runtime.committer import Committer
 
@@ -202,13 +203,32 @@ def test_a_read_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None:
         assert ledger.integrity() == []
 
 
-@pytest.mark.parametrize("company", [False, True], ids=["alone", "in company"])
-def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, company: bool) -> None:
+class Waiting:
+    """A worker that waits for jobs of a queue that has none."""
+
+    def wanted(self) -> Claim:
+        return Claim(owner="w", wants=(Want("none"),), lease=1_000_000)
+
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        assert reply == Claimed(()) or isinstance(reply, LedgerError), reply
+
+
+WAYS = {
+    "alone": {"Committer._lead_alone", "Committer._lead_one", "Committer._apply"},
+    "beside a worker": {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"},
+    "in company": {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: str) -> None:
     """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody else's call goes
     through, and so does the close. A caller leads if it is alone; in company its command is the thread's."""
     with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
         committer, ids = Committer(ledger), count()
         committer.start()
+        if way == "beside a worker":
+            committer.add_demand(Waiting())
 
         def after(n: int, _: bool) -> None:
             spec = Spec(id=f"{n}-{next(ids)}-other", queue="q")
@@ -223,12 +243,10 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, compa
                 threading.Event().wait(0.001)
 
         def action(n: int) -> None:
-            committer._company = company
+            committer._company = way == "in company"
             committer.call(Append((Spec(id=f"{n}-{next(ids)}", queue="q"),)))
 
-        expected = {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"}
-        if company:
-            expected = {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"}
+        expected = WAYS[way]
         hits: set[str] = set()
         for _ in range(5):
             # A checkpoint on the way makes it longer, and what would have been hit is passed over.
