@@ -102,11 +102,7 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
 
 
 def _append_one(statement: Direct, spec: Spec) -> list[Step]:
-    # fmt: off
-    common = _common(
-        spec.queue, spec.kind, spec.priority, spec.max_attempts, spec.timeout, spec.retention, spec.content_type
-    )
-    # fmt: on
+    common = _common(spec.queue, spec.kind, spec.priority, spec.max_attempts, spec.timeout, spec.retention, spec.content_type)
     row = statement.row((spec.id.encode(), *common, spec.payload))
     return [] if row is None else [(row[0], [Appended((Placed(spec.id, row[1]),))])]
 
