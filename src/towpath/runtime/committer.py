@@ -24,7 +24,7 @@ from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
 from towpath.runtime.outage import Outage
-from towpath.runtime.tickets import CallTicket, Reply, TaskTicket, ThreadTicket, Ticket, deliver
+from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Reply, ThreadTicket, Ticket, deliver, sort_of
 
 log = logging.getLogger("towpath.committer")
 
@@ -54,6 +54,7 @@ class Committer:
         self.bus = bus or Bus()
         """Where it tells what it has committed."""
         self._max_backlog = max_backlog
+        self._gathering, self._most_together = Gathering(), min(max_backlog, MAX_BATCH)
         # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which is C, is safe from
         # it (a Condition's own is not), and an RLock knows its owner.
         self._commit = threading.RLock()
@@ -108,11 +109,32 @@ class Committer:
         ticket.wait()
         return self.answer(ticket.reply)
 
-    async def acall(self, command: Command, outside: bool = True) -> Result:
-        ticket = TaskTicket(command)
-        with self._lock:
-            self._add(ticket, outside)
-        return self.answer(await ticket.future)
+    async def acall(self, command: Command) -> Result:
+        """The same for a coroutine. Those of an event loop that are not alone hand over together, once in a turn of the loop: the
+        first of them would have a commit of its own otherwise, for which the others wait."""
+        loop, sort = asyncio.get_running_loop(), sort_of(command)
+        gathering = self._gathering.tickets
+        ticket = gathering[sort]
+        if ticket is not None and ticket.loop is loop and ticket.takes(command, self._most_together):
+            return self.answer(await ticket.add(command))
+        ticket = LoopTicket(loop, sort)
+        answer = ticket.add(command)
+        if self._company:
+            gathering[sort] = ticket
+            loop.call_soon(self._hand_over, ticket)
+        else:
+            self._hand_over(ticket)
+        return self.answer(await answer)
+
+    def _hand_over(self, ticket: LoopTicket) -> None:
+        gathering = self._gathering.tickets
+        if gathering[ticket.sort] is ticket:
+            gathering[ticket.sort] = None
+        try:
+            with self._lock:
+                self._add(ticket, outside=True)
+        except LedgerClosed as error:
+            deliver((ticket,), [error] * len(ticket.commands))
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
@@ -173,10 +195,11 @@ class Committer:
                 weight += ticket.weight
                 self._backlog -= ticket.room
         self._kicked = False
-        self._company = len(taken) > 1
+        self._company = sum([len(ticket.commands) if type(ticket) is LoopTicket else 1 for ticket in taken]) > 1
         while self._outside and self._has_room(self._outside[0]):
             ticket = self._outside.popleft()
-            if not ticket.abandoned:
+            ticket.drop_cancelled()
+            if ticket.commands:
                 self._rest.append(ticket)
                 self._backlog += ticket.room
         return taken

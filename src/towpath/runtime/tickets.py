@@ -17,6 +17,16 @@ Reply = Answer | TowpathError
 T = TypeVar("T")
 
 _EARLY = (Settle, Renew, Progress)
+EARLY, APPENDS, REST = range(3)
+"""What a command is to the committer: of these the first tell of what is held already, and only the second wait for room."""
+
+
+def sort_of(command: Command) -> int:
+    return APPENDS if type(command) is Append else EARLY if isinstance(command, _EARLY) else REST
+
+
+def _weight(command: Command) -> int:
+    return len(command.specs) if type(command) is Append else 1
 
 
 class Ticket:
@@ -26,41 +36,28 @@ class Ticket:
 
     __slots__ = ("commands", "early", "patient", "room", "weight")
 
-    @property
-    def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
-        return False
-
     def __init__(self, commands: Sequence[Command], patient: bool = False) -> None:
         self.commands = commands
         self.patient = patient
-        self.early = isinstance(commands[0], _EARLY)
+        self.early = sort_of(commands[0]) == EARLY
         self.room = 0 if self.early else sum([len(command.specs) for command in commands if isinstance(command, Append)])
         self.weight = max(self.room, len(commands))
 
-
-class _Lone(Ticket):
-    """One command. There is one for every call from outside, so it is measured the short way."""
-
-    __slots__ = ()
-
-    def __init__(self, command: Command) -> None:
-        self.commands = (command,)
-        self.patient = False
-        if type(command) is Append:
-            self.early, self.room = False, len(command.specs)
-        else:
-            self.early, self.room = isinstance(command, _EARLY), 0
-        self.weight = self.room or 1
+    def drop_cancelled(self) -> None:
+        """Leave out the commands for which nobody waits any more."""
 
 
-class ThreadTicket(_Lone):
-    """For a thread that blocks for one command."""
+class ThreadTicket(Ticket):
+    """For a thread that blocks for one command. There is one for every call, so it is measured the short way."""
 
     __slots__ = ("_answered", "reply")
 
     def __init__(self, command: Command) -> None:
-        super().__init__(command)
+        self.commands = (command,)
+        self.patient = False
+        self.weight = _weight(command)
+        self.room = self.weight if type(command) is Append else 0
+        self.early = isinstance(command, _EARLY)
         self.reply: Reply | None = None
         self._answered = threading.Lock()
         self._answered.acquire()
@@ -73,20 +70,51 @@ class ThreadTicket(_Lone):
         self._answered.release()
 
 
-class TaskTicket(_Lone):
-    """For a coroutine that waits for one command."""
+class LoopTicket(Ticket):
+    """For coroutines of one event loop, each of which waits for one command. All commands are of one sort."""
 
-    __slots__ = ("future", "loop")
+    __slots__ = ("futures", "loop", "sort")
 
-    def __init__(self, command: Command) -> None:
-        _Lone.__init__(self, command)
-        self.loop = asyncio.get_running_loop()
+    commands: list[Command]
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sort: int) -> None:
+        self.commands, self.patient, self.early = [], False, sort == EARLY
+        self.room = self.weight = 0
+        self.loop, self.sort = loop, sort
+        self.futures: list[asyncio.Future[Reply]] = []
+
+    def add(self, command: Command) -> asyncio.Future[Reply]:
+        """What will be its answer."""
         # Not by the loop's own method, which costs three times as much.
-        self.future: asyncio.Future[Reply] = asyncio.Future(loop=self.loop)
+        future: asyncio.Future[Reply] = asyncio.Future(loop=self.loop)
+        self._add(command, future)
+        return future
 
-    @property
-    def abandoned(self) -> bool:
-        return self.future.cancelled()
+    def _add(self, command: Command, future: asyncio.Future[Reply]) -> None:
+        self.commands.append(command)
+        self.futures.append(future)
+        weight = _weight(command)
+        self.weight += weight
+        if self.sort == APPENDS:
+            self.room += weight
+
+    def takes(self, command: Command, most: int) -> bool:
+        """Is there room for it, if the ticket may have the weight of `most`?"""
+        return self.weight + _weight(command) <= most
+
+    def drop_cancelled(self) -> None:
+        all_of_them = list(zip(self.commands, self.futures, strict=True))
+        self.commands, self.futures, self.room, self.weight = [], [], 0, 0
+        for command, future in all_of_them:
+            if not future.cancelled():
+                self._add(command, future)
+
+
+class Gathering(threading.local):
+    """What the coroutines of this thread's event loop will hand over at the end of its turn, by sort."""
+
+    def __init__(self) -> None:
+        self.tickets: list[LoopTicket | None] = [None, None, None]
 
 
 class CallTicket(Ticket):
@@ -116,19 +144,15 @@ def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
     for ticket in tickets:
-        if type(ticket) is TaskTicket:
-            loop = ticket.loop
-            if loop not in by_loop:
-                by_loop[loop] = []
-            by_loop[loop].append((ticket.future, replies[at]))
-            at += 1
-            continue
-        if isinstance(ticket, ThreadTicket):
-            ticket.reply = replies[at]
+        own = replies[at : at + len(ticket.commands)]
+        at += len(own)
+        if isinstance(ticket, LoopTicket):
+            by_loop.setdefault(ticket.loop, []).extend(zip(ticket.futures, own, strict=True))
+        elif isinstance(ticket, ThreadTicket):
+            ticket.reply = own[0]
             ticket.wake()
         elif isinstance(ticket, CallTicket):
-            ticket.call(replies[at : at + len(ticket.commands)])
-        at += len(ticket.commands)
+            ticket.call(own)
     for loop, answered in by_loop.items():
         tell_all(loop, answered)
 
