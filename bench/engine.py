@@ -49,13 +49,14 @@ class Sizes:
         self.rounds = 5 if quick else 11
         self.jobs = 6_000 if quick else 20_000
         self.peer_jobs = 200 if quick else 500
-        self.enqueue_rounds = 11
+        self.enqueue_rounds = 25
         self.singles = 100
         self.threads = self.tasks = 64
         self.each = 20
         self.bulk = 3_000
         self.budget = 14.0 if quick else 600.0
-        self.samples = 150 if quick else 1_000
+        self.enqueue_budget = 11.0 if quick else 300.0
+        self.samples = 300 if quick else 1_000
         self.idle = 3 if quick else 10
         self.memory = 0 if quick else 1_000_000
 
@@ -117,7 +118,7 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
                 "raw bulk": raw_bulk,
                 "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
             },
-            sizes.budget / 2,
+            sizes.enqueue_budget,
         )
     report.ratio("enqueue_single", found["one"], found["raw"])
     report.ratio("enqueue_64_threads", found["threads"], found["raw"])
@@ -156,16 +157,21 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
                 waited.append(latency)
         other = ours.picked_up_from(lambda: child("enqueue", path, sizes.samples), sizes.samples)
     raw.close()
-    hundredths = statistics.quantiles(waited, n=100)
     report.latency = {
         "p50": round(statistics.median(waited), 3),
-        "p99": round(hundredths[98], 3),
+        "p99": worst_of_100(waited),
         "raw_commit": round(statistics.median(commits), 3),
+        "raw_commit_p99": worst_of_100(commits),
         "other_process_p50": round(statistics.median(other), 3),
     }
     report.limit("latency p50", report.latency["p50"], P50_IN_COMMITS * report.latency["raw_commit"], "ms (3 raw commits)")
-    report.limit("latency p99", report.latency["p99"], MAX_P99, "ms")
+    # A disk that stalls keeps both waiting.
+    report.limit("latency p99", report.latency["p99"], MAX_P99, f"ms (a raw commit's: {report.latency['raw_commit_p99']:.2f})")
     report.limit("other process p50", report.latency["other_process_p50"], MAX_OTHER_P50, "ms")
+
+
+def worst_of_100(milliseconds: list[float]) -> float:
+    return round(statistics.quantiles(milliseconds, n=100)[98], 3)
 
 
 def child(what: str, path: Path, number: int) -> list[float]:
