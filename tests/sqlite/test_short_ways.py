@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from towpath.core.commands import Append, Appended, Claim, Claimed, Command, SetQueue, Settle, Settled, Want
+from towpath.core.commands import Append, Appended, Claim, Claimed, Command, SetQueue, Settle, Settled, Upkeep, Want
 from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
@@ -82,6 +82,41 @@ def test_many_callers_in_one_batch(both: Both, long_ways: list[str]) -> None:
     answers = both.apply(*one_each([f"a{n:02}" for n in range(70)]))
     assert seqs(answers) == [[n] for n in range(2, 72)]
     assert long_ways == []
+
+
+@pytest.mark.parametrize("count", [2, 3, 32, 33, 70])
+def test_those_that_differ_in_id_and_payload_only(both: Both, long_ways: list[str], count: int) -> None:
+    # fmt: off
+    terms: dict[str, object] = {
+        "kind": "k", "content_type": "text/plain", "priority": 3, "ttl": 50, "max_attempts": 2, "max_losses": 4, "timeout": 6,
+        "retention": 7, "parent": "p", "generation": 8, "correlation_id": "c",
+    }
+    # fmt: on
+    plain = Spec(id="plain", queue="q")
+    assert {name for name in terms if getattr(plain, name) == terms[name]} == set()
+    answers = both.apply(*one_each([f"{'x' * n}{n}" for n in range(count)], **terms))
+    assert seqs(answers) == [[n] for n in range(2, 2 + count)]
+    assert long_ways == []
+
+
+def test_those_that_differ_in_more(both: Both, long_ways: list[str]) -> None:
+    both.apply(*one_each("ab"), *one_each("cd", priority=2), *one_each("e"))
+    assert long_ways == []
+
+
+def test_an_id_between_theirs_is_none_of_them(both: Both, long_ways: list[str]) -> None:
+    """Two processes that append at the same time have such ids."""
+    both.apply(*one_each(["a", "z"]))
+    assert long_ways == []
+    held = both.hold(3)
+    both.apply(SetQueue(queue="q", retention=0), *[Settle(id, fence, Done()) for id, fence in held.items()])
+    both.apply(Upkeep())
+    assert both.pair.right.get("first") is None
+    both.apply(*one_each(["b", "y"]))
+    assert long_ways == []
+    # And those that are gone are known.
+    both.apply(*one_each(["c", "first"]))
+    assert set(long_ways) == {"append"}
 
 
 def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_payloads(

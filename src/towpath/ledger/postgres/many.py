@@ -9,11 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, groupby, islice
-from operator import itemgetter
+from itertools import accumulate, islice
 
 import psycopg
-from msgspec.structs import astuple
 
 from towpath.core.job import READY, SCHEDULED, Reason, Spec
 from towpath.ledger.postgres.connect import end
@@ -24,7 +22,6 @@ from towpath.ledger.relational.db import PAYLOAD, Body, array
 
 BLOCK = 64
 """Rows that are sent at a time: the server works on them while the next are made."""
-_terms = itemgetter(*[n for n, name in enumerate(Spec.__struct_fields__) if name not in ("id", "payload")])
 _start = struct.Struct(">hiqiqi?i").pack
 _length = struct.Struct(">i").pack
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -89,10 +86,6 @@ def _int(value: int | str) -> bytes:
 
 def _bigint(value: int | None) -> bytes:
     return _NULL if value is None else struct.pack(">iq", 8, value)
-
-
-def runs_of(specs: Sequence[Spec]) -> list[Run]:
-    return [Run(list(run)) for _, run in groupby(specs, lambda spec: _terms(astuple(spec)))]
 
 
 def append(db: PostgresDb, runs: Sequence[Run], now: int | None) -> tuple[int, range] | None:

@@ -17,7 +17,7 @@ import msgspec
 from towpath.core.checks import storable
 from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Settle, Upkeep, Upkept
 from towpath.core.ids import is_new
-from towpath.core.job import MAX_LOSSES, Spec
+from towpath.core.job import MAX_LOSSES, Spec, runs_of
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
@@ -122,7 +122,7 @@ def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numb
 
 
 def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
-    runs = many.runs_of(specs)
+    runs = [many.Run(run) for run in runs_of(specs)]
     if not all(_is_plain(run.model) for run in runs):
         return None
     return many.append(db, runs, now)

@@ -123,13 +123,16 @@ class SqliteDb:
         return isinstance(error, OUR_OWN) or not isinstance(error, apsw.Error)
 
 
-def insert(db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], made: str = "*") -> None:
+def insert(
+    db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], made: str = "*", shared: Sequence[Any] = ()
+) -> None:
     """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next power of two and filled up
-    with NULL, which no first column is: of so few statements none has to be prepared again. `made` of them: what the columns get."""
+    with NULL, which no first column is: of so few statements none has to be prepared again. `made` of them, and of what they share
+    (?1, ?2, ...): what the columns get."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
-        flat: list[Any] = []
+        flat: list[Any] = [*shared]
         for each in chunk:
             flat += each
         width, height = len(chunk[0]), 1 << (len(chunk) - 1).bit_length()

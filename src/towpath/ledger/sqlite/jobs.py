@@ -51,6 +51,9 @@ _OWN = (
 )
 # fmt: on
 """What plain jobs that are ready at once do not all have in common."""
+_EACH = ("id", "seq", "size")
+"""What of it those do not have in common either that differ in nothing but id and payload."""
+_SHARED = tuple(name for name in _OWN if name not in _EACH)
 
 
 def own_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
@@ -63,10 +66,19 @@ def own_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
     # fmt: on
 
 
-def _ready(own: str) -> str:
-    """The columns of such a job from its own, and from what the rules give to all of them."""
+def shared_columns(spec: Spec, now: int) -> list[Any]:
+    own = own_columns(spec, 0, now)
+    return [own[_OWN.index(name)] for name in _SHARED]
+
+
+def _ready(places: Mapping[str, str]) -> str:
+    """The columns of such a job from these places, and from what the rules give to all of them."""
     model = dict(zip(COLUMNS, columns_of(new_job(Spec(id="model", queue="q"), 1, 0)), strict=True))
-    return ", ".join([f"{own}{_OWN.index(name) + 1}" if name in _OWN else _literal(model[name]) for name in COLUMNS])
+    return ", ".join([places.get(name) or _literal(model[name]) for name in COLUMNS])
+
+
+def _places(kind: str, names: Sequence[str]) -> dict[str, str]:
+    return {name: f"{kind}{n}" for n, name in enumerate(names, 1)}
 
 
 def _literal(value: str | int | None) -> str:
@@ -82,8 +94,9 @@ def columns_of(job: Job) -> tuple[Any, ...]:
     return astuple(job)[:_WIDTH]
 
 
-READY_JOB = _ready("column")
-_ONE_READY = f"{INSERT_JOB} VALUES ({_ready('?')})"
+READY_JOB = _ready(_places("column", _OWN))
+ALIKE_JOB = _ready({**_places("column", _EACH), **_places("?", _SHARED)})
+_ONE_READY = f"{INSERT_JOB} VALUES ({_ready(_places('?', _OWN))})"
 
 
 def insert_bare(db: apsw.Connection, spec: Spec, seq: int, now: int) -> None:

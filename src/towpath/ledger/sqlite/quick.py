@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from towpath.core.admission import new_job
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Placed
-from towpath.core.job import READY, RUNNING, Spec
+from towpath.core.job import READY, RUNNING, Spec, runs_of
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
@@ -61,12 +61,11 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
     if type(commands[-1]) is Claim:
         return _append_and_claim(db, commands[-1], specs[0], now, begin)
     queue, count = specs[0].queue, len(specs)
-    if count == 1:
-        ground = db.execute(named("plain_ground"), (queue, count, specs[0].id))
-    else:
-        ground = db.execute(named("plain_grounds"), (queue, count, array([spec.id for spec in specs])))
-    ((schema, min_schema, seq, version, last, takes_all, known),) = ground
-    if not takes_all or known:
+    ids = [spec.id for spec in specs]
+    ground = db.execute(named("plain_ground"), (queue, count, min(ids), max(ids)))
+    ((schema, min_schema, seq, version, last, takes_all, perhaps_known),) = ground
+    # New ids are later than all others. So it is seldom that there is one between them, and each has to be looked for.
+    if not takes_all or (perhaps_known and db.execute(named("any_known"), (array(ids),)).get):
         return None
     now = max(now, last)
     begin(schema, min_schema, now)
@@ -78,7 +77,11 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
     elif count == 1:
         jobs.insert_bare(db, specs[0], seq, now)
     else:
-        insert(db, jobs.INSERT_JOB, [jobs.own_columns(spec, at, now) for at, spec in enumerate(specs, seq)], jobs.READY_JOB)
+        if len(runs_of(specs)) == 1:
+            rows = [(spec.id, at, len(spec.payload)) for at, spec in enumerate(specs, seq)]
+            insert(db, jobs.INSERT_JOB, rows, jobs.ALIKE_JOB, jobs.shared_columns(specs[0], now))
+        else:
+            insert(db, jobs.INSERT_JOB, [jobs.own_columns(spec, at, now) for at, spec in enumerate(specs, seq)], jobs.READY_JOB)
         insert(db, jobs.INSERT_BODY, [(at * jobs.SLOTS, spec.payload) for at, spec in enumerate(specs, seq)])
     if ready:
         db.execute(named("count_plain_ready"), (ready, queue))

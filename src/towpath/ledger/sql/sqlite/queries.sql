@@ -12,19 +12,16 @@ SELECT schema, min_schema, next_seq, next_version, last,
 FROM towpath_meta;
 
 -- name: plain_ground
--- Does the queue take so many more, and is the id known?
+-- Does the queue (?1) take so many (?2) more, and is there an id from ?3 to ?4?
 SELECT schema, min_schema, next_seq, next_version, last,
     (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
-    EXISTS (SELECT 1 FROM towpath_job WHERE id = ?3) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?3)
+    EXISTS (SELECT 1 FROM towpath_job WHERE id BETWEEN ?3 AND ?4)
+        OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id BETWEEN ?3 AND ?4)
 FROM towpath_meta;
 
--- name: plain_grounds
--- The same, and is any of the ids known?
-SELECT schema, min_schema, next_seq, next_version, last,
-    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
-    EXISTS (SELECT 1 FROM json_each(?3) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
-        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
-FROM towpath_meta;
+-- name: any_known
+SELECT EXISTS (SELECT 1 FROM json_each(?1) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
+    OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value));
 
 -- name: claim_ground
 -- The same for one, ?1 its queue and ?2 its id, that somebody waits for who asks these queues (?3) at ?4: is it all that a claim finds?
