@@ -61,6 +61,8 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
     if type(commands[-1]) is Claim:
         return _append_and_claim(db, commands[-1], specs[0], now, begin)
     queue, count = specs[0].queue, len(specs)
+    if count == 1 and jobs.is_bare(specs[0]):
+        return _append_one(db, specs[0], now, begin)
     ids = [spec.id for spec in specs]
     ground = db.execute(named("plain_ground"), (queue, count, min(ids), max(ids)))
     ((schema, min_schema, seq, version, last, takes_all, perhaps_known),) = ground
@@ -74,8 +76,6 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
         new = [new_job(spec, at, now) for at, spec in enumerate(specs, seq)]
         SqliteDb(db).add_jobs(new)
         ready = sum([job.state is READY for job in new])
-    elif count == 1:
-        jobs.insert_bare(db, specs[0], seq, now)
     else:
         if len(runs_of(specs)) == 1:
             rows = [(spec.id, at, len(spec.payload)) for at, spec in enumerate(specs, seq)]
@@ -92,6 +92,20 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
         return [Appended((Placed(spec.id, at),)) for at, spec in enumerate(specs, seq)]
     placed = iter([Placed(spec.id, at) for at, spec in enumerate(specs, seq)])
     return [Appended(tuple(islice(placed, len(command.specs)))) for command in commands]
+
+
+def _append_one(db: apsw.Connection, spec: Spec, now: int, begin: Begin) -> list[Answer] | None:
+    """The same for one that is ready at once, without a detour."""
+    ground = db.execute(named("plain_ground"), (spec.queue, 1, spec.id, spec.id))
+    ((schema, min_schema, seq, version, last, takes_it, known),) = ground
+    if not takes_it or known:
+        return None
+    now = max(now, last)
+    begin(schema, min_schema, now)
+    jobs.insert_bare(db, spec, seq, now)
+    db.execute(named("count_plain_ready"), (1, spec.queue))
+    db.execute(named("write_meta"), (seq + 1, version, now))
+    return [Appended((Placed(spec.id, seq),))]
 
 
 def _append_and_claim(db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin) -> list[Answer] | None:
