@@ -19,10 +19,9 @@ import psycopg
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Appended, Command, Placed, Settled
+from towpath.core.commands import Appended, Command, Placed, Settled, Upkeep
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
-from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
 from towpath.ledger import Answer, Capabilities
@@ -42,6 +41,7 @@ from towpath.ledger.postgres.connect import (
 )
 from towpath.ledger.postgres.db import PostgresDb, end_open
 from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
+from towpath.ledger.postgres.passage import Passage
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.postgres.stride import Strides
@@ -70,10 +70,10 @@ class PostgresLedger:
         self._url, self.place = url, shown(url)
         first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
-        self._clock, self._jumps, self._strides = clock, Jumps(), Strides()
+        self._clock, self._passage, self._strides = clock, Passage(), Strides()
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
-        self._tallies, self._related, self._seen_at = 0, False, time.monotonic()
+        self._tallies, self._related = 0, False
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
@@ -97,11 +97,16 @@ class PostgresLedger:
             self._guard()
             self._inside = threading.get_ident()
             try:
-                return self._apply(commands, now)
-            except psycopg.Error as error:
-                raise translate(error, self.place) from error
+                answers = self._apply(commands, now)
+            except BaseException as error:
+                self._passage.fail()
+                if isinstance(error, psycopg.Error):
+                    raise translate(error, self.place) from error
+                raise
             finally:
                 self._inside = None
+        self._passage.succeed(commands)
+        return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
@@ -127,7 +132,7 @@ class PostgresLedger:
             end_open(db := self._db)
             for present, some in quick.answers(db, self._strides, commands, now):
                 answers += some
-                self._note_time(present, now)
+                self._passage.begin(present, now is None, type(commands[0]) is Upkeep)
         self._tallies += bool(answers)
         if answers and isinstance(answers[0], Appended | Settled):
             self._ringing.ring()
@@ -217,10 +222,10 @@ class PostgresLedger:
         migrations.check_schema(self.place, schema, least)
         db.marks.begin(oldest, following)
         ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired)
-        batch = PostgresBatch(db, present if given is None else given, self._jumps, ground, first)
+        batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
-        self._note_time(batch.now, now)
+        self._passage.begin(batch.now, given is None, before.survey.keeps_up)
         drains = waiting and not batch.calls_user
         batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
         if drains:
@@ -231,12 +236,6 @@ class PostgresLedger:
             batch.tidy(TALLIES // 4)
             self._tallies = 0
         return batch
-
-    def _note_time(self, present: int, given: int | None) -> None:
-        """What the server's clock went beyond the time that has passed here was a jump."""
-        before, self._seen_at = self._seen_at, time.monotonic()
-        own = given is None and self._clock is None
-        self._jumps.note(present, int((self._seen_at - before) * checks.SECOND) if own else 0)
 
     def _now(self, present: int) -> int:
         return present if self._clock is None else self._clock.now()

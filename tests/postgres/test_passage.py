@@ -1,0 +1,162 @@
+"""Time in which nobody could renew a lease is not held against those who hold jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from towpath.core.checks import SECOND
+from towpath.core.commands import Append, Claim, Claimed, Note, Noted, Settle, Settled, Upkeep, Upkept, Want
+from towpath.core.job import DONE, Done, Spec
+from towpath.errors import LedgerError
+from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.passage import Passage
+from towpath.testing.postgres import Server
+
+LEASE = SECOND
+
+
+@pytest.fixture
+def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
+    with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}") as server:
+        yield server
+
+
+def longer_than_the_lease() -> None:
+    """Real time, since it is the server's."""
+    threading.Event().wait(1.1 * LEASE / SECOND)
+
+
+def fails(ledger: PostgresLedger) -> None:
+    with pytest.raises(LedgerError):
+        ledger.apply([Upkeep()])
+
+
+@contextlib.contextmanager
+def away(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
+    with server.outage("immediate"):
+        fails(reaper)
+        yield
+
+
+@contextlib.contextmanager
+def locked(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
+    """The rest of the ledger is there, and time is seen to pass."""
+    with psycopg.connect(url) as locker:
+        locker.execute("LOCK TABLE towpath.job IN ACCESS EXCLUSIVE MODE")
+        fails(reaper)
+        yield
+        assert isinstance(reaper.apply([Note(key="k", value=b"v")])[0], Noted)
+        fails(reaper)
+
+
+Trouble = Callable[[Server, str, PostgresLedger], AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize("trouble", [away, locked])
+def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(trouble: Trouble, server: Server) -> None:
+    url = server.create_database()
+    with closing(PostgresLedger(url)) as reaper, closing(PostgresLedger(url)) as holder:
+        server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET statement_timeout = '200ms'")
+        server.end_backends(url)
+        holder.apply([Append((Spec(id="a", queue="q"),))])
+        (claimed,) = holder.apply([Claim(owner="w", wants=(Want("q"),), lease=LEASE)])
+        assert isinstance(claimed, Claimed)
+        reaper.apply([Upkeep()])
+        with trouble(server, url, reaper):
+            longer_than_the_lease()
+        (kept_up,) = reaper.apply([Upkeep()])
+        assert isinstance(kept_up, Upkept)
+        assert kept_up.reaped == 0
+        assert holder.apply([Settle("a", claimed.claims[0].fence, Done())]) == [Settled("a", DONE)]
+
+
+def test_without_trouble_it_is_taken_for_dead(postgres_url: str) -> None:
+    with closing(PostgresLedger(postgres_url)) as reaper, closing(PostgresLedger(postgres_url)) as holder:
+        holder.apply([Append((Spec(id="a", queue="q"),))])
+        holder.apply([Claim(owner="w", wants=(Want("q"),), lease=LEASE)])
+        reaper.apply([Upkeep()])
+        longer_than_the_lease()
+        (kept_up,) = reaper.apply([Upkeep()])
+        assert isinstance(kept_up, Upkept)
+        assert kept_up.reaped == 1
+
+
+class Seen:
+    """What a process sees of a server whose time is told here."""
+
+    def __init__(self) -> None:
+        self.passage = Passage()
+        self.now = 1000 * SECOND
+        self.batch(Upkeep())
+
+    def passes(self, seconds: int) -> None:
+        self.now += seconds * SECOND
+        self.passage._seen_at -= seconds
+
+    def begin(self, command: Upkeep | Note) -> None:
+        self.passage.begin(self.now, real=True, keeps_up=isinstance(command, Upkeep))
+
+    def batch(self, command: Upkeep | Note) -> None:
+        self.begin(command)
+        self.passage.succeed([command])
+
+    @property
+    def largest(self) -> int:
+        """Seconds of the largest jump."""
+        return max([round(size / SECOND) for _, size in self.passage.jumps.recorded], default=0)
+
+
+def test_time_that_passes_is_no_jump() -> None:
+    seen = Seen()
+    seen.passes(30)
+    seen.batch(Upkeep())
+    assert seen.largest == 0
+
+
+def test_a_clock_that_is_set_is_one() -> None:
+    seen = Seen()
+    seen.passes(30)
+    seen.now += 7 * SECOND
+    seen.batch(Note(key="k", value=b"v"))
+    assert seen.largest == 7
+
+
+def test_time_without_the_server_is_one() -> None:
+    seen = Seen()
+    seen.passes(10)
+    seen.passage.fail()
+    seen.passes(20)
+    seen.batch(Upkeep())
+    assert seen.largest == 30
+    seen.passes(60)
+    seen.batch(Upkeep())
+    assert seen.largest == 30
+
+
+def test_what_succeeds_meanwhile_does_not_end_it() -> None:
+    seen = Seen()
+    seen.passage.fail()
+    for _ in range(3):
+        seen.passes(10)
+        seen.batch(Note(key="k", value=b"v"))
+    assert seen.largest == 0
+    seen.batch(Upkeep())
+    assert seen.largest == 30
+
+
+def test_an_upkeep_that_only_began_does_not_end_it() -> None:
+    seen = Seen()
+    for _ in range(3):
+        seen.passes(10)
+        seen.begin(Upkeep())
+        seen.passage.fail()
+    seen.batch(Upkeep())
+    assert seen.largest == 30
