@@ -129,14 +129,41 @@ def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(ledger: Gate
     assert ids(ledger)[-1] == ["a", "c"]
 
 
-def test_a_committer_that_closed_meanwhile_tells_all_of_them(ledger: Gated, committer: Committer) -> None:
+def test_a_committer_that_is_closed_by_another_thread_tells_all_of_them(ledger: Gated, committer: Committer) -> None:
+    def close_elsewhere() -> None:
+        closing = threading.Thread(target=committer.close)
+        closing.start()
+        closing.join(20)
+
     async def too_late() -> list[Result | BaseException]:
         tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "ab"]
         # They have begun, and the turn of the loop is not over.
-        asyncio.get_running_loop().call_soon(committer.close)
+        asyncio.get_running_loop().call_soon(close_elsewhere)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert [type(each) for each in asyncio.run(too_late())] == [LedgerClosed, LedgerClosed]
+
+
+def test_who_closes_it_in_the_same_turn_loses_nothing(ledger: Gated, committer: Committer) -> None:
+    async def in_time() -> list[Result]:
+        tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "ab"]
+        asyncio.get_running_loop().call_soon(committer.close)
+        return await asyncio.gather(*tasks)
+
+    assert [type(each) for each in asyncio.run(in_time())] == [Appended, Appended]
+    assert ids(ledger) == [["a", "b"]]
+
+
+def test_they_keep_their_order_also_when_they_are_not_in_company_any_more(ledger: Gated, committer: Committer) -> None:
+    async def alone_meanwhile() -> None:
+        first = asyncio.ensure_future(committer.acall(append("first one")))
+        await asyncio.sleep(0)
+        committer._company = False
+        large = asyncio.ensure_future(committer.acall(append(*[f"j{n}" for n in range(MOST)])))
+        await asyncio.gather(first, large)
+
+    asyncio.run(alone_meanwhile())
+    assert [id for batch in ids(ledger) for id in batch] == ["first one", *[f"j{n}" for n in range(MOST)]]
 
 
 def test_every_loop_gathers_for_itself(ledger: Gated, committer: Committer) -> None:
@@ -158,10 +185,10 @@ def test_every_loop_gathers_for_itself(ledger: Gated, committer: Committer) -> N
 def test_a_loop_that_ended_before_its_turn_did_holds_up_nobody(ledger: Gated, committer: Committer) -> None:
     left = asyncio.new_event_loop()
     left.set_exception_handler(lambda *_: None)  # it would tell of the task that never ends
-    task = left.create_task(committer.acall(append("never")))
+    task = left.create_task(committer.acall(append("left behind")))
     left.call_soon(left.stop)
     left.run_forever()
     left.close()
     asyncio.run(all_at_once(committer, "a", "b"))
-    assert ids(ledger) == [["a", "b"]]
+    assert [id for batch in ids(ledger) for id in batch] == ["left behind", "a", "b"]
     assert not task.done()

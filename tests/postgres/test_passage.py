@@ -20,7 +20,7 @@ from towpath.ledger.postgres import PostgresLedger
 from towpath.ledger.postgres.passage import Passage
 from towpath.testing.postgres import Server
 
-LEASE = SECOND
+LEASE = 2 * SECOND
 
 
 @pytest.fixture
@@ -47,6 +47,15 @@ def away(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def away_from_who_only_reads(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
+    """Like one that waits to be the next caretaker."""
+    with server.outage("immediate"):
+        with pytest.raises(LedgerError):
+            reaper.note("k")
+        yield
+
+
+@contextlib.contextmanager
 def locked(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
     """The rest of the ledger is there, and time is seen to pass."""
     with psycopg.connect(url) as locker:
@@ -60,11 +69,11 @@ def locked(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
 Trouble = Callable[[Server, str, PostgresLedger], AbstractContextManager[None]]
 
 
-@pytest.mark.parametrize("trouble", [away, locked])
+@pytest.mark.parametrize("trouble", [away, away_from_who_only_reads, locked])
 def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(trouble: Trouble, server: Server) -> None:
     url = server.create_database()
     with closing(PostgresLedger(url)) as reaper, closing(PostgresLedger(url)) as holder:
-        server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET statement_timeout = '200ms'")
+        server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET statement_timeout = '500ms'")
         server.end_backends(url)
         holder.apply([Append((Spec(id="a", queue="q"),))])
         (claimed,) = holder.apply([Claim(owner="w", wants=(Want("q"),), lease=LEASE)])
@@ -100,9 +109,14 @@ class Seen:
     def passes(self, seconds: int) -> None:
         self.now += seconds * SECOND
         self.passage._seen_at -= seconds
+        self.passage._good_at -= seconds
+        if self.passage._back_at is not None:
+            self.passage._back_at -= seconds
 
     def begin(self, command: Upkeep | Note) -> None:
-        self.passage.begin(self.now, real=True, keeps_up=isinstance(command, Upkeep))
+        self.passage.begin(self.now, real=True)
+        if isinstance(command, Upkeep):
+            self.passage.keep_up(self.now, real=True)
 
     def batch(self, command: Upkeep | Note) -> None:
         self.begin(command)
@@ -112,6 +126,10 @@ class Seen:
     def largest(self) -> int:
         """Seconds of the largest jump."""
         return max([round(size / SECOND) for _, size in self.passage.jumps.recorded], default=0)
+
+    def spares(self, ago: int, lease: int) -> bool:
+        """Is a lease of so many seconds spared that ended so many ago?"""
+        return self.passage.jumps.spares(lease * SECOND, self.now - ago * SECOND, self.now)
 
 
 def test_time_that_passes_is_no_jump() -> None:
@@ -136,20 +154,24 @@ def test_time_without_the_server_is_one() -> None:
     seen.passes(20)
     seen.batch(Upkeep())
     assert seen.largest == 30
+    assert seen.spares(ago=25, lease=10)
+    assert not seen.spares(ago=31, lease=10)
     seen.passes(60)
     seen.batch(Upkeep())
     assert seen.largest == 30
+    assert not seen.spares(ago=85, lease=10)
 
 
 def test_what_succeeds_meanwhile_does_not_end_it() -> None:
     seen = Seen()
-    seen.passage.fail()
     for _ in range(3):
-        seen.passes(10)
+        seen.passes(9)
+        seen.passage.fail()
+        seen.passes(1)
         seen.batch(Note(key="k", value=b"v"))
-    assert seen.largest == 0
     seen.batch(Upkeep())
     assert seen.largest == 30
+    assert seen.spares(ago=25, lease=10)
 
 
 def test_an_upkeep_that_only_began_does_not_end_it() -> None:
@@ -160,3 +182,32 @@ def test_an_upkeep_that_only_began_does_not_end_it() -> None:
         seen.passage.fail()
     seen.batch(Upkeep())
     assert seen.largest == 30
+    assert seen.spares(ago=25, lease=10)
+
+
+@pytest.mark.parametrize("only_reads", [True, False])
+def test_trouble_of_long_ago_spares_nobody_when_somebody_else_takes_over(only_reads: bool) -> None:
+    seen = Seen()
+    with pytest.raises(OSError, match="gone"), seen.passage.watching():
+        raise OSError("gone")
+    seen.passes(2)
+    for _ in range(60):
+        if only_reads:
+            with seen.passage.watching():
+                pass
+        else:
+            seen.batch(Note(key="k", value=b"v"))
+        seen.passes(60)
+    seen.batch(Upkeep())
+    assert seen.largest == 2
+    assert not seen.spares(ago=1, lease=30)
+
+
+def test_a_long_upkeep_after_it_is_no_trouble() -> None:
+    seen = Seen()
+    seen.passage.fail()
+    seen.begin(Upkeep())
+    seen.passes(20)
+    seen.passage.succeed([Upkeep()])
+    seen.batch(Upkeep())
+    assert seen.largest == 0

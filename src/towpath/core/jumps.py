@@ -19,19 +19,17 @@ class Jumps:
         self._last: int | None = None
         self._jumps: list[tuple[int, int]] = []
 
-    @property
-    def last(self) -> int | None:
-        """The last time that was noted."""
-        return self._last
+    def note(self, now: int, passed: int = 0) -> None:
+        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed` since, by a clock that
+        nobody sets, where the caller knows it."""
+        last, self._last = self._last, now
+        if last is not None and now - last - passed > LEAST:
+            self.add(now, now - last - passed)
 
-    def note(self, now: int, passed: int = 0, since: int | None = None) -> None:
-        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed` since the last one, by a clock
-        that nobody sets, where the caller knows it. `since` is another time instead of the last one."""
-        last, self._last = self._last if since is None else since, now
-        if last is None or now - last - passed <= LEAST:
-            return
-        jumps = [jump for jump in self._jumps if jump[1] + checks.DAY > now]
-        jumps.append((now - last - passed, now))
+    def add(self, at: int, size: int) -> None:
+        """There was a jump, as the caller knows, to the time `at`."""
+        jumps = [jump for jump in self._jumps if jump[1] + checks.DAY > at]
+        jumps.append((size, at))
         self._jumps = sorted(jumps)[-KEPT:]
 
     def until(self, lease_len: int, lease_until: int) -> int:

@@ -86,6 +86,9 @@ class Committer:
 
     def close(self) -> None:
         """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
+        for gathered in self._gathering.tickets:
+            if gathered is not None:
+                self._hand_over(gathered)
         with self._lock:
             self._closing = True
             self._work.notify_all()
@@ -113,23 +116,28 @@ class Committer:
         """The same for a coroutine. Those of an event loop that are not alone hand over together, once in a turn of the loop: the
         first of them would have a commit of its own otherwise, for which the others wait."""
         loop, sort = asyncio.get_running_loop(), sort_of(command)
-        gathering = self._gathering.tickets
-        ticket = gathering[sort]
-        if ticket is not None and ticket.loop is loop and ticket.takes(command, self._most_together):
+        ticket = self._gathering.tickets[sort]
+        if ticket is not None and not (ticket.loop is loop and ticket.takes(command, self._most_together)):
+            self._hand_over(ticket)
+            ticket = None
+        if ticket is not None:
             return self.answer(await ticket.add(command))
         ticket = LoopTicket(loop, sort)
         answer = ticket.add(command)
         if self._company:
-            gathering[sort] = ticket
             loop.call_soon(self._hand_over, ticket)
+            self._gathering.tickets[sort] = ticket
         else:
-            self._hand_over(ticket)
+            self._enter(ticket)
         return self.answer(await answer)
 
     def _hand_over(self, ticket: LoopTicket) -> None:
-        gathering = self._gathering.tickets
-        if gathering[ticket.sort] is ticket:
-            gathering[ticket.sort] = None
+        """What was gathered in this thread, if that was not done meanwhile."""
+        if self._gathering.tickets[ticket.sort] is ticket:
+            self._gathering.tickets[ticket.sort] = None
+            self._enter(ticket)
+
+    def _enter(self, ticket: LoopTicket) -> None:
         try:
             with self._lock:
                 self._add(ticket, outside=True)

@@ -268,8 +268,8 @@ class InlineCommitter(Committer):
             self.kick()
         return outcome(answer)
 
-    async def acall(self, command: Command, outside: bool = True) -> Result:
-        return self.call(command, outside)
+    async def acall(self, command: Command) -> Result:
+        return self.call(command)
 
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         with self._one:

@@ -19,7 +19,7 @@ import psycopg
 
 from towpath.clock import Clock
 from towpath.core import checks
-from towpath.core.commands import Appended, Command, Placed, Settled, Upkeep
+from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
@@ -105,7 +105,7 @@ class PostgresLedger:
                 raise
             finally:
                 self._inside = None
-        self._passage.succeed(commands)
+            self._passage.succeed(commands)
         return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
@@ -132,7 +132,7 @@ class PostgresLedger:
             end_open(db := self._db)
             for present, some in quick.answers(db, self._strides, commands, now):
                 answers += some
-                self._passage.begin(present, now is None, type(commands[0]) is Upkeep)
+                self._passage.begin(present, now is None)
         self._tallies += bool(answers)
         if answers and isinstance(answers[0], Appended | Settled):
             self._ringing.ring()
@@ -225,12 +225,13 @@ class PostgresLedger:
         batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
-        self._passage.begin(batch.now, given is None, before.survey.keeps_up)
+        self._passage.begin(batch.now, given is None)
         drains = waiting and not batch.calls_user
         batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
         if drains:
             batch.drain()
         if before.survey.keeps_up:
+            self._passage.keep_up(batch.now, given is None)
             batch.keep_up()
         elif self._tallies >= TALLIES:
             batch.tidy(TALLIES // 4)
@@ -345,7 +346,7 @@ class PostgresLedger:
     def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
         """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it is one statement."""
         self._guard()
-        with self._read_lock, self._translated():
+        with self._read_lock, self._translated(), self._passage.watching():
             self._guard()
             for attempt in range(2):
                 if self._reader is None or self._reader.connection.closed:
