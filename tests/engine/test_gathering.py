@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -53,6 +54,20 @@ async def all_at_once(committer: Committer, *names: str) -> list[Result]:
     return await asyncio.gather(*(committer.acall(append(name)) for name in names))
 
 
+@contextlib.asynccontextmanager
+async def no_room(ledger: Gated, committer: Committer) -> AsyncIterator[None]:
+    """The backlog is full until the ledger is let go."""
+    ledger.hold()
+    busy, _ = in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
+    await asyncio.to_thread(ledger.inside.wait, 20)
+    full, _ = in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
+    await asyncio.to_thread(until_waiting, committer, 1)
+    committer._company = True
+    yield
+    for thread in (busy, full):
+        await asyncio.to_thread(thread.join, 20)
+
+
 def test_one_turn_of_the_loop_is_one_batch(ledger: Gated, committer: Committer) -> None:
     async def twice() -> list[Result]:
         return [*await all_at_once(committer, *"abcde"), *await all_at_once(committer, *"fghij")]
@@ -86,21 +101,14 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
     """What is held is told first; and what is no append does not wait for room with those that are."""
 
     async def mixed() -> None:
-        ledger.hold()
-        busy, _ = in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
-        await asyncio.to_thread(ledger.inside.wait, 20)
-        full, _ = in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
-        await asyncio.to_thread(until_waiting, committer, 1)
-        committer._company = True
-        waiting = asyncio.ensure_future(committer.acall(append("waits")))
-        others = asyncio.gather(committer.acall(Cancel(where=Selector(ids=("x",)))), committer.acall(Renew((), LEASE)))
-        await asyncio.to_thread(until_waiting, committer, 3)
-        assert len(committer._outside) == 1
-        ledger.let_go()
-        await others
-        await waiting
-        for thread in (busy, full):
-            await asyncio.to_thread(thread.join, 20)
+        async with no_room(ledger, committer):
+            waiting = asyncio.ensure_future(committer.acall(append("waits")))
+            others = asyncio.gather(committer.acall(Cancel(where=Selector(ids=("x",)))), committer.acall(Renew((), LEASE)))
+            await asyncio.to_thread(until_waiting, committer, 3)
+            assert len(committer._outside) == 1
+            ledger.let_go()
+            await others
+            await waiting
 
     asyncio.run(mixed())
     kinds = [[type(command).__name__ for command in batch] for batch in ledger.batches]
@@ -109,21 +117,14 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
 
 def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(ledger: Gated, committer: Committer) -> None:
     async def some_give_up() -> None:
-        ledger.hold()
-        busy, _ = in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
-        await asyncio.to_thread(ledger.inside.wait, 20)
-        full, _ = in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
-        await asyncio.to_thread(until_waiting, committer, 1)
-        committer._company = True
-        tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "abc"]
-        await asyncio.to_thread(until, lambda: len(committer._outside) == 1)
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        ledger.let_go()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(each) for each in found] == [Appended, asyncio.CancelledError, Appended]
-        for thread in (busy, full):
-            await asyncio.to_thread(thread.join, 20)
+        async with no_room(ledger, committer):
+            tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "abc"]
+            await asyncio.to_thread(until, lambda: len(committer._outside) == 1)
+            tasks[1].cancel()
+            await asyncio.sleep(0)
+            ledger.let_go()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(each) for each in found] == [Appended, asyncio.CancelledError, Appended]
 
     asyncio.run(some_give_up())
     assert ids(ledger)[-1] == ["a", "c"]
