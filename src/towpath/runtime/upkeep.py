@@ -45,6 +45,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
 because then every batch of our own looks as well."""
 REMOTE: Final = 5
 """How many times more seldom all of this is asked of a ledger on a server."""
+REMOTE_TTL: Final = 3
+"""How many times longer `TTL` is there: schedules stand still until a dead one is replaced."""
 SLICE: Final = 0.2
 """Seconds of sleep at a time, so that `close` is prompt."""
 
@@ -214,7 +216,7 @@ class _Chair:
         self._committer = committer
         self._owner = owner.encode()
         self._note: Noted | None = None
-        self._times = REMOTE if ledger.capabilities.remote else 1
+        self._times, self._ttl = (REMOTE, REMOTE_TTL * TTL) if ledger.capabilities.remote else (1, TTL)
         self.asked_at = 0
         self.held_until = 0
 
@@ -243,11 +245,11 @@ class _Chair:
 
     def _put(self, now: int, expect: int) -> bool:
         try:
-            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._times * TTL))
+            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._ttl))
         except NoteConflict:
             return False
         assert isinstance(answer, Noted)
-        self._note, self.held_until = answer, now + self._times * TTL
+        self._note, self.held_until = answer, now + self._ttl
         return True
 
     def resign(self) -> None:
