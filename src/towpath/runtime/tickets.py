@@ -39,7 +39,7 @@ class Ticket:
     def __init__(self, commands: Sequence[Command], patient: bool = False) -> None:
         self.commands = commands
         self.patient = patient
-        self.early = sort_of(commands[0]) == EARLY
+        self.early = isinstance(commands[0], _EARLY)
         self.room = 0 if self.early else sum([len(command.specs) for command in commands if isinstance(command, Append)])
         self.weight = max(self.room, len(commands))
 

@@ -34,8 +34,7 @@ class Presence:
         gone = os.fstat(self._handle).st_nlink == 0 if self._handle >= 0 else _number(self._file) != self._opened[0]
         if gone:
             self._due = 0.0
-        if time.monotonic() >= self._due:
-            self.check()
+        self.check()
 
     def check(self) -> None:
         """Now and then."""
