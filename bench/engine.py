@@ -46,7 +46,7 @@ class Sizes:
     """How much of everything: jobs per round, and rounds."""
 
     def __init__(self, quick: bool) -> None:
-        self.rounds = 5 if quick else 11
+        self.rounds = 9 if quick else 11
         self.jobs = 6_000 if quick else 20_000
         self.peer_jobs = 200 if quick else 500
         self.enqueue_rounds = 25
@@ -54,7 +54,7 @@ class Sizes:
         self.threads = self.tasks = 64
         self.each = 20
         self.bulk = 3_000
-        self.budget = 14.0 if quick else 600.0
+        self.budget = 20.0 if quick else 600.0
         self.enqueue_budget = 11.0 if quick else 300.0
         self.samples = 300 if quick else 1_000
         self.idle = 3 if quick else 10
