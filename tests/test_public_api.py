@@ -65,7 +65,7 @@ SURFACE = [
     "open_ledger",
 ]
 
-MOST_NAMES = 40
+MOST_NAMES = 60
 
 
 def test_the_surface_is_exactly_this() -> None:
