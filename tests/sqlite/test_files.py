@@ -17,6 +17,7 @@ import apsw
 import pytest
 
 from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed
+from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, translate
 
 OPTIONS = SqliteOptions()
@@ -52,6 +53,7 @@ import resource
 import sys
 from pathlib import Path
 from towpath.errors import TowpathError
+from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
@@ -263,6 +265,27 @@ def test_files_beside_have_the_mode_of_the_database(tmp_path: Path) -> None:
         path.chmod(mode)
         os.close(open_beside(path, f"-{mode}", os.O_RDWR))
         assert Path(f"{path}-{mode}").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory"])
+def test_files_beside_must_be_regular(tmp_path: Path, kind: str) -> None:
+    """In a directory that others can write, a link leads to a file of their choice and a FIFO blocks whoever opens it."""
+    path, beside, victim = tmp_path / "a.db", tmp_path / "a.db-next", tmp_path / "victim"
+    make(path)
+    if kind == "fifo":
+        os.mkfifo(beside)
+    elif kind == "directory":
+        beside.mkdir()
+    else:
+        beside.symlink_to(victim)
+    if kind == "link":
+        victim.write_text("precious")
+    with pytest.raises(OSError, match=r"regular file|symbolic link|directory"):
+        open_beside(path, "-next", os.O_RDWR)
+    with pytest.raises(StoreFailed, match=r"regular file|symbolic link|directory"):
+        SqliteLedger(path)
+    assert victim.exists() == (kind == "link")
+    assert kind != "link" or victim.read_text() == "precious"
 
 
 def test_the_allowed_size_is_full(tmp_path: Path) -> None:

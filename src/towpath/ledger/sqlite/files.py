@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -235,21 +236,40 @@ def _may_write(path: Path) -> bool:
 
 
 def open_beside(path: Path, suffix: str, flags: int) -> int:
-    """A descriptor of the file `<database><suffix>`, made if missing with the database's own mode and owner (as SQLite does
-    for its `-wal`), so that whoever may use the database may use this, and nobody else."""
+    """A descriptor of the file `<database><suffix>`. A missing file is made with the mode and owner of the database, as SQLite makes
+    its `-wal`, so that the users of the database can use it and nobody else can. Raises OSError if the name is a symbolic link
+    or anything but a regular file: in a directory that others can write, either may have been put there for us."""
     database = os.path.realpath(path)
     name = database + suffix
-    flags |= getattr(os, "O_CLOEXEC", 0)
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         # Not O_CREAT at once: in a sticky directory Linux refuses it on a file of another user (fs.protected_regular).
-        return os.open(name, flags)
+        return _open_regular(name, flags)
     except FileNotFoundError:
         pass
     try:
-        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return os.open(name, flags)
-    _liken(fd, database)
+        return _open_regular(name, flags)
+    try:
+        _liken(fd, database)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_regular(name: str, flags: int) -> int:
+    try:
+        fd = os.open(name, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.EINVAL, "a symbolic link is not followed here", name) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
     return fd
 
 

@@ -138,13 +138,14 @@ if sys.platform == "linux":
     _IN_MODIFY: Final = 0x2
     _IN_ATTRIB: Final = 0x4
     _IN_CLOSE_WRITE: Final = 0x8
+    _IN_DONT_FOLLOW: Final = 0x02000000
     _libc: Final = ctypes.CDLL(None, use_errno=True)
 
     class _Inotify:
         def __init__(self, name: str) -> None:
             self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
             try:
-                mask = _IN_ACCESS | _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE
+                mask = _IN_ACCESS | _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_DONT_FOLLOW
                 _checked(_libc.inotify_add_watch(self._fd, os.fsencode(name), ctypes.c_uint32(mask)))
             except BaseException:
                 os.close(self._fd)
@@ -176,7 +177,7 @@ elif sys.platform != "win32" and hasattr(select, "kqueue"):
 
     class _Kqueue:
         def __init__(self, name: str) -> None:
-            self._file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 self._queue = select.kqueue()
             except BaseException:
