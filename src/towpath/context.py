@@ -159,7 +159,7 @@ class Running:
 
     def checkpoint(self, cursor: Any) -> None:
         """Remember where to go on if this attempt fails. Any JSON value. Never waits."""
-        self._cursor = encode(cursor)
+        self._cursor = encode(cursor, "cursor")
         self._post(Progress(self.id, self.fence, cursor=self._cursor))
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:

@@ -297,7 +297,7 @@ class Message:
                 self._let_go(error, failure)
 
     def _ack(self, result: object) -> Settle:
-        body = None if result is None else _body(result)[0]
+        body = None if result is None else _body(result, "result")[0]
         # The first claim of all cannot have left a state behind.
         stateless = self.fence == 1 and self._state is None
         return self._settle(Done(body), () if stateless else (Note(key=_state_key(self.id), value=None),))
@@ -360,7 +360,7 @@ def terms_of(lease: Span, max_hold: Span) -> Terms:
     return Terms(micros(lease, "lease"), micros(max_hold, "max_hold") / SECOND)
 
 
-def _body(payload: object) -> tuple[bytes, str]:
+def _body(payload: object, field: str = "payload") -> tuple[bytes, str]:
     """The payload as bytes, and what they are."""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload), "application/octet-stream"
@@ -368,11 +368,8 @@ def _body(payload: object) -> tuple[bytes, str]:
         try:
             return payload.encode(), "text/plain; charset=utf-8"
         except UnicodeEncodeError:
-            raise InvalidInput(field="payload", value=payload, expected="text without lone surrogates") from None
-    try:
-        return codec.encode(payload), "application/json"
-    except InvalidInput as error:
-        raise InvalidInput(field="payload", value=payload, expected=error.details["expected"]) from None
+            raise InvalidInput(field=field, value=payload, expected="text without lone surrogates") from None
+    return codec.encode(payload, field), "application/json"
 
 
 def _key(name: str, conflict: str) -> Key:

@@ -93,7 +93,7 @@ class Terms(msgspec.Struct, frozen=True):
     """Do the arguments decide over a key, a part or the queue?"""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "named", bool(self.unique or self.part or self.key or self.route))
+        force_setattr(self, "named", any(each not in (None, False) for each in (self.unique, self.part, self.key, self.route)))
 
 
 def task_terms(kind: str, options: TaskOptions) -> Terms:
@@ -133,6 +133,7 @@ def call_terms(terms: Terms, options: CallOptions) -> Terms:
     if "group" in options:
         group = options["group"]
         fields["group"] = group.id if isinstance(group, GroupHandle) else group
+    checks.optional_text("key", options.get("key"), checks.MAX_KEY)
     policy = POLICIES.get(options.get("on_conflict", "keep"))
     if policy is None:
         raise InvalidInput(field="on_conflict", value=options["on_conflict"], expected="keep, replace or serial")
@@ -161,7 +162,7 @@ def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str,
     elif terms.unique is True:
         digest = hashlib.blake2b(codec.canonical(codec.full(arguments)), digest_size=16).hexdigest()
         fields["key"] = Key(f"{terms.kind}:{digest}", terms.policy, terms.window)
-    elif terms.unique:
+    elif terms.unique is not None and terms.unique is not False:
         fields["key"] = Key(f"{terms.kind}:{_named(terms.unique, 'unique', codec, arguments)}", terms.policy, terms.window)
     if terms.part is not None:
         fields["part"] = _named(terms.part, "part", codec, arguments)
@@ -174,12 +175,13 @@ def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str,
 def _named(naming: Naming, field: str, codec: Codec, arguments: Mapping[str, Any]) -> str:
     if not callable(naming):
         try:
-            return naming.format_map(codec.full(arguments))
+            name = naming.format_map(codec.full(arguments))
         except (LookupError, ValueError, AttributeError) as error:
             expected = f"a template of its parameters ({', '.join(codec.parameters)}): {error!r}"
             raise InvalidInput(field=f"{field} of {codec.name}", value=naming, expected=expected) from error
-    args, kwargs = codec.spread(arguments)
-    name = naming(*args, **kwargs)
+    else:
+        args, kwargs = codec.spread(arguments)
+        name = naming(*args, **kwargs)
     checks.text(f"{field} of {codec.name}", name, checks.MAX_KEY, least=1)
     return name
 

@@ -295,9 +295,11 @@ def by_name(args: object) -> Mapping[str, Any]:
 def _payload(args: object) -> bytes:
     args = by_name(args)
     try:
-        return _encode(args)
+        content = _encode(args)
     except Exception as error:
         raise InvalidInput(field="args", value=args, expected=f"something that can be stored as JSON: {error}") from None
+    checks.finite("args", args, content)
+    return content
 
 
 def _names(index: NoteView | None) -> list[str]:

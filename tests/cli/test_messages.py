@@ -224,6 +224,7 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
         (["send", "--args", '{"too": "ada"}'], "to"),
         (["send"], "to"),
         (["sned", "--args", "{}"], "Its tasks: send"),
+        (["send", "--args", '{"to": "ada"}', "--key", ""], "1 to 512 characters"),
         (["send", "--args", '{"to": "ada"}', "--url", "sqlite:///other.db"], "opens sqlite:///towpath.db by itself"),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from towpath.errors import InvalidInput
 
@@ -112,6 +114,31 @@ def data(field: str, value: object, limit: int) -> None:
         raise InvalidInput(field=field, value=value, expected="bytes")
     if len(value) > limit:
         raise InvalidInput(field=field, value=f"{len(value)} bytes", expected=f"at most {limit} bytes")
+
+
+def finite(field: str, value: object, content: bytes, enc_hook: Callable[[Any], Any] | None = None) -> None:
+    """Refuse NaN and infinity in `value`, whose JSON form is `content`; the error has the path of the number. The encoder writes them as
+    null, so content without a null needs no search."""
+    if content.find(b"null") < 0:
+        return
+    found = _not_finite([msgspec.to_builtins(value, str_keys=True, enc_hook=enc_hook)])
+    if found is not None:
+        steps, number = found
+        path = "".join([f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps[1:]])
+        where = f"{field}{path}" if field else path.removeprefix(".")
+        raise InvalidInput(field=where, value=number, expected="a finite number, since JSON has no NaN and no infinity")
+
+
+def _not_finite(values: dict[str, Any] | list[Any]) -> tuple[list[str | int], float] | None:
+    """The first number that is not finite, and the names and places that lead to it."""
+    for step, value in values.items() if isinstance(values, dict) else enumerate(values):
+        kind = type(value)
+        if kind is float:
+            if not math.isfinite(value):
+                return [step], value
+        elif (kind is dict or kind is list or kind is tuple) and (found := _not_finite(value)) is not None:
+            return [step, *found[0]], found[1]
+    return None
 
 
 def headers(value: object) -> None:

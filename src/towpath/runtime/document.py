@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from towpath.core import checks
 from towpath.core.commands import Note, Noted, Result
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput
@@ -68,6 +69,7 @@ class Document:
             content = msgspec.json.encode(value)
         except Exception as error:
             raise InvalidInput(field="state", value=value, expected=f"something with a JSON form: {error}") from None
+        checks.finite("state", value, content)
         return Note(key=self._key, value=content, expect=self.version, ttl=self._ttl)
 
     def _saved(self, answer: Result, value: Any) -> int:
