@@ -40,6 +40,12 @@ class Ledger(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def repeats(self) -> int:
+        """How often `apply` has applied commands again because the reply to the first COMMIT was lost. The first transaction may have
+        been committed."""
+        ...
+
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         """Run the commands in order in one transaction. `now` None is the ledger's own clock."""
         ...

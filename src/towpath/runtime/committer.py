@@ -10,6 +10,7 @@ A command of the engine's own (`patient`) is kept while the ledger is busy or go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -24,6 +25,7 @@ from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
 from towpath.runtime.drains import Drains
 from towpath.runtime.outage import Outage
+from towpath.runtime.own_claims import OwnClaims
 from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Reply, ThreadTicket, Ticket, deliver, sort_of
 
 log = logging.getLogger("towpath.committer")
@@ -79,6 +81,7 @@ class Committer:
         """Seconds of the last batch."""
         self.outage = Outage()
         self._drains = Drains(ledger)
+        self._claims = OwnClaims(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
 
     def start(self) -> None:
@@ -259,6 +262,8 @@ class Committer:
             self._put_back((ThreadTicket(command),))
             raise
         self.outage.over()
+        if self._claims.doubtful:
+            self._release_unknown()
         return reply
 
     def _lead(self, batch: Sequence[Ticket]) -> None:
@@ -273,6 +278,8 @@ class Committer:
             if self._demands and not self._closing:
                 asked = self._ask(commands)
             if not commands:
+                if self._claims.doubtful:
+                    self._release_unknown()
                 return
             answers = self._apply(commands)
             self._failures = 0
@@ -289,6 +296,15 @@ class Committer:
             self._put_back(batch)
             raise
         deliver(batch, answers)
+        if self._claims.doubtful:
+            self._release_unknown()
+
+    def _release_unknown(self) -> None:
+        """Release the claims of a batch whose reply was lost. If the ledger cannot be read now, a later batch tries again."""
+        with contextlib.suppress(TowpathError):
+            if releases := self._claims.releases():
+                log.warning("%d claims whose reply was lost are released", len(releases))
+                self.post(releases, _ignore)
 
     def _ask(self, commands: list[Command]) -> list[Demand]:
         """Add what the standing demand wants with this batch; who asked."""
@@ -304,8 +320,13 @@ class Committer:
 
     def _apply(self, commands: Sequence[Command]) -> list[Answer]:
         started = time.monotonic()
-        answers = self._ledger.apply(commands)
+        try:
+            answers = self._ledger.apply(commands)
+        except BaseException:
+            self._claims.failed(commands)
+            raise
         self.took = time.monotonic() - started
+        self._claims.applied(commands, answers)
         if news.wanted(self.bus):
             news.tell(self.bus, commands, answers, self.took)
         return answers
@@ -360,3 +381,7 @@ class Committer:
             for queue in (self._first, self._rest, self._outside):
                 queue.clear()
         deliver(left, [LedgerClosed(path="the engine")] * sum([len(ticket.commands) for ticket in left]))
+
+
+def _ignore(replies: Sequence[Reply]) -> None:
+    """If a release fails, the lease runs out."""

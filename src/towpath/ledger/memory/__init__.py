@@ -112,6 +112,7 @@ class MemoryLedger:
     """Safe for any number of threads: one lock, held for each call."""
 
     capabilities = Capabilities(durable=False, shared=False, transactional=False)
+    repeats = 0
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()

@@ -74,6 +74,7 @@ class PostgresLedger:
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related = 0, False
+        self.repeats = 0
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
@@ -128,11 +129,15 @@ class PostgresLedger:
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
-        with suppress(psycopg.Error, RowsTaken):
+        try:
             end_open(db := self._db)
             for present, some in quick.answers(db, self._strides, commands, now):
                 answers += some
                 self._passage.begin(present, now is None)
+        except RowsTaken:
+            pass
+        except psycopg.Error as error:
+            self.repeats += is_gone(error)
         self._tallies += bool(answers)
         if answers and isinstance(answers[0], Appended | Settled):
             self._ringing.ring()
@@ -147,6 +152,7 @@ class PostgresLedger:
             if not is_gone(error):
                 raise
             self._drop_writer()
+            self.repeats += 1
         try:
             return self._transact(commands, found, now)
         except BaseException:

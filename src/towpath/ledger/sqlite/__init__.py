@@ -53,6 +53,7 @@ LOOK_AGAIN = 0.25
 
 class SqliteLedger:
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
+    repeats = 0
 
     def __init__(self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None) -> None:
         self.path = Path(os.path.realpath(path))

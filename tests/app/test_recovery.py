@@ -1,0 +1,108 @@
+"""Work comes back soon after a lost reply to COMMIT."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.engine.test_worker import WAIT, working
+from towpath import App, State
+from towpath.commands import Claim, Claimed, Command, Want
+from towpath.errors import LedgerAway, LedgerBusy, LedgerError
+from towpath.ledger.postgres import quick
+
+JOBS = 20
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("postgres_url")
+        return url
+    return f"sqlite:///{tmp_path / 'work.db'}"
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[App]:
+    with App(url) as app:
+        yield app
+        assert app.ledger.check() == []
+
+
+class Cut:
+    """Loses the reply to the first batches that claimed something."""
+
+    def __init__(self, apply: Callable[..., list[Any]], error: BaseException, times: int) -> None:
+        self._apply, self._error, self._times = apply, error, times
+        self.lost: list[str] = []
+
+    def __call__(self, commands: Sequence[Command], now: int | None = None) -> list[Any]:
+        answers = self._apply(commands, now)
+        claimed = [claim.id for answer in answers if isinstance(answer, Claimed) for claim in answer.claims]
+        if claimed and self._times:
+            self._times -= 1
+            self.lost += claimed
+            raise self._error
+        return answers
+
+
+def finish(app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int) -> tuple[list[int], list[str]]:
+    """Run jobs with a single attempt to their end; what ran, and the jobs that the lost replies had claimed."""
+    ran: list[int] = []
+
+    @app.task(max_attempts=1)
+    def once(n: int) -> None:
+        ran.append(n)
+
+    handles = [once.enqueue(n) for n in range(JOBS)]
+    cut = Cut(app.ledger.apply, error, times)
+    monkeypatch.setattr(app.ledger, "apply", cut)
+    with working(app, lease=600.0):
+        for handle in handles:
+            handle.result(timeout=WAIT)
+    return ran, cut.lost
+
+
+def test_claims_of_a_lost_reply_are_released_at_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    error: LedgerError = LedgerBusy(path="x", seconds=0.1) if app.url.startswith("sqlite") else LedgerAway(path="x", why="cut")
+    ran, lost = finish(app, monkeypatch, error, times=3)
+    assert lost
+    assert sorted(ran) == list(range(JOBS))
+    jobs = app.ledger.get_many(lost).values()
+    assert {(job.state, job.attempts, job.losses) for job in jobs} == {(State.DONE, 1, 0)}
+
+
+def test_claims_of_an_interrupted_batch_are_released(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is claimed by a caller that is interrupted after the commit."""
+    queue = app.queue("mail")
+    queue.put({"n": 1}, max_attempts=1)
+    monkeypatch.setattr(app.ledger, "apply", Cut(app.ledger.apply, KeyboardInterrupt(), 1))
+    with pytest.raises(KeyboardInterrupt):
+        app.call(Claim(owner=app.owner, wants=(Want("mail"),), lease=600_000_000))
+    message = queue.get(wait=WAIT)
+    assert message is not None
+    assert (message.job.attempts, message.job.losses) == (1, 0)
+    message.ack()
+
+
+def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PostgreSQL the ledger itself repeats a batch whose connection was lost."""
+    real, cut = quick.answers, threading.Event()
+
+    def answers(db: Any, strides: Any, commands: Sequence[Command], now: int | None) -> Any:
+        steps = list(real(db, strides, commands, now))
+        if not cut.is_set() and any(isinstance(each, Claimed) and each.claims for _, some in steps for each in some):
+            cut.set()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return steps
+
+    monkeypatch.setattr(quick, "answers", answers)
+    with App(postgres_url) as app:
+        ran, _ = finish(app, monkeypatch, LedgerAway(path="x", why="cut"), times=0)
+        assert cut.is_set()
+        assert sorted(ran) == list(range(JOBS))
