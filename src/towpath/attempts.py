@@ -25,14 +25,14 @@ from towpath import control, tracing
 from towpath.context import Host, Running
 from towpath.core.checks import SECOND
 from towpath.core.commands import Command, Note, Progress, Progressed, Settle
-from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Spec, Stop
+from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
 from towpath.ledger import Ledger
 from towpath.runtime import forks
 from towpath.runtime.document import Document
 from towpath.runtime.office import Mode
-from towpath.runtime.runs import Stopped
+from towpath.runtime.runs import TimedOut
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Task, outcome_of
 
@@ -55,6 +55,8 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     throttled: int | None = None
 
 
+QUIET = (control.Control, control.StopRequested)
+"""What a handler raises on purpose: no error of its span."""
 _reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
 _requests = msgspec.msgpack.Decoder(Request)
 
@@ -112,20 +114,30 @@ class Attempt:
     def _returned(self, result: Any) -> Settle:
         if self._born != forks.generation():
             forks.leave(self.claim.id, None)
+        if self.running.stopped:
+            return self.stopped()
         return self._settle(outcome_of(self.task, self.claim.job, result))
 
     def _raised(self, error: BaseException) -> Settle:
         if self._born != forks.generation():
             forks.leave(self.claim.id, error)
-        return self.ended(error)
+        return self.stopped() if isinstance(error, control.StopRequested) and self.running.cancelled else self.ended(error)
 
     def ended(self, error: BaseException) -> Settle:
         """It ended with this error, its own or one that says why it was stopped."""
         self.error = error
         self.throttled = control.throttling(error)
-        if isinstance(error, Stopped):
-            return self._settle(Stop(error=str(error)))
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
+
+    def stopped(self) -> Settle:
+        """The handler was asked to stop and ended before its work was complete. A timeout is a failure; a stop of the worker costs
+        nothing. Of a later request to cancel the ledger knows: a canceled job never goes back to wait."""
+        reason = self.running.asked
+        if reason is Reason.EXPIRED:
+            return self.ended(TimedOut(f"it ran longer than {self.timeout or 0:g} s"))
+        if reason is None or reason is Reason.RELEASED:
+            return self._settle(Release())
+        return self._settle(Stop(error=str(reason)))
 
     def refused(self, refusal: Refused) -> Settle:
         """What the handler wanted along with its end was refused. That is its failure: a function of `commit` that raises is
@@ -139,6 +151,9 @@ class Attempt:
             self.running.lose()
         else:
             self.running.ask(reason)
+        if self.mode == "loop":
+            # Its coroutine is cancelled: what it returns after that was not finished.
+            self.running.interrupt()
 
     def _settle(self, outcome: Outcome) -> Settle:
         """Children, notes and functions belong to success: another attempt brings its own."""
@@ -159,7 +174,7 @@ class Attempt:
 
     def _span(self) -> AbstractContextManager[None]:
         job = self.claim.job
-        return tracing.span(job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), (control.Control,))
+        return tracing.span(job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), QUIET)
 
     # In another process
 

@@ -81,8 +81,8 @@ class Guard:
         return max(self._engine.clock.now(), self._job.job.started_at or 0)
 
     def _too_late(self, error: BaseException) -> bool:
-        """Was the handler cancelled because its time was up? Then the call did not answer."""
-        return isinstance(error, asyncio.CancelledError) and self._job.asked is Reason.EXPIRED
+        """Was the handler stopped because its time was up? Then the call did not answer."""
+        return isinstance(error, asyncio.CancelledError | control.StopRequested) and self._job.asked is Reason.EXPIRED
 
     @property
     def _breakers(self) -> Breakers:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from towpath.codec import decode, encode
+from towpath.control import StopRequested
 from towpath.core.checks import DAY
 from towpath.core.commands import Command, Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
@@ -29,6 +30,7 @@ from towpath.runtime.lineage import running
 from towpath.runtime.tickets import Reply
 from towpath.tasks import Call, R, Task
 
+V = TypeVar("V")
 STATE_TTL = 90 * DAY
 """How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
@@ -71,7 +73,64 @@ class Host(Protocol):
     def tasks(self) -> Mapping[str, Task[..., Any]]: ...
 
 
-class Running:
+class Stoppable:
+    """The request to stop of a running job, and whether its handler has seen it."""
+
+    __slots__ = ("_complete", "_seen", "asked", "lost")
+
+    def __init__(self, asked: Reason | None) -> None:
+        self.asked = asked
+        """Why it was asked to stop, if it was."""
+        self.lost = False
+        """Somebody else has the job by now: whatever this attempt does, the ledger will not take it."""
+        self._seen = self._complete = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Is the job asked to stop, or the claim lost? A long handler checks this now and then. Once it has read True and returns,
+        the job has stopped and is not done, unless the handler returns `finished(value)`."""
+        if self.asked is None and not self.lost:
+            return False
+        self._seen = True
+        return True
+
+    def check(self) -> None:
+        """Raise `towpath.control.StopRequested` if `cancelled`."""
+        if self.cancelled:
+            raise StopRequested(self.asked or Reason.LOST)
+
+    @overload
+    def finished(self) -> None: ...
+
+    @overload
+    def finished(self, value: V) -> V: ...
+
+    def finished(self, value: Any = None) -> Any:
+        """`return current().finished(value)`: the work is complete, although the handler may have seen a request to stop."""
+        self._complete = True
+        return value
+
+    # For whoever runs it
+
+    def ask(self, reason: Reason) -> None:
+        """Tell it that it should stop."""
+        self.asked = self.asked or reason
+
+    def interrupt(self) -> None:
+        """The request to stop was raised inside the handler."""
+        self._seen = True
+
+    @property
+    def stopped(self) -> bool:
+        """If the handler returns now: has it stopped before its work was complete?"""
+        return self._seen and not self._complete
+
+    def lose(self) -> None:
+        """Tell it that its claim is lost."""
+        self.lost = True
+
+
+class Running(Stoppable):
     """One attempt at a job. Any thread of the handler may use it."""
 
     __slots__ = (
@@ -84,20 +143,15 @@ class Running:
         "_state",
         "_token",
         "_waiting",
-        "asked",
         "at",
         "job",
-        "lost",
         "task",
     )
 
     def __init__(self, app: Host, claim: Claim, task: Task[..., Any], span: AbstractContextManager[None] | None = None) -> None:
         self.job: Job = claim.job
         self.task = task
-        self.asked: Reason | None = claim.job.cancel_requested
-        """Why it was asked to stop, if it was."""
-        self.lost = False
-        """Somebody else has the job by now: whatever this attempt does, the ledger will not take it."""
+        super().__init__(claim.job.cancel_requested)
         self._app = app
         self._cursor = claim.job.cursor
         # Most handlers have neither, and every list that lives until the next commit is one more for the garbage collector.
@@ -133,11 +187,6 @@ class Running:
     @property
     def correlation_id(self) -> str | None:
         return self.job.correlation_id
-
-    @property
-    def cancelled(self) -> bool:
-        """Was it asked to stop, or is the claim lost? Then clean up and return; a long handler looks here now and then."""
-        return self.asked is not None or self.lost
 
     @property
     def cursor(self) -> Any:
@@ -190,14 +239,6 @@ class Running:
 
     # For whoever runs it
 
-    def ask(self, reason: Reason) -> None:
-        """Tell it that it should stop."""
-        self.asked = self.asked or reason
-
-    def lose(self) -> None:
-        """Tell it that its claim is lost."""
-        self.lost = True
-
     def _post_last(self) -> None:
         with _telling:
             last, self._waiting = self._waiting, None
@@ -208,9 +249,9 @@ class Running:
         """What the handler collected, if anything. Posts the last progress, which must come before the settle."""
         if self._waiting is not None:
             self._post_last()
-        if not (self._spawn or self._functions or self._state is not None or self.job.attempts > 1):
+        if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
             return None
-        if self._state is not None or self.job.attempts > 1:
+        if self._state is not None or self.job.fence > 1:
             return tuple(self._spawn or ()), (Note(key=f"state/{self.id}", value=None),), self._within()
         return tuple(self._spawn or ()), (), self._within()
 
@@ -235,7 +276,9 @@ class Running:
             try:
                 for function in functions:
                     function(connection)
-            except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
+            except Exception:
+                raise
+            except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
                 # This thread commits for everybody; it is not the function's to end.

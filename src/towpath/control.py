@@ -57,6 +57,14 @@ class Cancel(Control):
         super().__init__(reason or "canceled by its handler")
 
 
+class StopRequested(BaseException):
+    """`current().check()` raises it once the job was asked to stop. The job then ends as stopped, not as failed. Like
+    `asyncio.CancelledError` it is no `Exception`, so that `except Exception` does not swallow it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the job was asked to stop ({reason})")
+
+
 class Fail(Control):
     """Never try again: the job ends as failed, a dead letter."""
 

@@ -48,6 +48,10 @@ class Attempt(Protocol):
         """Tell the handler that it should stop."""
         ...
 
+    def stopped(self) -> Settle:
+        """How it ended because it was asked to stop, by the reason given to `stop`."""
+        ...
+
     def ended(self, error: BaseException) -> Settle:
         """How it ended where the handler could not say so itself."""
         ...

@@ -33,10 +33,6 @@ class TimedOut(Exception):
     """The handler ran longer than its task allows."""
 
 
-class Stopped(Exception):
-    """The handler was told to stop: canceled, superseded, or its group aborted."""
-
-
 def in_process(run: Run, processes: Processes | None) -> Settle:
     """Run the handler in another process; what it says at its end."""
     assert processes is not None

@@ -7,6 +7,7 @@ of the loop, together with the demand for what comes next, so that settling and 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import time
@@ -27,7 +28,7 @@ from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
 from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
-from towpath.runtime.runs import Run, Stopped, TimedOut, in_process, until
+from towpath.runtime.runs import Run, in_process, until
 
 log = logging.getLogger("towpath.worker")
 
@@ -236,13 +237,9 @@ class Worker:
             self._finish(run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended")))
 
     def _interrupted(self, run: Run) -> Settle:
-        """A handler that we stopped, and why."""
-        if run.asked is not None:
-            return run.attempt.ended(Stopped(run.asked))
-        if run.late:
-            return run.attempt.ended(TimedOut(f"it ran longer than {run.attempt.timeout:g} s"))
-        if self._stopping:
-            return Settle(run.claim.id, run.claim.fence, Release())
+        """The handler was cancelled, or its process killed: by this worker, or by itself."""
+        if run.asked or run.late or self._stopping:
+            return run.attempt.stopped()
         return run.attempt.ended(asyncio.CancelledError("the handler was cancelled from inside"))
 
     # Outcomes leave
@@ -259,6 +256,8 @@ class Worker:
             self._strays.discard(run)
         if self.intake.counts:
             self.intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
+        if type(settle.outcome) is Release:
+            log.info("job %s (%s): stopped before it was finished, and given back", settle.id, run.claim.job.kind)
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
@@ -353,6 +352,9 @@ class Worker:
         run.attempt.stop(reason)
         if run.task is not None:
             run.task.cancel()
+            if inspect.getcoroutinestate(run.task.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+                # Cancelled before its first step: `_run_here` will not be entered.
+                self._finish(run, run.attempt.stopped())
         elif run.attempt.mode == "process" and self._processes is not None:
             self._processes.kill((run.claim.id, run.claim.fence))
 
@@ -382,7 +384,7 @@ class Worker:
         """What still runs goes back to the ledger; whatever its handler says from now on is not heard."""
         for run in self.running:
             self._interrupt(run, Reason.RELEASED)
-            self._finish(run, Settle(run.claim.id, run.claim.fence, Release()))
+            self._finish(run, run.attempt.stopped())
 
     def _free(self) -> int:
         return self._options.concurrency - len(self._runs) - len(self._strays)
