@@ -331,7 +331,7 @@ class Running(Stoppable):
     def _value(self, job: Job, errors: bool) -> Any:
         task = self._app.tasks.get(job.kind)
         try:
-            return value_of(job, _plain if task is None else task.decode_result)
+            return value_of(self._app.ledger, job, _plain if task is None else task.decode_result)
         except (JobFailed, JobCanceled, InvalidInput) as error:
             if errors:
                 return error

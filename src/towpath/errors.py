@@ -153,11 +153,13 @@ class CommandFailed(Refused):
 
 
 class JobFailed(TowpathError):
+    """`culprit` is the id of the job that failed first, if this one failed because it depended on it; `error` then says how that one failed."""
+
     sentence = "job {id} failed ({reason}): {error}"
 
-    def __init__(self, *, id: str, reason: str, error: str | None) -> None:
-        self.id, self.reason, self.error = id, reason, error
-        super().__init__(id=id, reason=reason, error=error)
+    def __init__(self, *, id: str, reason: str, error: str | None, culprit: str | None = None) -> None:
+        self.id, self.reason, self.error, self.culprit = id, reason, error, culprit
+        super().__init__(id=id, reason=reason, error=error, culprit=culprit)
 
 
 class JobCanceled(TowpathError):

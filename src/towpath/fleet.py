@@ -11,7 +11,8 @@ from towpath.core.explain import Explanation, Gate
 from towpath.core.fleet import Fleet, LaneView, among_workers, lanes_together
 from towpath.core.fleet import WorkerView as WorkerView
 from towpath.core.fleet import spell_lanes as spell_lanes
-from towpath.core.views import NoteView
+from towpath.core.job import State
+from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.ledger import Ledger
 
 KEY: Final = "towpath/workers"
@@ -55,4 +56,6 @@ def explained(ledger: Ledger, id: str, now: int) -> Explanation:
     if job is None or not job.kind:
         return found
     fleet = decoded(ledger.note(KEY))
-    return among_workers(found, job.queue, present(ledger, fleet), fleet.lanes, now)
+    # Reports are up to ten seconds old; what is on lease is known exactly, of the newest jobs if there are very many.
+    running = ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=MAX_PAGE)).jobs
+    return among_workers(found, job.queue, present(ledger, fleet), fleet.lanes, now, running)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Seal, Selector, Unseal
-from towpath.core.explain import Explanation
-from towpath.core.job import CANCELED, DONE, Job, Spec
+from towpath.core.explain import Explanation, blame
+from towpath.core.job import CANCELED, DONE, Job, Reason, Spec
 from towpath.core.views import GroupView, Query
-from towpath.errors import JobCanceled, JobFailed, NotRevivable, UnknownGroup, UnknownJob
+from towpath.errors import JobCanceled, JobFailed, NotRevivable, Refused, UnknownGroup, UnknownJob
 from towpath.fleet import explained
 from towpath.ledger import Ledger
 from towpath.runtime.engine import Engine
@@ -38,7 +39,9 @@ class JobHandle(Generic[R_co]):
         return self._value(self.finished(timeout))
 
     async def aresult(self, timeout: float | None = None) -> R_co:
-        return self._value(await self.afinished(timeout))
+        job = await self.afinished(timeout)
+        # Only how a dependency failed is read from the ledger, which must not block the event loop.
+        return await asyncio.to_thread(self._value, job) if job.reason is Reason.DEPENDENCY else self._value(job)
 
     def finished(self, timeout: float | None = None) -> Job:
         """Wait until it has finished, however it ended."""
@@ -73,17 +76,30 @@ class JobHandle(Generic[R_co]):
         _revived(self.id, await self._engine.acall(Revive(where=Selector(ids=(self.id,)))))
 
     def _value(self, job: Job) -> R_co:
-        value: R_co = value_of(job, self._decode)
+        value: R_co = value_of(self._engine.ledger, job, self._decode)
         return value
 
 
-def value_of(job: Job, decode: Decode) -> Any:
+def value_of(ledger: Ledger, job: Job, decode: Decode) -> Any:
     """What a finished job returned, or how it ended as an error."""
     if job.state is DONE:
         return decode(job.result)
     if job.state is CANCELED:
         raise JobCanceled(id=job.id, reason=job.reason.value)
-    raise JobFailed(id=job.id, reason=job.reason.value, error=job.error)
+    error, culprit = job.error, None
+    if job.reason is Reason.DEPENDENCY:
+        error, culprit = _blamed(ledger, job)
+    raise JobFailed(id=job.id, reason=job.reason.value, error=error, culprit=culprit)
+
+
+def _blamed(ledger: Ledger, job: Job) -> tuple[str | None, str | None]:
+    """How the job failed that failed first, and its id."""
+    try:
+        [id] = ledger.explain(job.id).by
+    except (Refused, ValueError):
+        return job.error, None
+    found = ledger.get(id)
+    return (job.error, None) if found is None else (blame(found), id)
 
 
 def _touched(answer: Result) -> bool:

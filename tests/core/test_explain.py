@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from towpath.core import admission
 from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.explain import SHOWN, Facts, Gate, explain, when
+from towpath.core.explain import AHEAD, SHOWN, Facts, Gate, explain, when
 from towpath.core.fleet import LaneView, LimitView, WorkerView, among_workers
 from towpath.core.job import Job, Reason, Spec, State
 from towpath.core.limits import Rate
@@ -50,6 +50,24 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Facts(job=replace(FINISHED, state=State.FAILED, reason=Reason.LOST), queue=queue()),
         Gate.FINISHED,
         f"finished: failed (lost) at {AT}",
+    ),
+    (
+        Facts(
+            job=replace(FINISHED, state=State.FAILED, reason=Reason.DEPENDENCY),
+            queue=queue(),
+            culprit=job(id="b", kind="mail", state=State.FAILED, reason=Reason.FATAL, error="ValueError: no\n\ntrace"),
+        ),
+        Gate.FINISHED,
+        f"finished: failed (dependency) at {AT}, because job b (mail) failed (fatal): ValueError: no",
+    ),
+    (
+        Facts(
+            job=replace(FINISHED, state=State.CANCELED, reason=Reason.DEPENDENCY),
+            queue=queue(),
+            culprit=job(id="b", state=State.CANCELED, reason=Reason.REQUESTED),
+        ),
+        Gate.FINISHED,
+        f"finished: canceled (dependency) at {AT}, because job b was canceled (requested)",
     ),
     (Facts(job=RUNNING, queue=queue()), Gate.RUNNING, f"leased by w until {THEN}"),
     (
@@ -218,8 +236,54 @@ def test_who_would_run_it(workers: list[WorkerView], gate: Gate, rest: str) -> N
     assert (found.gate, str(found)) == (gate, f"job a: ready, first in line in q{rest}")
 
 
+def running(owner: str, count: int, queue: str = "q") -> list[Job]:
+    return [job(state=State.RUNNING, owner=owner, queue=queue, kind="mail")] * count
+
+
+OTHER = LaneView(name="other", queues=("r",), reserved=2, running=0)
+BUSY: list[tuple[list[WorkerView], list[Job], int, str | None]] = [
+    ([worker(concurrency=4, running=4)], [], 0, "all 4 slots of 1 worker on queue q are busy; no job is ahead"),
+    ([worker(concurrency=1)], running("w#1", 1), 1, "the slot of 1 worker on queue q is busy; 1 job is ahead"),
+    (
+        [worker(concurrency=2), worker(owner="w#2", concurrency=2, running=2)],
+        running("w#1", 2),
+        17,
+        "all 4 slots of 2 workers on queue q are busy; 17 jobs are ahead",
+    ),
+    (
+        [worker(concurrency=1)],
+        running("w#1", 1),
+        AHEAD,
+        "the slot of 1 worker on queue q is busy; 1,000 or more jobs are ahead",
+    ),
+    ([worker(concurrency=2), worker(owner="w#2", concurrency=2)], running("w#1", 2), 0, None),
+    ([worker(concurrency=2)], running("x#1", 2), 0, None),
+    (
+        [worker(lanes=(replace(LANE, name="own"), OTHER))],
+        running("w#1", 6),
+        0,
+        "all 6 slots of 1 worker on queue q are busy; no job is ahead",
+    ),
+    ([worker(lanes=(replace(LANE, name="own"), OTHER))], running("w#1", 1) + running("w#1", 6, "r"), 0, None),
+    (
+        [worker(limits=(API,)), worker(owner="w#2", concurrency=1, running=1)],
+        [],
+        0,
+        "the slot of 1 worker on queue q is busy; no job is ahead",
+    ),
+]
+
+
+@pytest.mark.parametrize(("workers", "held", "ahead", "rest"), BUSY)
+def test_busy_slots(workers: list[WorkerView], held: list[Job], ahead: int, rest: str | None) -> None:
+    found = explain(Facts(job=job(), queue=queue(), ahead=ahead), NOW)
+    told = among_workers(found, "q", workers, {}, NOW, held)
+    assert (told.gate, told.count) == (Gate.NEXT if rest is None else Gate.BUSY, ahead)
+    assert str(told) == (str(found) if rest is None else f"job a: ready; {rest}")
+
+
 def test_every_gate_is_here() -> None:
-    assert {gate for _, gate, _ in CASES} | {gate for _, gate, _ in AMONG} == set(Gate)
+    assert {gate for _, gate, _ in CASES} | {gate for _, gate, _ in AMONG} | {Gate.BUSY} == set(Gate)
 
 
 def test_an_unknown_time() -> None:

@@ -36,9 +36,10 @@ class Gate(StrEnum):
     WORKERS_PAUSED = "workers-paused"
     LANE_PAUSED = "lane-paused"
     LIMIT = "limit"
+    BUSY = "busy"
 
 
-OF_WORKERS = frozenset([Gate.NO_WORKER, Gate.WORKERS_PAUSED, Gate.LANE_PAUSED, Gate.LIMIT])
+OF_WORKERS = frozenset([Gate.NO_WORKER, Gate.WORKERS_PAUSED, Gate.LANE_PAUSED, Gate.LIMIT, Gate.BUSY])
 """Gates that a ledger does not know of: see `core.fleet`."""
 
 
@@ -68,17 +69,27 @@ class Facts(msgspec.Struct, kw_only=True):
     holders: tuple[str, ...] = ()
     """The running jobs that fill the cap (of the queue if it is full, else of the part), the first few."""
     ahead: int = 0
+    """The ready jobs before this one, counted up to `AHEAD`."""
+    culprit: Job | None = None
+    """With the reason `dependency`: of the jobs that did not end so for a dependency of theirs, and because of which this one ended, the first
+    to end."""
 
 
 SHOWN = 5
 """How many ids a sentence names."""
+AHEAD = 1000
+"""Jobs ahead are counted up to this number."""
 
 
 def explain(facts: Facts, now: int) -> Explanation:
     job = facts.job
     if job.state in FINISHED:
         why = f" ({job.reason})" if job.reason else ""
-        return _say(job, Gate.FINISHED, f"finished: {job.state}{why} at {when(job.finished_at)}", until=job.finished_at)
+        text = f"finished: {job.state}{why} at {when(job.finished_at)}"
+        if facts.culprit is None:
+            return _say(job, Gate.FINISHED, text, until=job.finished_at)
+        by = (facts.culprit.id,)
+        return _say(job, Gate.FINISHED, f"{text}, because {blame(facts.culprit)}", by, 1, job.finished_at)
     if job.state is State.RUNNING:
         asked = f", asked to stop ({job.cancel_requested})" if job.cancel_requested else ""
         return _say(job, Gate.RUNNING, f"leased by {job.owner} until {when(job.lease_until)}{asked}", until=job.lease_until)
@@ -166,7 +177,19 @@ def _next(facts: Facts) -> Explanation:
 
 def place(ahead: int, queue: str) -> str:
     """Where in the line of its queue a job is."""
-    return f"ready, {f'{ahead} ahead of it' if ahead else 'first in line'} in {queue}"
+    return f"ready, {f'{at_least(ahead)} ahead of it' if ahead else 'first in line'} in {queue}"
+
+
+def at_least(ahead: int) -> str:
+    return f"{ahead:,}{' or more' if ahead >= AHEAD else ''}"
+
+
+def blame(culprit: Job) -> str:
+    """How a job ended on which others depended, with the first line of its error."""
+    kind = f" ({culprit.kind})" if culprit.kind else ""
+    said = (culprit.error or "").partition("\n")[0]
+    ended = "failed" if culprit.state is State.FAILED else f"was {culprit.state}"
+    return f"job {culprit.id}{kind} {ended} ({culprit.reason}){_why(said)}"
 
 
 def _say(job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None) -> Explanation:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from towpath.core.checks import matches
-from towpath.core.explain import Explanation, Gate, place, when
+from towpath.core.explain import Explanation, Gate, at_least, place, when
+from towpath.core.job import Job
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,25 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     def lane_of(self, queue: str) -> str | None:
         return next((lane.name for lane in self.lanes if _takes(lane.queues, queue)), None)
 
+    def slots_for(self, queue: str) -> int:
+        """The slots in which a job of this queue may run: all but those that other lanes have reserved."""
+        lane = self.lane_of(queue)
+        return self.concurrency - sum(each.reserved for each in self.lanes if lane is not None and each.name != lane)
+
+    def busy_for(self, queue: str, held: Sequence[str]) -> bool:
+        """Is none of these slots free? `held` are the queues of the jobs that it has on lease. The report counts as well: a handler whose
+        lease was lost still has its slot."""
+        if max(self.running, len(held)) >= self.concurrency:
+            return True
+        lane = self.lane_of(queue)
+        if lane is None:
+            return False
+        by_lane = Counter(map(self.lane_of, held))
+        running = {each.name: max(each.running, by_lane[each.name]) for each in self.lanes}
+        # Of the jobs of other lanes only those beyond the reserved slots take slots that this queue could use.
+        shared = sum(max(0, running[each.name] - each.reserved) for each in self.lanes if each.name != lane)
+        return running[lane] + shared >= self.slots_for(queue)
+
 
 class Fleet(msgspec.Struct):
     """The note. `known`: when each worker came. `paused` and `lanes`: what is paused, and why. `drain`: when a worker was told to
@@ -100,9 +121,15 @@ def spell_lanes(lanes: Mapping[str, Mapping[str, int]], names: Mapping[str, str]
 
 
 def among_workers(
-    found: Explanation, queue: str, workers: Sequence[WorkerView], paused: dict[str, str | None], now: int
+    found: Explanation,
+    queue: str,
+    workers: Sequence[WorkerView],
+    paused: dict[str, str | None],
+    now: int,
+    running: Sequence[Job] = (),
 ) -> Explanation:
-    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes."""
+    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes, `running` are jobs on
+    lease."""
     takers = [worker for worker in workers if _takes(worker.queues, queue) and not worker.draining]
     if not takers:
         return _but(found, queue, Gate.NO_WORKER, f"no worker that is there takes from {queue}")
@@ -113,14 +140,31 @@ def among_workers(
     if all(lane in paused for lane in lanes):
         name = str(lanes[0])
         return _but(found, queue, Gate.LANE_PAUSED, f"lane {name} is paused by hand{_why(paused[name])}")
-    return _limited(found, queue, [worker for worker, lane in zip(awake, lanes, strict=True) if lane not in paused], now)
+    able = [worker for worker, lane in zip(awake, lanes, strict=True) if lane not in paused]
+    return _limited(found, queue, able, now) or _busy(found, queue, able, now, running) or found
 
 
-def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now: int) -> Explanation:
+def _busy(
+    found: Explanation, queue: str, workers: Sequence[WorkerView], now: int, running: Sequence[Job]
+) -> Explanation | None:
+    """If no worker has a free slot. One that is held by a limit has none either."""
+    free = [worker for worker in workers if _in_the_way(worker, queue, now) is None]
+    for worker in free:
+        held = [job.queue for job in running if job.owner == worker.owner and job.kind]
+        if not worker.busy_for(queue, held):
+            return None
+    slots = sum(worker.slots_for(queue) for worker in free)
+    which = f"all {slots} slots" if slots > 1 else "the slot"
+    of = f"{len(free)} worker{'s' * (len(free) > 1)} on queue {queue} {'are' if slots > 1 else 'is'} busy"
+    ahead = "no job is" if not found.count else "1 job is" if found.count == 1 else f"{at_least(found.count)} jobs are"
+    return Explanation(found.id, Gate.BUSY, f"job {found.id}: ready; {which} of {of}; {ahead} ahead", (), found.count, None)
+
+
+def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now: int) -> Explanation | None:
     """If it is so for all of them."""
     limits = [_in_the_way(worker, queue, now) for worker in workers]
     if any(limit is None for limit in limits):
-        return found
+        return None
     first = min((limit for limit in limits if limit is not None), key=lambda limit: limit.until or 0)
     if first.until is not None and first.until > now:
         text = f"{first.name} is held until {when(first.until)}: the service was asked too much"

@@ -8,16 +8,13 @@ from itertools import islice
 from msgspec.structs import replace
 
 from towpath.core import checks
-from towpath.core.explain import SHOWN, Explanation, explain
+from towpath.core.explain import AHEAD, SHOWN, Explanation, explain
 from towpath.core.explain import Facts as ExplainFacts
-from towpath.core.job import FINISHED, Job, State
+from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.views import Page, Query, page_seq, page_token
 from towpath.errors import UnknownJob
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Part, Queue
-
-COUNTED = 1000
-"""How many jobs ahead of another are counted at most."""
 
 
 def get_many(book: Book, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
@@ -90,8 +87,26 @@ def why(book: Book, id: str, now: int) -> Explanation:
         group=None if job.group is None else book.groups[job.group].view(),
         holders=_holders(book, queue, part),
         ahead=_ahead(queue, part, job),
+        culprit=_culprit(book, job) if job.reason is Reason.DEPENDENCY else None,
     )
     return explain(facts, now)
+
+
+def _culprit(book: Book, job: Job) -> Job | None:
+    """The job that ended first of those because of which this one ended, along edges and groups that need success."""
+    found, todo = {job.seq}, [job]
+    roots = []
+    while todo:
+        at = todo.pop()
+        if at.reason is not Reason.DEPENDENCY:
+            roots.append(at)
+            continue
+        sources = [src for src, run_anyway in book.edges_in.get(at.seq, {}).items() if not run_anyway]
+        for group, run_anyway in book.gates_in.get(at.seq, {}).items():
+            sources += [] if run_anyway else list(book.groups[group].members)
+        todo += [book.jobs[src] for src in sources if src not in found and book.jobs[src].state is at.state]
+        found.update(sources)
+    return min(roots, key=lambda root: (root.finished_at, root.seq), default=None)
 
 
 def _holders(book: Book, queue: Queue, part: Part | None) -> tuple[str, ...]:
@@ -111,4 +126,4 @@ def _ahead(queue: Queue, part: Part | None, job: Job) -> int:
         return 0
     mine = (job.priority, job.seq)
     line = queue.loose if part is None else part.line
-    return min(COUNTED, len({entry for entry in line if entry < mine}))
+    return min(AHEAD, len({entry for entry in line if entry < mine}))

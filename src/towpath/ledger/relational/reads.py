@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from towpath.core.checks import storable
-from towpath.core.explain import SHOWN, Explanation, Facts, explain
+from towpath.core.explain import AHEAD, SHOWN, Explanation, Facts, explain
 from towpath.core.job import Job, Reason, State
 from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, page_token
 from towpath.errors import UnknownJob
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
 from towpath.ledger.relational.db import Db, array
-
-AHEAD = 1000
-"""How many jobs in front of one are counted at most."""
 
 
 def get(db: Db, id: str) -> Job | None:
@@ -118,6 +115,8 @@ def explain_job(db: Db, id: str, now: int) -> Explanation:
         facts.group = None if job.group is None else group(db, job.group)
     elif job.state in (State.READY, State.SCHEDULED):
         _add_gates(db, facts, job, queue)
+    elif job.reason is Reason.DEPENDENCY:
+        facts.culprit = next(iter(get_many(db, db.rows("culprit", (job.seq,), str), True).values()), None)
     return explain(facts, now)
 
 

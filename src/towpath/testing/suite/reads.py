@@ -14,7 +14,7 @@ from towpath.core.views import Counts, Query
 from towpath.errors import UnknownJob
 from towpath.ledger import Ledger
 from towpath.testing.clock import START
-from towpath.testing.suite.desk import LEASE, Desk, Suite, spec, unique, whole_group
+from towpath.testing.suite.desk import LEASE, Desk, Suite, anyway, spec, unique, whole_group
 
 
 class ReadSuite(Suite):
@@ -200,6 +200,31 @@ class ExplainSuite(Suite):
         desk.fail(desk.started("b"))
         self.explain(desk, "a", Gate.FINISHED, f"finished: done at {when(START)}", until=START)
         self.explain(desk, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
+
+    def test_explain_names_the_culprit(self, desk: Desk) -> None:
+        desk.append(spec("a"), spec("x", "other"), spec("b", after=["a", anyway("x")]), spec("c", after=["b", "x"]))
+        desk.add("d", after=["c"])
+        desk.jump(SECOND)
+        desk.fail(desk.take())
+        desk.jump(SECOND)
+        desk.fail(desk.take("other"))
+        text = f"finished: failed (dependency) at {when(START + SECOND)}, because job a failed (fatal): broken"
+        for id in ("b", "c", "d"):
+            self.explain(desk, id, Gate.FINISHED, text, by=("a",), count=1, until=START + SECOND)
+        desk.append(spec("e", after=["d", "x"]), spec("f", "other"), spec("g", after=["f"]))
+        assert desk.ledger.explain("e", desk.now).by == ("a",)
+        desk.cancel("f")
+        self.explain(
+            desk,
+            "g",
+            Gate.FINISHED,
+            f"finished: canceled (dependency) at {when(desk.now)}, because job f was canceled (requested)",
+            by=("f",),
+            count=1,
+            until=desk.now,
+        )
+        desk.purge("f")
+        self.explain(desk, "g", Gate.FINISHED, f"finished: canceled (dependency) at {when(desk.now)}", until=desk.now)
 
     def test_explain_running(self, desk: Desk) -> None:
         desk.started("a")

@@ -793,6 +793,20 @@ WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled') ORDER
 -- name: open_groups
 SELECT src FROM towpath.gate WHERE dst = $1::bigint ORDER BY src LIMIT $2::bigint;
 
+-- name: culprit
+-- The job that ended first of those because of which a job ended for a dependency.
+WITH RECURSIVE up (seq) AS (
+    SELECT $1::bigint
+    UNION
+    SELECT s.seq FROM up u JOIN towpath.job d ON d.seq = u.seq AND d.reason = 'dependency' CROSS JOIN LATERAL (
+        SELECT m.seq FROM towpath.edge e JOIN towpath.job m ON m.seq = e.src
+        WHERE e.dst = d.seq AND NOT e.run_anyway AND m.state = d.state
+        UNION ALL
+        SELECT m.seq FROM towpath.gate g JOIN towpath.job m ON m."group" = g.src
+        WHERE g.dst = d.seq AND NOT g.run_anyway AND m.state = d.state) s
+)
+SELECT j.id FROM up u JOIN towpath.job j ON j.seq = u.seq WHERE j.reason <> 'dependency' ORDER BY j.finished_at, j.seq LIMIT 1;
+
 -- name: running_jobs
 SELECT id FROM {running} AND queue = $1::text AND ($2::text IS NULL OR part = $2::text) ORDER BY seq LIMIT $3::bigint;
 

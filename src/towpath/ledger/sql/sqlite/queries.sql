@@ -415,6 +415,23 @@ SELECT json_group_array(id) FROM (
 -- name: open_groups
 SELECT json_group_array(src) FROM (SELECT src FROM towpath_gate WHERE dst = ? ORDER BY src LIMIT ?);
 
+-- name: culprit
+-- The job that ended first of those because of which a job ended for a dependency.
+WITH RECURSIVE up (seq) AS (
+    SELECT ?1
+    UNION
+    SELECT s.seq FROM up u CROSS JOIN towpath_job d ON d.seq = u.seq AND d.reason = 'dependency'
+        CROSS JOIN towpath_edge e ON e.dst = d.seq AND e.run_anyway = 0
+        CROSS JOIN towpath_job s ON s.seq = e.src AND s.state = d.state
+    UNION
+    SELECT s.seq FROM up u CROSS JOIN towpath_job d ON d.seq = u.seq AND d.reason = 'dependency'
+        CROSS JOIN towpath_gate g ON g.dst = d.seq AND g.run_anyway = 0
+        CROSS JOIN towpath_job s ON s."group" = g.src AND s.state = d.state
+)
+SELECT json_group_array(id) FROM (
+    SELECT j.id FROM up u CROSS JOIN towpath_job j ON j.seq = u.seq WHERE j.reason <> 'dependency'
+    ORDER BY j.finished_at, j.seq LIMIT 1);
+
 -- name: running_jobs
 SELECT json_group_array(id) FROM (
     SELECT id FROM towpath_job INDEXED BY towpath_job_leased
