@@ -155,7 +155,7 @@ class Running(Stoppable):
         self._app = app
         self._cursor = claim.job.cursor
         # Most handlers have neither, and every list that lives until the next commit is one more for the garbage collector.
-        self._spawn: list[Spec] | None = None
+        self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
         self._state: Document | None = None
         self._span = span
@@ -215,8 +215,10 @@ class Running(Stoppable):
         """A child: it is enqueued in the transaction that settles this job as done, and not at all if the attempt fails."""
         spec = call.spec()
         with _telling:
-            self._spawn = self._spawn or []
-            self._spawn.append(spec)
+            self._spawn = self._spawn or {}
+            if spec.id in self._spawn:
+                raise InvalidInput(field="id", value=spec.id, expected="an id that no other child of this attempt has")
+            self._spawn[spec.id] = spec
         return JobHandle(call.task.app, spec.id, call.task.decode_result)
 
     def commit(self, function: Callable[[Any], object]) -> None:
@@ -251,9 +253,9 @@ class Running(Stoppable):
             self._post_last()
         if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
             return None
-        if self._state is not None or self.job.fence > 1:
-            return tuple(self._spawn or ()), (Note(key=f"state/{self.id}", value=None),), self._within()
-        return tuple(self._spawn or ()), (), self._within()
+        children = tuple((self._spawn or {}).values())
+        notes = (Note(key=f"state/{self.id}", value=None),) if self._state is not None or self.job.fence > 1 else ()
+        return children, notes, self._within()
 
     def __enter__(self) -> Running:
         self._token = running.set(self)

@@ -151,6 +151,31 @@ def test_a_job_after_a_group(app: App) -> None:
 # Batches
 
 
+def test_two_calls_with_one_id_in_a_batch_are_an_error(app: App) -> None:
+    task = app.task(add)
+    with pytest.raises(InvalidInput, match="twice.*each id once"), app.batch():
+        task.options(id="twice").enqueue(1)
+        task.options(id="twice").enqueue(2)
+    with pytest.raises(InvalidInput, match="twice.*each id once"):
+        task.enqueue_many([task.options(id="twice").of(1), task.options(id="twice").of(2)])
+    assert app.ledger.queues() == {}
+
+
+def test_two_children_with_one_id_are_an_error(app: App) -> None:
+    task = app.task(add)
+
+    @app.task(max_attempts=1)
+    def parent() -> None:
+        current().spawn(task.options(id="child").of(1))
+        current().spawn(task.options(id="child").of(2))
+
+    handle = parent.enqueue()
+    work(app)
+    with pytest.raises(JobFailed, match="child"):
+        handle.result(1)
+    assert app.ledger.get("child") is None
+
+
 def test_a_batch_is_one_append(app: App) -> None:
     task = app.task(add)
     with app.batch() as batch:

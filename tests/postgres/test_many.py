@@ -106,9 +106,9 @@ def test_ids_that_are_known_keep_their_places(desk: Desk, loads: list[bool]) -> 
     assert loads == [True, False, False, True]
 
 
-def test_an_id_that_is_there_twice_is_one_job(desk: Desk, loads: list[bool]) -> None:
-    placed = desk.append(*specs(), *specs())
-    assert placed[:N] == placed[N:]
+def test_an_id_in_two_appends_of_one_batch_is_one_job(desk: Desk, loads: list[bool]) -> None:
+    first, second = desk.ask(Append(tuple(specs())), Append(tuple(specs())))
+    assert first == second
     assert desk.counts("q").ready == N
     assert loads == [False]
 

@@ -76,6 +76,18 @@ class Append(_Value, frozen=True, gc=False, tag="append"):
         force_setattr(self, "specs", checks.all_of("specs", specs, Spec))
         if not 1 <= len(self.specs) <= MAX_SPECS:
             raise InvalidInput(field="specs", value=f"{len(self.specs)} specs", expected=f"1 to {MAX_SPECS}")
+        _check_ids("specs", self.specs)
+
+
+def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
+    """Two specs with one id in one command are an error: one of the two would be dropped silently."""
+    if len({spec.id for spec in specs}) == len(specs):
+        return
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.id in seen:
+            raise InvalidInput(field=field, value=spec.id, expected="each id once in one command")
+        seen.add(spec.id)
 
 
 class Want(_Value, frozen=True, gc=False):
@@ -180,6 +192,7 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
         if self.spawn:
             force_setattr(self, "spawn", checks.all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
+            _check_ids("spawn", self.spawn)
         if self.notes:
             force_setattr(self, "notes", checks.all_of("notes", self.notes, Note))
             checks.whole("len(notes)", len(self.notes), 0, 1000)

@@ -104,7 +104,7 @@ class Draws:
     def specs(self, most: int) -> tuple[Spec, ...]:
         """Some specs that may depend on each other, in both directions."""
         ids = [self._id() if self._maybe(0.2) else self._new_id() for _ in range(self.chance.randint(1, most))]
-        return tuple(self.spec(id, ids) for id in ids)
+        return tuple(self.spec(id, ids) for id in dict.fromkeys(ids))
 
     def _new_id(self) -> str:
         self.made += 1

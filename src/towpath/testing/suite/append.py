@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from towpath.core.checks import DAY, HOUR, SECOND
-from towpath.core.commands import Append, Placed
+from towpath.core.commands import Append, Appended, Placed
 from towpath.core.job import Reason, State
 from towpath.core.views import Counts
-from towpath.errors import DependencyCycle, QueueFull, UnknownDependency, UnknownGroup
+from towpath.errors import DependencyCycle, InvalidInput, QueueFull, UnknownDependency, UnknownGroup
 from towpath.testing.clock import START
 from towpath.testing.suite.desk import Desk, Suite, anyway, ids, need, spec, unique, whole_group
 
@@ -90,12 +90,17 @@ class AppendSuite(Suite):
         with desk.unchanged():
             assert desk.append(spec("a", "other", payload=b"2", after=["nowhere"])) == (Placed("a", 1),)
 
-    def test_an_id_given_twice_is_one_job(self, desk: Desk) -> None:
-        assert desk.append(spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")) == (
-            Placed("a", 1),
-            Placed("b", 2),
-            Placed("a", 1),
-        )
+    def test_an_id_given_twice_in_one_append_is_an_error(self, desk: Desk) -> None:
+        for twice in ((spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")), (spec("a"), spec("a", key=unique("k")))):
+            with desk.unchanged(), pytest.raises(InvalidInput, match="a.*each id once"):
+                desk.append(*twice)
+        claim = desk.started("p")
+        with desk.unchanged(), pytest.raises(InvalidInput, match="c.*each id once"):
+            desk.done(claim, [spec("c"), spec("c")])
+
+    def test_an_id_in_two_appends_of_one_batch_is_one_job(self, desk: Desk) -> None:
+        first, second = desk.ask(Append((spec("a", payload=b"1"),)), Append((spec("a", payload=b"2"), spec("b"))))
+        assert (first, second) == (Appended((Placed("a", 1),)), Appended((Placed("a", 1), Placed("b", 2))))
         assert desk.job("a").payload == b"1"
 
     def test_known_and_new_ids_may_be_mixed(self, desk: Desk) -> None:
