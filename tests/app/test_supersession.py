@@ -53,6 +53,34 @@ def test_the_newer_job_stops_the_running_one_and_starts_after_it(app: App) -> No
     assert log == ["old begins", "old ends", "new begins", "new ends"]
 
 
+def test_dependents_of_a_job_superseded_while_it_runs_follow_the_newer(app: App) -> None:
+    started = asyncio.Event()
+
+    @app.task(name="load")
+    async def load(n: int) -> int:
+        started.set()
+        if n == 1:
+            await asyncio.sleep(600)
+        return n
+
+    @app.task(name="last")
+    def last() -> str:
+        return "ran"
+
+    async def main() -> None:
+        path = load.options(key="path:/a", on_conflict="replace")
+        old = await path.aenqueue(1)
+        dependent = await last.options(after=old).aenqueue()
+        await started.wait()
+        newer = await path.aenqueue(2)
+        assert await dependent.aresult(20) == "ran"
+        ended = [(await job.afinished(20)).finished_at or 0 for job in (old, newer, dependent)]
+        assert ended == sorted(ended)
+        assert old.status().reason is Reason.SUPERSEDED
+
+    worked(app, main, lease=LEASE)
+
+
 def test_only_the_newest_follows_a_handler_in_a_thread(app: App) -> None:
     ran: list[int] = []
     started, all_there = threading.Event(), threading.Event()

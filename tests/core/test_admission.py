@@ -186,11 +186,12 @@ def test_unique(state: State | None, until: int, held: bool) -> None:
 def test_replace_waiting_running_and_both() -> None:
     specs = [Spec(id="new", queue="q", key=Key("k", KeyPolicy.REPLACE))]
     waiting = admit(specs, holder(State.READY), NOW, 5)
-    assert (waiting.superseded, waiting.asked, waiting.edges) == ([(3, 5)], [], [])
+    assert (waiting.superseded, waiting.handed, waiting.asked, waiting.edges) == ([3], [(3, 5)], [], [])
     running = admit(specs, holder(State.RUNNING), NOW, 5)
-    assert (running.superseded, running.asked, running.edges) == ([], [3], [(3, 5, True)])
+    assert (running.superseded, running.handed, running.asked) == ([], [(3, 5)], [3])
+    assert running.edges == [(3, 5, True)]
     both = admit(specs, holder(State.BLOCKED, runner=1), NOW, 5)
-    assert (both.superseded, both.asked, both.edges) == ([(3, 5)], [], [(1, 5, True)])
+    assert (both.superseded, both.handed, both.asked, both.edges) == ([3], [(3, 5)], [], [(1, 5, True)])
     assert both.keys[0].runner == 1
 
 

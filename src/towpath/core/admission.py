@@ -155,10 +155,12 @@ class _Admitting:
         self.holders: dict[KeyName, Holder] = dict(facts.holders)
         self.replaces: dict[str, tuple[str, int]] = {}
         """By the id of a new job: the id and seq of the older waiting one whose place it takes."""
+        self.inherits: dict[str, tuple[str, int]] = {}
+        """By the id of a new job: the id and seq of the running one that it supersedes and whose dependents it takes over."""
         self.taken: dict[KeyName, KeyTaken] = {}
         self.stops: dict[str, int] = {}
         self.endings: dict[str, tuple[State, Reason]] = {}
-        self.result = Admission(jobs=[], edges=[], gates=[], aliases=[], keys=[], freed=[], superseded=[], asked=[])
+        self.result = Admission(jobs=[], edges=[], gates=[], aliases=[], keys=[], freed=[], superseded=[], handed=[], asked=[])
 
     def run(self) -> Admission:
         for spec in self.specs:
@@ -171,8 +173,10 @@ class _Admitting:
             _check_room(self.new.values(), self.facts.rooms)
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
+        self.result.superseded = [seq for _, seq in self.replaces.values()]
         # A newer job that ended at birth takes nobody's dependents over.
-        self.result.superseded = [(seq, seq if id in self.endings else self.seqs[id]) for id, (_, seq) in self.replaces.items()]
+        older = {**self.replaces, **self.inherits}
+        self.result.handed = [(seq, self.seqs[id]) for id, (_, seq) in older.items() if id not in self.endings]
         ended = {name for name, taken in self.taken.items() if taken.id in self.endings and taken.until <= self.now}
         self.result.freed = sorted(ended)
         self.result.keys = [taken for name, taken in self.taken.items() if name not in ended]
@@ -221,6 +225,8 @@ class _Admitting:
         if holder.state is State.RUNNING:
             self.result.asked.append(holder.seq)
             self.stops[spec.id] = holder.seq
+            self.inherits[spec.id] = holder.id, holder.seq
+            self.redirect[holder.id] = spec.id
             return holder.seq
         self.redirect[holder.id] = spec.id
         if holder.id in self.new:
@@ -228,6 +234,8 @@ class _Admitting:
             if holder.id in self.replaces:
                 # The older job that the holder itself replaced now gives its dependents to the newest.
                 self.replaces[spec.id] = self.replaces.pop(holder.id)
+            if holder.id in self.inherits:
+                self.inherits[spec.id] = self.inherits.pop(holder.id)
         else:
             self.replaces[spec.id] = (holder.id, holder.seq)
         if holder.runner is not None:
@@ -249,6 +257,9 @@ class _Admitting:
             return found
         for after in spec.after:
             name = node(after.id) if after.group else self._target(after.id)
+            if name == spec.id and after.id == self.inherits.get(name, ("",))[0]:
+                # The newer job waits for the running one that it supersedes, not for itself.
+                name = after.id
             if name not in found or found[name].run_anyway:
                 found[name] = after
         return found
@@ -293,6 +304,7 @@ class _Admitting:
                 members.setdefault(node(spec.group), []).append(spec.id)
         for id, (old, _) in self.replaces.items():
             members.setdefault(old, []).append(id)
+        heirs = {old: id for id, (old, _) in self.inherits.items()}
         graph: dict[str, list[str]] = {id: list(deps) for id, deps in needs.items()}
         todo = [name for deps in graph.values() for name in deps]
         while todo:
@@ -301,6 +313,7 @@ class _Admitting:
                 continue
             through = [through for through, reached in self.facts.downstream.items() if name in reached]
             graph[name] = members.get(name, []) + [target for way in through for target in members.get(way, ())]
+            graph[name] += [heirs[way] for way in through if way in heirs]
             todo.extend(graph[name])
         return graph
 

@@ -87,9 +87,11 @@ class Admission(msgspec.Struct):
     keys: list[KeyTaken] = []
     freed: list[KeyName] = []
     """Keys taken by jobs that ended in this very append, so that nobody holds them."""
-    superseded: list[tuple[int, int]] = []
-    """(waiting job, the newer one its dependents now wait for), older jobs only. Where the newer one ended in this very
-    append the dependents stay with the older one (which is named twice) and share its fate."""
+    superseded: list[int] = []
+    """Older waiting jobs that end as superseded."""
+    handed: list[tuple[int, int]] = []
+    """(superseded job, waiting or running; the newer one its dependents now wait for). Where the newer one ended in this very
+    append, the dependents stay with the older one and share its fate."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
 

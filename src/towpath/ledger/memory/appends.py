@@ -38,6 +38,8 @@ def decide(book: Book, specs: Sequence[Spec], now: int, origin: Origin | None = 
 def insert(book: Book, admission: Admission, now: int) -> list[int]:
     """Write an admission up to its keys and groups; the superseded jobs, which are still to be finished."""
     book.add(admission.jobs)
+    for old, newer in admission.handed:
+        _move_edges(book, old, newer)
     if admission.edges or admission.gates:
         _write_edges(book, admission)
     if not (admission.keys or admission.aliases or admission.freed):
@@ -47,10 +49,8 @@ def insert(book: Book, admission: Admission, now: int) -> list[int]:
         job = book.jobs[seq]
         if job.cancel_requested is None:
             book.put(job, replace(job, cancel_requested=Reason.SUPERSEDED))
-    for old, newer in admission.superseded:
-        _move_edges(book, old, newer)
     _write_keys(book, admission, now)
-    return [old for old, _ in admission.superseded]
+    return admission.superseded
 
 
 def _write_edges(book: Book, admission: Admission) -> None:
@@ -61,8 +61,6 @@ def _write_edges(book: Book, admission: Admission) -> None:
 
 
 def _move_edges(book: Book, old: int, newer: int) -> None:
-    if old == newer:
-        return
     for dst, run_anyway in list(book.edges_out.get(old, {}).items()):
         book.unlink(old, dst)
         book.link(newer, dst, run_anyway)

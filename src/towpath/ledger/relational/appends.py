@@ -206,7 +206,7 @@ def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
 def write(batch: Batch, decision: Decision) -> Admission:
     """The effects of an admission, in the order of the rules."""
     admission = insert_admitted(batch, decision)
-    endings.finish(batch, [old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED)
+    endings.finish(batch, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
     ended = {str(job.group) for job in admission.jobs if job.group is not None and job.state in FINISHED}
     endings.look_after(batch, ended)
     return admission
@@ -239,12 +239,12 @@ def _simple(admission: Admission) -> bool:
 
 def _write_relations(batch: Batch, admission: Admission) -> None:
     db = batch.db
+    if admission.handed:
+        db.run("move_edges", (array(admission.handed),))
     db.put("edge", admission.edges)
     db.put("gate", admission.gates)
     if admission.asked:
         db.run("ask_to_stop", (Reason.SUPERSEDED, array(admission.asked)))
-    if admission.superseded:
-        db.run("move_edges", (array(admission.superseded),))
     taken = [(*key.name, key.id, key.seq, key.until, key.runner) for key in admission.keys]
     db.put("key", taken)
     if admission.freed:

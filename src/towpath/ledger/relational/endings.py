@@ -170,7 +170,7 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
         admission = appends.insert_admitted(batch, appends.decide(batch, follow, Origin()))
         # What it supersedes ends after what this group had already put on the list.
-        work.append(([old for old, _ in admission.superseded], State.CANCELED, Reason.SUPERSEDED))
+        work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))
 
 
 def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towpath.core.checks import HOUR, SECOND
 from towpath.core.commands import Append, Placed, Renew, Renewed
-from towpath.core.job import Fail, Key, KeyPolicy, Reason, Retry, State
+from towpath.core.job import Fail, Key, KeyPolicy, Reason, Retry, State, Stop
 from towpath.errors import DependencyCycle, QueueFull
 from towpath.testing.suite.desk import LEASE, Desk, Suite, anyway, ids, replace, serial, spec, unique, whole_group
 
@@ -166,14 +166,49 @@ class ReplaceSuite(Suite):
         answer = desk.do(Renewed, Renew((("a", claim.fence),), LEASE))
         assert answer.cancel == (("a", Reason.SUPERSEDED),)
         desk.settle(claim, Retry(SECOND))
-        assert desk.at("a", "b", "d") == "canceled/superseded ready canceled/dependency"
+        assert desk.at("a", "b", "d") == "canceled/superseded ready blocked"
+        desk.done(desk.take())
+        assert desk.at("b", "d") == "done ready"
 
-    def test_a_late_done_of_the_older_counts(self, desk: Desk) -> None:
+    def test_after_a_late_done_of_the_older_its_dependents_wait_for_the_newer(self, desk: Desk) -> None:
         claim = desk.started("a", key=replace("k"))
         desk.add("d", after=["a"])
         desk.add("b", key=replace("k"))
         desk.done(claim)
-        assert desk.at("a", "b", "d") == "done ready ready"
+        assert desk.at("a", "b", "d") == "done ready blocked"
+        desk.done(desk.take())
+        assert desk.at("d") == "ready"
+
+    def test_the_newest_inherits_the_dependents_of_a_running_one(self, desk: Desk) -> None:
+        claim = desk.started("a", key=replace("k"))
+        desk.append(spec("d", after=["a"]), spec("e", after=[anyway("a")]))
+        desk.append(spec("b", key=replace("k")), spec("f", after=["a"]), spec("c", key=replace("k")))
+        desk.settle(claim, Stop())
+        assert desk.at("a", "b", "c") == "canceled/superseded canceled/superseded ready"
+        assert desk.at("d", "e", "f") == "blocked blocked blocked"
+        desk.fail(desk.take())
+        assert desk.at("d", "e", "f") == "failed/dependency ready failed/dependency"
+
+    def test_what_waits_for_the_running_one_cannot_be_needed_by_the_newer(self, desk: Desk) -> None:
+        desk.started("a", key=replace("k"))
+        desk.add("d", after=["a"])
+        desk.refusal(DependencyCycle, Append((spec("b", key=replace("k"), after=["d"]),)))
+
+    def test_a_child_that_replaces_its_parent_inherits_its_dependents(self, desk: Desk) -> None:
+        claim = desk.started("a", key=replace("k"))
+        desk.add("d", after=["a"])
+        desk.done(claim, [spec("b", key=replace("k"))])
+        assert desk.at("a", "b", "d") == "done ready blocked"
+        desk.done(desk.take())
+        assert desk.at("d") == "ready"
+
+    def test_a_newer_one_that_ended_at_birth_inherits_nothing(self, desk: Desk) -> None:
+        claim = desk.started("a", key=replace("k"))
+        desk.fail(desk.started("x", "o"))
+        desk.add("d", after=["a"])
+        desk.add("b", key=replace("k"), after=["x"])
+        desk.settle(claim, Stop())
+        assert desk.at("a", "b", "d") == "canceled/superseded failed/dependency canceled/dependency"
 
     def test_running_and_waiting_only_the_newest_waits(self, desk: Desk) -> None:
         claim = desk.started("a", key=replace("k"))
