@@ -92,10 +92,10 @@ class AppendSuite(Suite):
 
     def test_an_id_given_twice_in_one_append_is_an_error(self, desk: Desk) -> None:
         for twice in ((spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")), (spec("a"), spec("a", key=unique("k")))):
-            with desk.unchanged(), pytest.raises(InvalidInput, match="a.*each id once"):
+            with desk.unchanged(), pytest.raises(InvalidInput, match=r"a.*each id once"):
                 desk.append(*twice)
         claim = desk.started("p")
-        with desk.unchanged(), pytest.raises(InvalidInput, match="c.*each id once"):
+        with desk.unchanged(), pytest.raises(InvalidInput, match=r"c.*each id once"):
             desk.done(claim, [spec("c"), spec("c")])
 
     def test_an_id_in_two_appends_of_one_batch_is_one_job(self, desk: Desk) -> None:
