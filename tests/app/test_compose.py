@@ -153,9 +153,12 @@ def test_a_job_after_a_group(app: App) -> None:
 
 def test_two_calls_with_one_id_in_a_batch_are_an_error(app: App) -> None:
     task = app.task(add)
-    with pytest.raises(InvalidInput, match=r"twice.*each id once"), app.batch():
-        task.options(id="twice").enqueue(1)
-        task.options(id="twice").enqueue(2)
+    batch = app.batch()
+    batch.__enter__()
+    for n in (1, 2):
+        task.options(id="twice").enqueue(n)
+    with pytest.raises(InvalidInput, match=r"twice.*each id once"):
+        batch.__exit__(None, None, None)
     with pytest.raises(InvalidInput, match=r"twice.*each id once"):
         task.enqueue_many([task.options(id="twice").of(1), task.options(id="twice").of(2)])
     assert app.ledger.queues() == {}
