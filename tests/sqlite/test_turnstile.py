@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -220,7 +223,7 @@ def test_an_error_inside_lets_the_turn_go(tmp_path: Path) -> None:
 def test_descriptors_are_closed_once_and_not_inherited(tmp_path: Path) -> None:
     turnstile = Turnstile(tmp_path / "a.db", 1.0)
     opened = _descriptors(tmp_path)
-    assert len(opened) == 3  # the map of the stamp keeps one of its own
+    assert len(opened) == 2
     assert not any(os.get_inheritable(fd) for fd in opened)
     turnstile.close()
     turnstile.close()
@@ -245,3 +248,92 @@ def _seconds_per_turn(turnstile: Turnstile, turns: int) -> float:
         with turnstile:
             pass
     return (time.perf_counter() - started) / turns
+
+
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+from towpath import Spec
+from towpath.commands import Append
+from towpath.ledger.sqlite import SqliteLedger
+
+path = Path(sys.argv[1])
+ledger, other = SqliteLedger(path), SqliteLedger(path)
+for number, size in enumerate((0, 3, 0)):
+    os.truncate(f"{path}-next", size)
+    ledger.apply([Append((Spec(id=f"a{number}", queue="q"),))])
+    other.apply([Append((Spec(id=f"b{number}", queue="q"),))])
+print(ledger.queues()["q"].counts.ready)
+"""
+
+
+def test_a_truncated_file_does_not_end_the_process(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(tmp_path / "a.db")], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "6\n")
+
+
+def test_a_waiter_writes_the_stamp_anew_after_a_truncation(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with Turnstile(path, 60.0), child(_want, path) as (_, pipe):
+        assert told(pipe) == "wanting"
+        os.truncate(f"{path}-next", 0)
+        until(lambda: os.stat(f"{path}-next").st_size == 8)
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from towpath import Spec
+from towpath.commands import Append
+from towpath.errors import DiskFull
+from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.turnstile import Turnstile
+
+path, filler = Path(sys.argv[1], "a.db"), Path(sys.argv[1], "filler")
+ledger = SqliteLedger(path)
+
+def fill():
+    with open(filler, "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+def append(id):
+    try:
+        ledger.apply([Append((Spec(id=id, queue="q", payload=bytes(100_000)),))])
+        return "appended"
+    except DiskFull:
+        return "full"
+
+fill()
+print(append("a"))
+os.unlink(f"{path}-next")
+fill()
+try:
+    Turnstile(path, 1.0)
+except DiskFull:
+    print("full")
+filler.unlink()
+print(append("a"), ledger.integrity())
+"""
+
+
+def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
+    """On a file system of 1 MB, mounted in a namespace of its own."""
+    mount = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1m none "$0" && exec "$@"',
+        str(tmp_path),
+    ]
+    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    ran = subprocess.run([*mount, sys.executable, "-c", FULL, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "full\nfull\nappended []\n")

@@ -3,8 +3,9 @@
 SQLite's busy handler let one process starve for seconds. Here whoever finds `<database>-turn` taken queues in
 `<database>-next` by locking there the one byte whose offset is the time of its arrival; the first is who finds nobody below.
 The kernel forgets the locks of the dead. This is fairness only: SQLite's own lock keeps the data safe, also when somebody
-deletes these files. Who queues also stamps the time into the file's first bytes, which everybody has mapped: to see there
-that nobody has queued lately is much cheaper than to ask the kernel for locks, and most turns find nobody.
+deletes or truncates these files. A waiter also writes the time into the first bytes of `-next`: to read there that nobody has
+queued lately is cheaper than to ask the kernel for locks, and most turns find nobody. The bytes are read and written, not mapped:
+a page of a mapped file that the disk has no room for, or that was cut off, ends the process with SIGBUS.
 
 (A plain lock on `-next` instead of a queue is not fair: who gets it is who happens to look just then, and beside two busy
 processes a third was seen waiting for twenty turns. Blocking locks would be fair, but they cannot be given up.)
@@ -12,7 +13,6 @@ processes a third was seen waiting for twenty turns. Blocking locks would be fai
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import sys
@@ -69,8 +69,7 @@ else:
                 self._next = open_beside(path, "-next", os.O_RDWR)
                 try:
                     if os.fstat(self._next).st_size < _STAMP.size:
-                        os.ftruncate(self._next, _STAMP.size)
-                    self._stamp = mmap.mmap(self._next, _STAMP.size)
+                        os.pwrite(self._next, bytes(_STAMP.size), 0)
                     self._turn = open_beside(path, "-turn", os.O_RDONLY)  # flock asks for no right to write
                 except BaseException:
                     os.close(self._next)
@@ -81,7 +80,8 @@ else:
         def __enter__(self) -> Self:
             try:
                 # Written out, as it is most of all that a lone writer waits for beside the disk.
-                since = time.monotonic_ns() - _STAMP.unpack_from(self._stamp)[0]
+                stamp = os.pread(self._next, _STAMP.size, 0)
+                since = time.monotonic_ns() - _STAMP.unpack(stamp)[0] if len(stamp) == _STAMP.size else _STAMP_HOLDS
                 if -_STAMP_HOLDS < since < _STAMP_HOLDS and not self._nobody_before(0):
                     self._queue()
                     return self
@@ -106,7 +106,6 @@ else:
         def close(self) -> None:
             fds = [fd for fd in (self._next, self._turn) if fd >= 0]
             self._next = self._turn = -1
-            self._stamp.close()
             for fd in fds:
                 os.close(fd)
 
@@ -117,7 +116,7 @@ else:
                 while True:
                     place = place or self._take_place()
                     waited = time.monotonic() - began
-                    _STAMP.pack_into(self._stamp, 0, time.monotonic_ns())
+                    self._write_stamp()
                     # Without a place, or behind somebody who seems stopped, we take our chance.
                     first = place is None or waited > self._timeout / 2 or self._nobody_before(place)
                     if first and self._take_turn():
@@ -129,6 +128,13 @@ else:
                     time.sleep(min(_pause(first, time.monotonic() - since), self._timeout - waited))
             finally:
                 fcntl.lockf(self._next, fcntl.LOCK_UN)
+
+        def _write_stamp(self) -> None:
+            try:
+                os.pwrite(self._next, _STAMP.pack(time.monotonic_ns()), 0)
+            except OSError:
+                # The file was truncated and the disk is full: turns are less fair until there is room.
+                return
 
         def _take_turn(self) -> bool:
             try:
