@@ -67,10 +67,9 @@ def vacuum(url: str) -> dict[str, int]:
 
 
 def health(url: str) -> dict[str, Any]:
-    """What the server of a PostgreSQL ledger says of itself."""
+    """The state of the store below the ledger: of a PostgreSQL server, or of the write-ahead log of a file."""
     with _store(url) as store:
-        found: dict[str, Any] = getattr(store, "health", dict)()
-        return found
+        return store.health()
 
 
 def occupants(url: str) -> list[str]:

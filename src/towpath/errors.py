@@ -24,6 +24,7 @@
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
         ├── LedgerGone          (fatal) its file was removed or replaced under us
+        ├── OrphanedLog         (fatal) a write-ahead log without its database
         ├── NotALedger          (fatal)
         ├── NewerSchema         (fatal)
         ├── NotInstalled        (fatal) the package for this kind of ledger
@@ -200,6 +201,14 @@ class LedgerClosed(LedgerError):
 
 class LedgerGone(LedgerError):
     sentence = "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
+    fatal = True
+
+
+class OrphanedLog(LedgerError):
+    sentence = (
+        "{path} is missing or empty, but {path}-wal holds commits, and a new database would destroy them: put the database file "
+        "back beside it, or move the -wal file away"
+    )
     fatal = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import towpath
+from tests.cli.shell import Shell
 from tests.engine.test_faults import WAIT, ask, worker
 from tests.engine.test_worker import working
 from towpath import App, Query, State
 from towpath.core.checks import SECOND
-from towpath.errors import LedgerGone
+from towpath.errors import LedgerGone, OrphanedLog
 from towpath.schedules import list_schedules
 
 # The disk is full
@@ -172,6 +174,56 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(tmp_path: Path, vanish: 
         with pytest.raises(LedgerGone, match="was removed or replaced"):
             question()
     app.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+def test_nothing_is_acknowledged_after_a_file_was_removed(tmp_path: Path, suffix: str) -> None:
+    """From the first call on: the files are looked at before each answer, not now and then."""
+    path = tmp_path / "work.db"
+    with App(f"sqlite:///{path}") as app:
+        ask(app, "pid")
+        assert app.ledger.get("x") is None  # this one has looked at the names just now
+        Path(f"{path}{suffix}").unlink()
+        for _ in range(10):
+            with pytest.raises(LedgerGone, match="was removed or replaced"):
+                ask(app, "pid")
+
+
+KILLED = """
+import os, signal, sys
+from towpath import App
+
+app = App(sys.argv[1])
+
+@app.task(name="work")
+def work(n: int) -> None:
+    pass
+
+for n in range(50):
+    work.enqueue(n)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("instead", [None, b""], ids=["missing", "empty"])
+def test_a_log_without_its_database_is_kept(tmp_path: Path, instead: bytes | None) -> None:
+    path, moved, log = tmp_path / "work.db", tmp_path / "moved.db", tmp_path / "work.db-wal"
+    url = f"sqlite:///{path}"
+    assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == -signal.SIGKILL
+    before = log.read_bytes()
+    path.rename(moved)
+    if instead is not None:
+        path.write_bytes(instead)
+    with App(url) as app, pytest.raises(OrphanedLog, match=r"work[.]db-wal holds commits"):
+        ask(app, "pid")
+    for arguments in (["put", "q", "1"], ["stats"], ["doctor"], ["ledger", "migrate"]):
+        ran = Shell(tmp_path)(*arguments, "--url", url, code=4)
+        assert "holds commits" in ran.out + ran.err
+    assert log.read_bytes() == before
+    moved.rename(path)
+    with App(url) as app:
+        assert app.ledger.queues()["default"].counts.ready == 50
+        assert app.ledger.check() == []
 
 
 def test_one_who_waits_for_a_result_is_told(tmp_path: Path) -> None:

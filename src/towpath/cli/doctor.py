@@ -10,7 +10,7 @@ from typing import Any
 from towpath import Ledger, Query, QueueView, State, open_ledger
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.care import examine
-from towpath.cli.doors import check_slashes, file_of, is_on_server, is_server, shown
+from towpath.cli.doors import check_slashes, file_of, is_missing, is_on_server, is_server, shown
 from towpath.cli.failures import OK, REFUSED, as_failure
 from towpath.cli.findings import Finding
 from towpath.cli.output import pairs, show, spell
@@ -23,6 +23,7 @@ STALE = 60_000_000
 """A job that has been ready for so long, in a queue where nothing runs, has no worker."""
 OLD = 3_600_000_000
 LARGE_WAL = 64 * 1024 * 1024
+"""Towpath's own processes keep the log shorter, unless a long read transaction prevents it."""
 AHEAD = 5_000_000
 """How far the ledger's time may be ahead of the clock without a word."""
 CARETAKER = "towpath/caretaker"
@@ -101,7 +102,7 @@ def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
     if settings.url.startswith("memory:"):
         advice = "Other processes do not see it, and it ends with its process. Use sqlite:///work.db for work that must last."
         return {"state": "in memory"}, [Finding("The ledger is in memory.", advice)], OK
-    if path is not None and path.parent.is_dir() and not path.exists():
+    if path is not None and is_missing(path):
         advice = "The first `towpath put`, `towpath enqueue` or worker makes it. If it should be there, check the URL above."
         return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
     try:
@@ -147,19 +148,25 @@ def _file_facts(settings: Settings) -> dict[str, Any]:
     from importlib.resources import files
 
     known = [entry.name for entry in (files("towpath.ledger") / "sql" / "sqlite").iterdir() if entry.name[:4].isdigit()]
-    wal = path.with_name(path.name + "-wal")
+    from towpath import care
+
     return {
         "file": str(path.resolve()),
         "bytes": path.stat().st_size,
-        "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+        **care.health(settings.url),
         "schema": f"{len(known)} (opened by, and brought up to, this version)",
     }
 
 
 def _of_file(health: dict[str, Any]) -> Iterator[Finding]:
-    if health.get("wal_bytes", 0) > LARGE_WAL:
-        advice = "Somebody keeps a read transaction open on the file, so the log cannot be reset. Find it and end it."
-        yield Finding(f"The write-ahead log has {health['wal_bytes']:,} bytes.", advice)
+    if health.get("wal_bytes", 0) <= LARGE_WAL:
+        return
+    advice = "No process reads from it now: it becomes short again with the next commits of a Towpath process."
+    if readers := health["log_readers"]:
+        advice = f"A long read transaction keeps it from starting anew. End it; it is in {' or '.join(readers)}."
+    elif readers is None:
+        advice = "A long read transaction keeps it from starting anew. Find it and end it."
+    yield Finding(f"The write-ahead log has {health['wal_bytes']:,} bytes.", advice)
 
 
 def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Finding]:

@@ -27,6 +27,11 @@ def file_of(url: str) -> Path | None:
     return Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" and len(parts.path) > 1 else None
 
 
+def is_missing(path: Path) -> bool:
+    """Could a new ledger be made there? Where only a log is left, opening the ledger raises the right error."""
+    return path.parent.is_dir() and not path.exists() and not path.with_name(f"{path.name}-wal").exists()
+
+
 def is_server(url: str) -> bool:
     return urlsplit(url).scheme in ("postgresql", "postgres")
 
@@ -68,7 +73,7 @@ def must_be_there(given: str | None) -> str:
     """The URL of a ledger that exists: a typing error must not make a new, empty one."""
     url = usable(given)
     path = file_of(url)
-    if path is not None and path.parent.is_dir() and not path.exists():
+    if path is not None and is_missing(path):
         step = "Check the URL; the first `towpath put`, `towpath enqueue` or worker makes a new ledger."
         raise unavailable(f"There is no ledger at {path} ({url}, from {resolved(given)[1]}).", step)
     if is_server(url) and not is_on_server(url):

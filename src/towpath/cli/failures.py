@@ -32,6 +32,7 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.LedgerBusy: "Find the long transaction (often a forgotten one of your own on this file), then try again.",
     errors.DiskFull: "Free space and try again. `towpath jobs purge` makes room inside the file.",
     errors.LedgerGone: "Stop every process, put the right file in its place (a backup, if need be), then start them again.",
+    errors.OrphanedLog: "Find the database file (was it moved, or is a disk not mounted?) and put it back. If the commits in the log do not matter, move the log away.",
     errors.NotALedger: "Check the URL: sqlite:///file.db is relative, sqlite:////absolute/file.db absolute. `towpath doctor` shows it.",
     errors.NotInstalled: "Then try again.",
     errors.LedgerAway: "Is the server running, and is the address right? `towpath doctor` shows it.",

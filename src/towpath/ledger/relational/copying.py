@@ -101,6 +101,10 @@ class Store(Protocol):
         that were. Raises `InvalidInput` if there are some that cannot be played."""
         ...
 
+    def health(self) -> dict[str, Any]:
+        """Facts about the server or the file below, for `towpath doctor`."""
+        ...
+
     def reserved(self) -> AbstractContextManager[None]:
         """Nobody else copies into it meanwhile. Raises what `occupied` says if somebody does."""
         ...

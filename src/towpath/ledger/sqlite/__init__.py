@@ -7,6 +7,7 @@ looks again.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -25,14 +26,22 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, StoreFailed
+from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.db import OUR_OWN, SqliteDb, one
-from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, options_of, translate
+from towpath.ledger.sqlite.files import (
+    LOG_BYTES,
+    SqliteOptions,
+    connect,
+    connect_reader,
+    options_of,
+    set_patience,
+    translate,
+)
 from towpath.ledger.sqlite.ground import begin
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
@@ -42,7 +51,12 @@ __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 
 T = TypeVar("T")
 
-CHECKPOINT_PAGES = 2000
+CHECKPOINT_BYTES = 8 * 1024 * 1024
+"""Commits in the write-ahead log that are not in the database file yet, from which on they are copied."""
+RESTART_PATIENCE = 0.05
+"""Seconds that a restart of a long log waits, inside the turn, for transactions that still read from it."""
+RESTART_PAUSE = 1.0
+"""Seconds until a restart that such a transaction prevented is tried again."""
 CHECK_EVERY = 200
 """Jobs and commands after which the length of the write-ahead log is looked at."""
 FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
@@ -65,6 +79,7 @@ class SqliteLedger:
         self._jumps = Jumps()
         self._closed = False
         self._unchecked = 0
+        self._restart_due = 0.0
         self._inside: int | None = None
         self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
         with ExitStack() as stack:
@@ -72,6 +87,7 @@ class SqliteLedger:
             stack.callback(self._db.close)
             with self._translated(self._db):
                 migrations.migrate(self._db, self.path)
+                self._page_size = int(one(self._db, "PRAGMA page_size")[0])
             self._known_schema = len(migrations.steps())
             self._reader = connect_reader(self.path, self._options)
             stack.callback(self._reader.close)
@@ -99,12 +115,12 @@ class SqliteLedger:
                 with self._turnstile:
                     answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
                 # After the commit: what went into a file that nobody finds again is not acknowledged.
-                self._presence.check_file()
+                log = self._presence.check_file()
                 self._fault("committed")
                 if wrote:
                     self._wake.ring()
                     self._fault("rung")
-                    self._checkpoint(commands)
+                    self._checkpoint(commands, log)
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
             except BaseException:
@@ -201,19 +217,36 @@ class SqliteLedger:
             migrations.check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
-    def _checkpoint(self, commands: Sequence[Command]) -> None:
-        """Between batches and outside the turn: others may write meanwhile. It may fail (somebody else is at it, or the disk
-        is full), but the batch is committed all the same, so the next one tries again. How long the log is, is asked only
-        now and then: a hook that is told at every commit costs each of them a call into Python."""
+    def _checkpoint(self, commands: Sequence[Command], log: int) -> None:
+        """Between batches and outside the turn: others may write meanwhile. It may fail (another process is at it, or the disk
+        is full), but the batch is committed all the same, so the next one tries again. How many pages the log has is asked only
+        now and then: a hook that is called at every commit costs each of them a call into Python.
+
+        SQLite writes from the start of the log again only if all of it is copied and nobody reads from it. Beside other writers
+        that never happens by itself, so a log file of `log` bytes that is too long is restarted inside the turn."""
         self._unchecked += _weight(commands)
-        if self._unchecked < CHECK_EVERY:
+        is_long = log > LOG_BYTES and time.monotonic() >= self._restart_due
+        if self._unchecked < CHECK_EVERY and not is_long:
             return
-        with suppress(apsw.Error):
+        with suppress(apsw.Error, LedgerError):
             pages, copied = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if pages - copied >= CHECKPOINT_PAGES:
+            if (pages - copied) * self._page_size >= CHECKPOINT_BYTES:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 self._fault("checkpointed")
             self._unchecked = 0
+            if is_long and pages * self._page_size > LOG_BYTES:
+                self._restart_log()
+
+    def _restart_log(self) -> None:
+        self._restart_due = time.monotonic() + RESTART_PAUSE
+        with self._turnstile:
+            self._db.set_busy_timeout(math.ceil(RESTART_PATIENCE * 1000))
+            try:
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            finally:
+                set_patience(self._db, self._options)
+        self._restart_due = 0.0
+        self._fault("checkpointed")
 
     def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
         """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it commits or rolls
@@ -221,6 +254,7 @@ class SqliteLedger:
         self._guard()
         if connection is self._db:
             raise NestedCall(path=str(self.path))
+        self._presence.check_file()
         with self._translated():
             return hosts.append_on(connection, self.path, Append(tuple(specs)).specs, self._now(now))
 

@@ -30,6 +30,7 @@ from towpath.errors import (
     LedgerError,
     NetworkFileSystem,
     NotALedger,
+    OrphanedLog,
     ReadOnly,
     StoreFailed,
 )
@@ -44,6 +45,9 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk, the quota and the allowed size of a file."""
 _MAX_INT: Final = 2**31 - 1
 _RETRY: Final = 0.002
+LOG_BYTES: Final = 24 * 1024 * 1024
+"""A longer `-wal` file is restarted inside the turn, and SQLite then cuts the file to this length. So a file that is longer has
+not been restarted since it grew, and its length, which costs nothing to ask for, is all that a commit has to look at."""
 _STATEMENTS: Final = 512
 """Places in apsw's cache of prepared statements, the most it takes. It is a ring: what was not used for so many executions is
 forgotten, however few there are; and to prepare the insert of 32 jobs costs more than to run it."""
@@ -92,6 +96,7 @@ def _is_number(value: object) -> bool:
 def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
     """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are welcome."""
     real = _usable(path)
+    _refuse_orphaned_log(real)
     try:
         connection = _open(real, options, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
@@ -108,6 +113,20 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
     except apsw.Error as error:
         raise translate(error, real, options) from error
     return connection
+
+
+def _refuse_orphaned_log(real: Path) -> None:
+    """SQLite deletes the log of a database that is empty. The log is looked at first: a process that makes the database just now
+    writes it before its log."""
+    if _size(f"{real}-wal") and not _size(str(real)):
+        raise OrphanedLog(path=str(real))
+
+
+def _size(name: str) -> int:
+    try:
+        return os.stat(name).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _check_encoding(connection: apsw.Connection, path: Path) -> None:
@@ -153,8 +172,13 @@ def _usable(path: Path) -> Path:
 
 def _open(real: Path, options: SqliteOptions, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(real), flags=flags, vfs=options.vfs, statementcachesize=_STATEMENTS)
-    connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
+    set_patience(connection, options)
     return connection
+
+
+def set_patience(connection: apsw.Connection, options: SqliteOptions) -> None:
+    """How long its statements wait for other connections."""
+    connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
 
 
 def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
@@ -162,6 +186,7 @@ def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
         "synchronous": options.synchronous,
         "fullfsync": "1",  # without it fsync on macOS stops at the drive's cache; no other system heeds it
         "wal_autocheckpoint": "0",
+        "journal_size_limit": str(LOG_BYTES),
         "cache_size": str(-1024 * options.cache_mb),
         "foreign_keys": "1",
         "temp_store": "memory",

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import apsw
 
 from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.sqlite import jobs, migrations
 from towpath.ledger.sqlite.db import insert, one
-from towpath.ledger.sqlite.files import SqliteOptions, connect, translate
+from towpath.ledger.sqlite.files import LOG_BYTES, SqliteOptions, connect, translate
+from towpath.ledger.sqlite.presence import long_readers
 
 
 class SqliteStore:
@@ -120,6 +122,11 @@ class SqliteStore:
             self._db.execute("PRAGMA optimize")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return {"bytes_before": before, "bytes": self._size()}
+
+    def health(self) -> dict[str, Any]:
+        log = Path(f"{self._path}-wal")
+        length = log.stat().st_size if log.exists() else 0
+        return {"wal_bytes": length, "log_readers": long_readers(self._path) if length > LOG_BYTES else []}
 
     def _size(self) -> int:
         return int(one(self._db, "PRAGMA page_count")[0]) * int(one(self._db, "PRAGMA page_size")[0])
