@@ -247,7 +247,10 @@ class Forked(LedgerError):
 
 
 class NestedCall(LedgerError):
-    sentence = "{path}: a ledger call inside a ledger call; return what you need done instead"
+    sentence = (
+        "{path}: a ledger call inside a commit function would wait for its own transaction; "
+        "use current().spawn(...) for jobs that follow"
+    )
 
 
 class Damaged(LedgerError):

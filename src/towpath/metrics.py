@@ -164,18 +164,18 @@ class _Counts:
 
     def listen(self, bus: Bus) -> Iterator[Callable[[], None]]:
         """Subscribe to everything that is counted; each answer ends one of it."""
-        yield bus.subscribe(JobSettled, self.settled)
-        yield bus.subscribe(JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited))
-        yield bus.subscribe(JobsAppended, lambda event: self.appended.labels(event.queue).inc(len(event.ids)))
-        yield bus.subscribe(LeaseLost, lambda event: self.lost.labels(event.queue).inc())
-        yield bus.subscribe(HandlerBlocked, lambda event: self.blocked.labels(event.kind).inc())
-        yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc())
-        yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc())
-        yield bus.subscribe(BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc())
-        yield bus.subscribe(LimitChanged, self.limited)
-        yield bus.subscribe(BatchCommitted, self.committed)
-        yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc())
-        yield bus.subscribe(UpkeepDone, self.upkept)
+        yield bus.subscribe(JobSettled, self.settled, inline=True)
+        yield bus.subscribe(JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited), inline=True)
+        yield bus.subscribe(JobsAppended, lambda event: self.appended.labels(event.queue).inc(len(event.ids)), inline=True)
+        yield bus.subscribe(LeaseLost, lambda event: self.lost.labels(event.queue).inc(), inline=True)
+        yield bus.subscribe(HandlerBlocked, lambda event: self.blocked.labels(event.kind).inc(), inline=True)
+        yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc(), inline=True)
+        yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc(), inline=True)
+        yield bus.subscribe(BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc(), inline=True)
+        yield bus.subscribe(LimitChanged, self.limited, inline=True)
+        yield bus.subscribe(BatchCommitted, self.committed, inline=True)
+        yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc(), inline=True)
+        yield bus.subscribe(UpkeepDone, self.upkept, inline=True)
 
 
 def install(

@@ -156,7 +156,7 @@ class Live:
         self._amounts: dict[tuple[str, int], tuple[Tally, int]] = {}
         """What each run moves, and how far it was when we last looked."""
         self._looks: dict[str | None, _Look] = {}
-        self.bus.subscribe(JobSettled, self._settled)
+        self.bus.subscribe(JobSettled, self._settled, inline=True)
 
     def _settled(self, event: JobSettled) -> None:
         if event.state in ("done", "failed", "canceled"):

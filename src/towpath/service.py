@@ -153,7 +153,10 @@ class Service:
         except TowpathError as error:
             log.warning("whether the burst is over cannot be seen now: %s", error)
             return
-        if over and not self._stopped:
+        if over and self._app.bus.pending:
+            # A listener may enqueue. The kick causes another claim.
+            self._app.bus.then(self._app.committer.kick)
+        elif over and not self._stopped:
             log.info("nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues))
             # The loop may have been closed without a word to us.
             with contextlib.suppress(RuntimeError):
@@ -258,6 +261,8 @@ class Service:
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
+        if self._app.bus.pending:
+            await asyncio.to_thread(self._app.bus.flush)
 
     def reload(self) -> None:
         """From any thread: read the settings again and work by them, without dropping anything. If they are wrong, the last good

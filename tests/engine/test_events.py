@@ -14,6 +14,7 @@ import pytest
 from towpath import events
 from towpath.events import (
     KINDS,
+    MAX_BACKLOG,
     BatchCommitted,
     BatchFailed,
     Bus,
@@ -33,22 +34,20 @@ COMMITTED = BatchCommitted(commands=3, jobs=200, seconds=0.01)
 def publish(bus: Bus, several: Sequence[Event]) -> None:
     for event in several:
         bus.publish(event)
+    assert bus.flush()
 
 
 def test_a_listener_gets_its_kind_and_no_other() -> None:
     bus, seen = Bus(), list[Event]()
     bus.subscribe(JobStarted, seen.append)
-    bus.publish(STARTED)
-    bus.publish(SETTLED)
+    publish(bus, [STARTED, SETTLED])
     assert seen == [STARTED]
 
 
 def test_one_listener_for_several_kinds() -> None:
     bus, seen = Bus(), list[Event]()
     leave = bus.subscribe((JobStarted, JobSettled), seen.append)
-    bus.publish(STARTED)
-    bus.publish(COMMITTED)
-    bus.publish(SETTLED)
+    publish(bus, [STARTED, COMMITTED, SETTLED])
     leave()
     bus.publish(STARTED)
     assert seen == [STARTED, SETTLED]
@@ -57,8 +56,7 @@ def test_one_listener_for_several_kinds() -> None:
 def test_the_base_class_means_every_kind_once() -> None:
     bus, seen = Bus(), list[Event]()
     leave = bus.subscribe((Event, JobStarted), seen.append)
-    bus.publish(STARTED)
-    bus.publish(COMMITTED)
+    publish(bus, [STARTED, COMMITTED])
     assert seen == [STARTED, COMMITTED]
     assert all(bus.wants(kind) for kind in KINDS)
     leave()
@@ -91,8 +89,7 @@ def test_a_listener_that_raises_is_logged_once_and_disturbs_nobody(caplog: pytes
 
     bus.subscribe(JobStarted, broken)
     bus.subscribe(JobStarted, seen.append)
-    for _ in range(3):
-        bus.publish(STARTED)
+    publish(bus, [STARTED] * 3)
     assert seen == [STARTED] * 3
     (record,) = caplog.records
     assert "broken failed on JobStarted" in record.message
@@ -107,7 +104,7 @@ def test_a_listener_that_returned_is_heard_again(caplog: pytest.LogCaptureFixtur
 
     for _ in range(2):
         leave = bus.subscribe(JobStarted, broken)
-        bus.publish(STARTED)
+        publish(bus, [STARTED])
         leave()
     assert len(caplog.records) == 2
 
@@ -118,7 +115,7 @@ def test_an_interrupt_is_not_swallowed() -> None:
     def interrupted(event: JobStarted) -> None:
         raise KeyboardInterrupt
 
-    bus.subscribe(JobStarted, interrupted)
+    bus.subscribe(JobStarted, interrupted, inline=True)
     with pytest.raises(KeyboardInterrupt):
         bus.publish(STARTED)
 
@@ -132,8 +129,8 @@ def test_a_listener_may_leave_and_come_while_it_is_called() -> None:
         bus.subscribe(JobStarted, lambda event: seen.append("late"))
 
     leave = bus.subscribe(JobStarted, once)
-    bus.publish(STARTED)
-    bus.publish(STARTED)
+    publish(bus, [STARTED])
+    publish(bus, [STARTED])
     assert seen == ["once", "late"]
 
 
@@ -148,7 +145,7 @@ def test_threads_that_come_publish_and_leave_at_once() -> None:
 
         start.wait()
         for _ in range(300):
-            leave = bus.subscribe(JobStarted, count)
+            leave = bus.subscribe(JobStarted, count, inline=True)
             bus.publish(JobStarted(id="x", kind="k", queue="q", attempt=number))
             leave()
 
@@ -159,6 +156,70 @@ def test_threads_that_come_publish_and_leave_at_once() -> None:
         thread.join()
     assert counted == [300] * 8
     assert not bus.wants(JobStarted)
+
+
+def test_a_listener_is_called_in_the_delivery_thread_and_delays_no_publisher() -> None:
+    bus, seen, go = Bus(), list[Event](), threading.Event()
+
+    def slow(event: Event) -> None:
+        assert go.wait(10)
+        seen.append(event)
+
+    bus.subscribe(JobStarted, slow)
+    several = [JobStarted(id=str(n), kind="k", queue="q", attempt=n) for n in range(100)]
+    for event in several:
+        bus.publish(event)
+    assert bus.pending
+    assert seen == []
+    go.set()
+    assert bus.flush()
+    assert seen == several, "in the order of publication"
+    assert not bus.pending
+
+
+def test_a_full_backlog_drops_counts_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    bus, seen, go, taken = Bus(), list[Event](), threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        taken.set()
+        assert go.wait(10)
+        seen.append(event)
+
+    bus.subscribe(JobStarted, slow)
+    bus.publish(STARTED)
+    assert taken.wait(10)
+    for _ in range(MAX_BACKLOG + 7):
+        bus.publish(STARTED)
+    assert bus.dropped == 7
+    go.set()
+    bus.close()
+    assert len(seen) == MAX_BACKLOG + 1
+    (record,) = caplog.records
+    assert "dropped" in record.message
+
+
+def test_close_delivers_what_is_pending_and_ends_the_thread() -> None:
+    bus, seen, before = Bus(), list[Event](), set(threading.enumerate())
+    bus.subscribe(JobStarted, seen.append)
+    for turn in (1, 2):
+        for _ in range(1000):
+            bus.publish(STARTED)
+        bus.close()
+        assert len(seen) == turn * 1000, "the next event starts the thread again"
+        assert set(threading.enumerate()) <= before
+
+
+def test_a_listener_may_close_and_flush() -> None:
+    bus, done = Bus(), threading.Event()
+
+    def close(event: Event) -> None:
+        assert bus.flush()
+        bus.close()
+        done.set()
+
+    bus.subscribe(JobStarted, close)
+    bus.publish(STARTED)
+    assert done.wait(10)
 
 
 def test_events_are_values() -> None:
@@ -264,6 +325,7 @@ def test_log_events_writes_sentences_at_their_level(caplog: pytest.LogCaptureFix
     lost = LeaseLost(id="1", kind="mail", queue="q", attempt=2, owner="w")
     for event in (STARTED, lost, WorkerStarted(owner="w", queues=("a", "b"), concurrency=8)):
         bus.publish(event)
+    assert bus.flush()
     leave()
     bus.publish(lost)
     assert [(record.levelname, record.message) for record in caplog.records] == [

@@ -313,7 +313,7 @@ class TestWorker:
             add = app.task(_add)
             handle = add.enqueue(1, 2)
             clock.advance(5)
-            app.bus.subscribe(JobsClaimed, lambda event: clock.advance(7))
+            app.bus.subscribe(JobsClaimed, lambda event: clock.advance(7), inline=True)
             with app.bus.collect(JobStarted) as told, working(app):
                 assert handle.result(WAIT) == 3
         assert [event.waited for event in told.events] == [12.0]

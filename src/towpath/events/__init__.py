@@ -6,7 +6,10 @@ nobody listens, because a publisher asks first and builds the event only then:
     if bus.wants(JobStarted):
         bus.publish(JobStarted(id=..., kind=..., queue=..., attempt=..., waited=...))
 
-Listeners are called in the thread that publishes (the committer's, the worker's loop, a handler's), so they must be quick.
+Listeners are called in one delivery thread of the bus, in the order of publication. A slow listener delays no commit, and a listener
+may make blocking calls of the ledger. The backlog is bounded (`MAX_BACKLOG`); `Bus.dropped` counts the events that found it full.
+A listener that is subscribed with `inline=True` is called in the publishing thread instead (the committer's, the worker's loop, a
+handler's). It must be quick, and a ledger call from it may raise `NestedCall`.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from towpath.events.collected import Collected as Collected
+from towpath.events.delivery import MAX_BACKLOG as MAX_BACKLOG
+from towpath.events.delivery import Delivery
 
 log = logging.getLogger("towpath.events")
 
@@ -294,61 +299,106 @@ KINDS: tuple[type[Event], ...] = (
 )
 
 
+class _Subscription:
+    """One call of `subscribe`."""
+
+    __slots__ = ("active", "inline", "listener")
+
+    def __init__(self, listener: Listener[Any], inline: bool) -> None:
+        self.listener = listener
+        self.inline = inline
+        self.active = True
+
+
+class _Subscribed(NamedTuple):
+    """The subscriptions of one kind of event."""
+
+    inline: tuple[_Subscription, ...] = ()
+    queued: tuple[_Subscription, ...] = ()
+
+
 class Bus:
     """Who listens to what. Any thread may subscribe, publish and leave."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # One dict for life, changed by single steps, so that `wants` and `publish` need no lock.
-        self._by_kind: dict[type[Event], tuple[Listener[Any], ...]] = {}
+        self._by_kind: dict[type[Event], _Subscribed] = {}
         self._known_bad: set[int] = set()
+        self._delivery = Delivery()
         self.wants: Callable[[type[Event]], bool] = self._by_kind.__contains__
         """Does anybody listen to this kind? Ask before you build an event. (The dict's own method: a call costs 30 ns.)"""
 
     @overload
-    def subscribe(self, kind: type[E], listener: Listener[E]) -> Callable[[], None]: ...
+    def subscribe(self, kind: type[E], listener: Listener[E], *, inline: bool = False) -> Callable[[], None]: ...
 
     @overload
-    def subscribe(self, kind: tuple[type[E], type[E2]], listener: Listener[E | E2]) -> Callable[[], None]: ...
+    def subscribe(
+        self, kind: tuple[type[E], type[E2]], listener: Listener[E | E2], *, inline: bool = False
+    ) -> Callable[[], None]: ...
 
     @overload
-    def subscribe(self, kind: tuple[type[Event], ...], listener: Listener[Any]) -> Callable[[], None]: ...
+    def subscribe(
+        self, kind: tuple[type[Event], ...], listener: Listener[Any], *, inline: bool = False
+    ) -> Callable[[], None]: ...
 
-    def subscribe(self, kind: type[Any] | tuple[type[Any], ...], listener: Listener[Any]) -> Callable[[], None]:
-        """Call `listener` with every event of this kind, or of these; `Event` means all. The answer ends it."""
+    def subscribe(
+        self, kind: type[Any] | tuple[type[Any], ...], listener: Listener[Any], *, inline: bool = False
+    ) -> Callable[[], None]:
+        """Call `listener` with every event of this kind, or of these; `Event` means all. The returned function ends it: pending
+        events are not delivered to this listener any more."""
         given = kind if isinstance(kind, tuple) else (kind,)
         kinds = tuple(dict.fromkeys(each for one in given for each in (KINDS if one is Event else (one,))))
+        added = _Subscription(listener, inline)
         with self._lock:
             for each in kinds:
-                self._by_kind[each] = (*self._by_kind.get(each, ()), listener)
-        left = threading.Event()
+                before = self._by_kind.get(each, _Subscribed())
+                self._by_kind[each] = (
+                    before._replace(inline=(*before.inline, added))
+                    if inline
+                    else before._replace(queued=(*before.queued, added))
+                )
 
         def unsubscribe() -> None:
             with self._lock:
-                if left.is_set():
+                if not added.active:
                     return
-                left.set()
+                added.active = False
                 self._known_bad.discard(id(listener))
                 for each in kinds:
-                    self._drop(each, listener)
+                    self._drop(each, added)
 
         return unsubscribe
 
-    def _drop(self, kind: type[Event], listener: Listener[Any]) -> None:
-        listeners = list(self._by_kind[kind])
-        listeners.remove(listener)
-        if listeners:
-            self._by_kind[kind] = tuple(listeners)
+    def _drop(self, kind: type[Event], dropped: _Subscription) -> None:
+        left = _Subscribed(*(tuple(each for each in some if each is not dropped) for some in self._by_kind[kind]))
+        if left.inline or left.queued:
+            self._by_kind[kind] = left
         else:
             del self._by_kind[kind]
 
     def publish(self, event: Event) -> None:
-        """Tell all who listen, one after the other. One that raises disturbs neither the others nor the publisher."""
-        for listener in self._by_kind.get(type(event), ()):
+        """Call the inline listeners, and queue the event for the others. A listener that raises disturbs neither the other
+        listeners nor the publisher."""
+        found = self._by_kind.get(type(event))
+        if found is None:
+            return
+        for each in found.inline:
             try:
-                listener(event)
+                each.listener(event)
             except Exception:
-                self._complain(listener, event)
+                self._complain(each.listener, event)
+        if found.queued:
+            self._delivery.put(lambda: self._deliver(event, found.queued))
+
+    def _deliver(self, event: Event, subscriptions: Sequence[_Subscription]) -> None:
+        """In the delivery thread."""
+        for each in subscriptions:
+            try:
+                if each.active:
+                    each.listener(event)
+            except BaseException:
+                self._complain(each.listener, event)
 
     def _complain(self, listener: Listener[Any], event: Event) -> None:
         with self._lock:
@@ -358,11 +408,33 @@ class Bus:
         name = getattr(listener, "__qualname__", repr(listener))
         log.exception("the listener %s failed on %s; its next failures are not logged", name, type(event).__name__)
 
+    @property
+    def dropped(self) -> int:
+        """Events that were not delivered because the backlog was full."""
+        return self._delivery.dropped
+
+    @property
+    def pending(self) -> bool:
+        """Is an event queued, or being delivered?"""
+        return self._delivery.pending
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Call the function in the delivery thread after the events that were published so far."""
+        self._delivery.put(call, always=True)
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until the events published so far are delivered; False after `timeout` seconds. A listener need not wait."""
+        return self._delivery.flush(timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Deliver the pending events and end the delivery thread. The next event starts it again."""
+        self._delivery.close(timeout)
+
     @contextlib.contextmanager
     def collect(self, *kinds: type[E]) -> Iterator[Collected[E]]:
-        """Gather what is published inside the block (`Event`: of every kind), and wait for it: for tests."""
+        """Collect the events published inside the block (`Event`: of every kind), and wait for them: for tests."""
         collected: Collected[E] = Collected()
-        unsubscribe = self.subscribe(kinds, collected.add)
+        unsubscribe = self.subscribe(kinds, collected.add, inline=True)
         try:
             yield collected
         finally:

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from towpath.core.commands import Claim, Claimed, Command, Result
-from towpath.errors import LedgerClosed, LedgerError, QueueFull, TowpathError
+from towpath.core.commands import Claim, Claimed, Command, Result, Settle
+from towpath.errors import LedgerClosed, LedgerError, NestedCall, QueueFull, TowpathError
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
@@ -34,6 +34,8 @@ MAX_BATCH = 1000
 """Commands (an append counts its specs) per batch. An append that is larger goes alone."""
 MAX_BACKLOG = 10_000
 """Appends from outside, by their specs, that may wait for a commit."""
+STUCK = 5.0
+"""Seconds that a batch with a commit function may take while the committer closes. After that the batch is abandoned."""
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds to wait after a ledger that was busy or gone, the last one again and again."""
 
@@ -79,6 +81,11 @@ class Committer:
         self._failures = 0
         self.took = 0.0
         """Seconds of the last batch."""
+        self._applying: int | None = None
+        """The thread that is inside `ledger.apply`. Commit functions run there."""
+        self._commands: Sequence[Command] = ()
+        """The batch that is being applied."""
+        self._batches = 0
         self.outage = Outage()
         self._drains = Drains(ledger)
         self._claims = OwnClaims(ledger)
@@ -87,8 +94,10 @@ class Committer:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """Commit what waits, then stop. Whoever comes later gets `LedgerClosed`."""
+    def close(self) -> bool:
+        """Commit the waiting commands, then stop. Later calls raise `LedgerClosed`. False if a commit function does not return within
+        `STUCK` seconds; the ledger must not be closed then."""
+        self.refuse_nested()
         for gathered in self._gathering.tickets:
             if gathered is not None:
                 self._hand_over(gathered)
@@ -96,7 +105,20 @@ class Committer:
             self._closing = True
             self._work.notify_all()
         if self._thread.is_alive() and not self._leads():
-            self._thread.join()
+            return self._join()
+        return True
+
+    def _join(self) -> bool:
+        while True:
+            before = self._batches
+            self._thread.join(STUCK)
+            if not self._thread.is_alive():
+                return True
+            if self._batches == before and any(type(each) is Settle and each.within is not None for each in self._commands):
+                log.critical(
+                    "a commit function has not returned for %g s. Its transaction is abandoned, its job runs again.", STUCK
+                )
+                return False
 
     def _leads(self) -> bool:
         """Does this thread lead a batch? What it says on the way still counts while the engine is being closed: a claim that
@@ -107,6 +129,8 @@ class Committer:
 
     def call(self, command: Command, outside: bool = True) -> Result:
         """Block until the command is durable; its result, or its error raised. An interrupt does not take it back."""
+        if self._commit._is_owned():  # type: ignore[attr-defined]
+            raise NestedCall(path="the engine")
         if (reply := self._lead_alone(command)) is not None:
             return self.answer(reply)
         ticket = ThreadTicket(command)
@@ -118,6 +142,8 @@ class Committer:
     async def acall(self, command: Command) -> Result:
         """The same for a coroutine. Those of an event loop that are not alone hand over together, once in a turn of the loop: the
         first of them would have a commit of its own otherwise, for which the others wait."""
+        if self._commit._is_owned():  # type: ignore[attr-defined]
+            raise NestedCall(path="the engine")
         loop, sort = asyncio.get_running_loop(), sort_of(command)
         ticket = self._gathering.tickets[sort]
         if ticket is not None and not (ticket.loop is loop and ticket.takes(command, self._most_together)):
@@ -150,11 +176,19 @@ class Committer:
     def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
         committing thread."""
+        self.refuse_nested()
         ticket = CallTicket(commands, call, patient)
         with self._lock:
             self._add(ticket, outside=False)
 
+    def refuse_nested(self) -> None:
+        """Raise `NestedCall` in a commit function: the thread that would answer is the caller itself."""
+        # The lock too: an interrupt may have left the first one set.
+        if self._applying == threading.get_ident() and self._leads():
+            raise NestedCall(path="the engine")
+
     def add_demand(self, demand: Demand) -> None:
+        self.refuse_nested()
         with self._lock:
             self._demands.append(demand)
         self.kick()
@@ -321,10 +355,14 @@ class Committer:
     def _apply(self, commands: Sequence[Command]) -> list[Answer]:
         started = time.monotonic()
         try:
+            self._applying, self._commands = threading.get_ident(), commands
             answers = self._ledger.apply(commands)
         except BaseException:
             self._claims.failed(commands)
             raise
+        finally:
+            self._applying, self._commands = None, ()
+            self._batches += 1
         self.took = time.monotonic() - started
         self._claims.applied(commands, answers)
         if news.wanted(self.bus):

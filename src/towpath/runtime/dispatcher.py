@@ -50,6 +50,7 @@ class Dispatcher:
         self._desks: dict[int, _Desk] = {}
 
     def add(self, waiter: Waiter) -> None:
+        self._committer.refuse_nested()
         with self._lock:
             desk = self._desks.get(waiter.lease)
             if new := desk is None:

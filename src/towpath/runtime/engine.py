@@ -64,8 +64,8 @@ class Parts:
             self._caretaker.close()
         self.watch.close()
         self.leases.close()
-        self.committer.close()
-        self.ledger.close()
+        if self.committer.close():
+            self.ledger.close()
 
 
 class Engine:
@@ -171,12 +171,17 @@ class Engine:
             self._parts, self.clock, self._closed = before
 
     def close(self) -> None:
-        """Commit what waits, then close the ledger. Later calls raise `LedgerClosed`."""
+        """Deliver the pending events, commit the waiting commands, then close the ledger. Later calls raise `LedgerClosed`."""
+        if self._parts is not None:
+            self._parts.committer.refuse_nested()
+            # While the ledger is open, so that a listener may still enqueue.
+            self.bus.flush()
         with self._opening:
             parts, self._parts = self._parts, None
             self._closed = True
         if parts is not None:
             parts.close()
+            self.bus.close()
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)

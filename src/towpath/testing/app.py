@@ -259,8 +259,9 @@ class InlineCommitter(Committer):
     def start(self) -> None:
         """There is no thread."""
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """There is nothing to wait for."""
+        return True
 
     def call(self, command: Command, outside: bool = True) -> Result:
         with self._one:
