@@ -397,12 +397,19 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
 
 
 class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
-    """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due."""
+    """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`: owners whose process has
+    ended. Their running jobs are lost now, whatever their lease says."""
 
     limit: int = 1000
+    dead: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.whole("limit", self.limit, 1, MAX_BULK)
+        if self.dead:
+            force_setattr(self, "dead", checks.all_of("dead", self.dead, str))
+            checks.whole("len(dead)", len(self.dead), 0, MAX_BULK)
+            for owner in self.dead:
+                checks.text("dead", owner, least=1)
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge

@@ -34,11 +34,66 @@ class Capabilities(msgspec.Struct, frozen=True):
     remote: bool = False
 
 
+class Owners(Protocol):
+    """Which owners of claims are alive. A process that announces its owner holds a lock that disappears with the process, so that
+    its death is noticed before its leases are over."""
+
+    @property
+    def uncertain(self) -> bool:
+        """May an owner be dead that `dead` does not name yet? Then it should be asked again soon."""
+        ...
+
+    def announce(self, owner: str) -> None:
+        """Jobs are claimed in the name of this owner, and are lost when this process ends without closing the ledger. Never raises an
+        error of the store; the leases are the net."""
+        ...
+
+    def dead(self) -> tuple[str, ...]:
+        """Announced owners whose process has ended, for `Upkeep.dead`."""
+        ...
+
+    def forget(self, owners: Sequence[str]) -> None:
+        """The jobs of these dead owners are reaped: do not name them again."""
+        ...
+
+    def close(self) -> None:
+        """Withdraw what was announced here. What is still held waits for its lease."""
+        ...
+
+    def left_to_parent(self) -> None:
+        """This is a forked child. It has no part in the locks of its parent."""
+        ...
+
+
+class LeasesOnly:
+    """No locks: a death is noticed when the lease is over."""
+
+    uncertain = False
+
+    def announce(self, owner: str) -> None:
+        return
+
+    def dead(self) -> tuple[str, ...]:
+        return ()
+
+    def forget(self, owners: Sequence[str]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def left_to_parent(self) -> None:
+        return
+
+
 class Ledger(Protocol):
     """What every ledger can do. `apply` writes; everything else only reads, except `close`."""
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def owners(self) -> Owners: ...
 
     @property
     def repeats(self) -> int:

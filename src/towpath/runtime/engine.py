@@ -56,6 +56,7 @@ class Parts:
         """Have the ledger looked after from now on."""
         with self._attending:
             if self._caretaker is None:
+                self.ledger.owners.announce(self.owner)
                 self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due, self.lookout.go)
                 self._caretaker.start()
 

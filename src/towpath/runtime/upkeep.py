@@ -40,9 +40,14 @@ MOST: Final = SECOND
 """A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the job a while."""
 AGAIN: Final = SECOND
 """After an error."""
+MOST_DEAD: Final = 100
+"""Owners that one upkeep reaps."""
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
 """How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
 because then every batch of our own looks as well."""
+DEATHS, REMOTE_DEATHS = SECOND // 10, SECOND * 9 // 10
+"""Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a server a look is a statement,
+so it is less often there, unless an owner may be dead."""
 REMOTE: Final = 5
 """How many times more seldom all of this is asked of a ledger on a server."""
 REMOTE_TTL: Final = 3
@@ -67,6 +72,7 @@ class Caretaker:
         self._clock = clock
         self._ears = _Ears(ledger, committer)
         self._chair = _Chair(ledger, committer, owner)
+        self._deaths = _Deaths(ledger)
         self._chores = _Chores(committer, clock, ledger.capabilities.remote)
         self._rounds = _Rounds(due)
         self._heard = heard
@@ -97,8 +103,10 @@ class Caretaker:
             self._chores.changed |= changed
             self._rounds.changed |= changed
             again = None if self._heard is None else self._heard(changed)
-            if self._chair.take(now):
-                self._chores.do(now)
+            dead = self._deaths.look(now)
+            if self._chair.take(now, dead):
+                if self._chores.do(now, dead):
+                    self._deaths.bury()
                 self._rounds.go(now)
                 self._ears.forgive()
             elif self._chair.asked_at == now:
@@ -109,7 +117,11 @@ class Caretaker:
                 raise
             self._complain(error)
             return now + AGAIN
-        times = [self._chair.next(), self._ears.next(), None if again is None else now + int(again * SECOND)]
+        times = [
+            self._chair.next(),
+            self._ears.next(),
+            None if again is None else now + int(again * SECOND),
+        ]
         if self._chair.held_until > now:
             times += [self._chores.next(), self._rounds.next()]
         return max(now, min(time for time in times if time is not None))
@@ -208,6 +220,29 @@ class _Ears:
         """Nothing was wanted; what is fatal the next look at the ledger says as well."""
 
 
+class _Deaths:
+    """Owners whose process has ended. Every caretaker looks, because the elected one may be among them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._owners = ledger.owners
+        self._pause = REMOTE_DEATHS if ledger.capabilities.remote else DEATHS
+        self._looked_at = 0
+        self._dead: tuple[str, ...] = ()
+
+    def look(self, now: int) -> tuple[str, ...]:
+        pause = DEATHS if self._owners.uncertain else self._pause
+        if not self._looked_at <= now < self._looked_at + pause:
+            self._looked_at = now
+            self._dead = self._owners.dead()[:MOST_DEAD]
+        return self._dead
+
+    def bury(self) -> None:
+        """Their jobs are reaped."""
+        if self._dead:
+            self._owners.forget(self._dead)
+            self._dead = ()
+
+
 class _Chair:
     """The election: who holds the note is elected."""
 
@@ -216,6 +251,8 @@ class _Chair:
         self._committer = committer
         self._owner = owner.encode()
         self._note: Noted | None = None
+        self._holder = ""
+        """Who was elected when it was last asked, if it was not this one."""
         self._times, self._ttl = (REMOTE, REMOTE_TTL * TTL) if ledger.capabilities.remote else (1, TTL)
         self.asked_at = 0
         self.held_until = 0
@@ -223,25 +260,27 @@ class _Chair:
     def next(self) -> int:
         return self.asked_at + self._times * (STAND_BY if self._note is None else RENEW)
 
-    def take(self, now: int) -> bool:
-        """Renew or try to get it when it is time to; are we elected?"""
-        if not self.asked_at <= now < self.next():
+    def take(self, now: int, dead: Sequence[str] = ()) -> bool:
+        """Renew or try to get it when it is time to, or when the elected one is dead; are we elected?"""
+        if not self.asked_at <= now < self.next() or (self._note is None and self._holder in dead):
             before = self.held_until > now
-            self._ask(now)
+            self._ask(now, dead)
             self.asked_at = now
             if self.held_until > now and not before and self._committer.bus.wants(CaretakerElected):
                 self._committer.bus.publish(CaretakerElected(self._owner.decode()))
         return self.held_until > now
 
-    def _ask(self, now: int) -> None:
-        """Write the note if there is none, or if it is ours: the fence tells, also when an answer to us was lost."""
+    def _ask(self, now: int, dead: Sequence[str]) -> None:
+        """Write the note if there is none, if its holder is dead, or if it is ours: the fence tells, also when an answer to us was
+        lost."""
         if self._note is not None and self._put(now, self._note.version):
             return
         view = self._ledger.note(KEY)
-        ours = view is None or (self._note is not None and self._note.fence == view.fence)
+        holder = "" if view is None else view.value.decode(errors="replace")
+        ours = view is None or holder in dead or (self._note is not None and self._note.fence == view.fence)
         if ours and self._put(now, 0 if view is None else view.version):
             return
-        self._note, self.held_until = None, 0
+        self._note, self._holder, self.held_until = None, holder, 0
 
     def _put(self, now: int, expect: int) -> bool:
         try:
@@ -278,14 +317,16 @@ class _Chores:
         due = self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._done_at)
         return self._done_at + (self._least if self.changed else max(LEAST, due))
 
-    def do(self, now: int) -> None:
-        if self._done_at <= now < self.next():
-            return
+    def do(self, now: int, dead: tuple[str, ...] = ()) -> bool:
+        """Are all jobs of the dead owners reaped?"""
+        if self._done_at <= now < self.next() and not dead:
+            return False
         began = self._clock.now()
-        answer = self._committer.call(Upkeep())
+        answer = self._committer.call(Upkeep(dead=dead))
         assert isinstance(answer, Upkept)
         self._least = min(max(LEAST, SHARE * (self._clock.now() - began)), LONGEST_LEAST)
         self._done_at, self._last, self.changed = now, answer, False
+        return not answer.more
 
 
 class _Rounds:

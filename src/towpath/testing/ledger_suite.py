@@ -27,7 +27,7 @@ from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
 from towpath.testing.suite.revive import ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
-from towpath.testing.suite.upkeep import DueSuite, ReapSuite, UpkeepSuite
+from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
 __all__ = ["SUITES", "Desk", "LedgerSuite", "checked"]
 
@@ -56,6 +56,7 @@ SUITES: tuple[type[Suite], ...] = (
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    DeadOwnerSuite,
     DueSuite,
     ReadSuite,
     ExplainSuite,
@@ -88,6 +89,7 @@ class LedgerSuite(
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    DeadOwnerSuite,
     DueSuite,
     ReadSuite,
     ExplainSuite,

@@ -211,9 +211,9 @@ class LedgerMachine(_Played):
     def note(self, note: Note) -> None:
         self.play(note)
 
-    @rule(limit=st.sampled_from((1, 3, 1000)))
-    def upkeep(self, limit: int) -> None:
-        self.play(Upkeep(limit))
+    @rule(limit=st.sampled_from((1, 3, 1000)), dead=st.sampled_from(((), (), (), *((owner,) for owner in OWNERS))))
+    def upkeep(self, limit: int, dead: tuple[str, ...]) -> None:
+        self.play(Upkeep(limit, dead))
 
 
 def machine(left: Factory, right: Factory) -> type[LedgerMachine]:

@@ -352,4 +352,5 @@ class Moves(Draws):
         return Note(key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=name, gates=gates)
 
     def upkeep(self) -> Upkeep:
-        return Upkeep(self.chance.choice((1, 2, 3, 10, 1000, 1000, 1000)))
+        dead = tuple(owner for owner in OWNERS if self._maybe(0.1))
+        return Upkeep(self.chance.choice((1, 2, 3, 10, 1000, 1000, 1000)), dead)

@@ -40,7 +40,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Job, State
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, Refused
-from towpath.ledger import Answer, Capabilities
+from towpath.ledger import Answer, Capabilities, LeasesOnly
 from towpath.ledger.memory import ageing, bulk, claims, notes, reads, writes
 from towpath.ledger.memory.audit import check
 from towpath.ledger.memory.book import Book
@@ -113,6 +113,7 @@ class MemoryLedger:
 
     capabilities = Capabilities(durable=False, shared=False, transactional=False)
     repeats = 0
+    owners = LeasesOnly()
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.facts import KeyName
-from towpath.core.job import FINISHED, Reason, State
+from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import lose
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.claims import wake
@@ -18,7 +18,7 @@ from towpath.ledger.memory.rows import Queue
 
 def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
     left = command.limit
-    left -= (reaped := _reap(book, now, left))
+    left -= (reaped := _reap(book, command.dead, now, left))
     left -= (expired := expire(book, now, left))
     left -= (woken := _wake(book, now, left))
     left -= (purged := _purge(book, now, left))
@@ -26,9 +26,16 @@ def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
     return Upkept(reaped, expired, woken, purged, swept, left < 1, _next_due(book, now))
 
 
-def _reap(book: Book, now: int, limit: int) -> int:
+def _reap(book: Book, dead: Sequence[str], now: int, limit: int) -> int:
+    """First the jobs of dead owners, then those whose lease is over."""
+    orphans = [job for seq in sorted(book.leases) if (job := book.jobs[seq]).owner in dead] if dead else []
+    reaped = _lose(book, orphans[:limit], now)
     late = sorted((until, seq) for seq, until in book.leases.items() if until < now)
-    lost = [book.jobs[seq] for until, seq in late if not _spared(book, until, seq, now)][:limit]
+    lost = [book.jobs[seq] for until, seq in late if not _spared(book, until, seq, now)]
+    return reaped + _lose(book, lost[: limit - reaped], now)
+
+
+def _lose(book: Book, lost: Sequence[Job], now: int) -> int:
     ended: dict[State, list[int]] = {State.FAILED: [], State.CANCELED: []}
     for job in lost:
         change = lose(job)

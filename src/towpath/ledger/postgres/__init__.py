@@ -24,7 +24,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
-from towpath.ledger import Answer, Capabilities
+from towpath.ledger import Answer, Capabilities, LeasesOnly
 from towpath.ledger.postgres import guests, hosts, migrations, quick, state
 from towpath.ledger.postgres.batch import Before, PostgresBatch
 from towpath.ledger.postgres.connect import (
@@ -75,6 +75,7 @@ class PostgresLedger:
         self._inside: int | None = None
         self._tallies, self._related = 0, False
         self.repeats = 0
+        self.owners = LeasesOnly()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)

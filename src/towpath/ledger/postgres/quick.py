@@ -72,7 +72,7 @@ def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | Non
             return _note(db, command, now)
         case Claim() if not command.token:
             return _claim(db, command, now)
-        case Upkeep():
+        case Upkeep() if not command.dead:
             return _upkeep(db, now)
     return None
 

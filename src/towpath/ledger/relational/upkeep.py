@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.job import FINISHED, Job, Reason, State
@@ -16,7 +16,7 @@ from towpath.ledger.relational.db import array
 def upkeep(batch: Batch, command: Upkeep) -> Upkept:
     batch.flush()
     left = command.limit
-    reaped = _reap(batch, left)
+    reaped = _reap(batch, command.dead, left)
     left -= reaped
     expired = endings.expire(batch, left) if left else 0
     left -= expired
@@ -30,21 +30,28 @@ def upkeep(batch: Batch, command: Upkeep) -> Upkept:
     return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(batch))
 
 
-def _reap(batch: Batch, limit: int) -> int:
-    jumps = array(batch.jumps.recorded)
-    late = batch.db.rows("late_jobs", (batch.now, jumps, limit), Job)
-    if not late:
+def _reap(batch: Batch, dead: Sequence[str], limit: int) -> int:
+    """First the jobs of dead owners, then those whose lease is over."""
+    reaped = _lose(batch, batch.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
+    if reaped < limit:
+        late = batch.db.rows("late_jobs", (batch.now, array(batch.jumps.recorded), limit - reaped), Job)
+        reaped += _lose(batch, late)
+    return reaped
+
+
+def _lose(batch: Batch, lost: Sequence[Job]) -> int:
+    if not lost:
         return 0
     batch.wrote = True
-    changes = [(job, lose(job)) for job in late]
-    batch.db.run("count_losses", (array([job.seq for job in late]),))
+    changes = [(job, lose(job)) for job in lost]
+    batch.db.run("count_losses", (array([job.seq for job in lost]),))
     back = [job for job, change in changes if change.state is State.READY]
     _give_back(batch, back)
     endings.hold(batch, [(job.seq, job.queue, job.part, State.READY) for job in back if endings.is_open(batch, job.group)])
     for state in (State.FAILED, State.CANCELED):
         for reason, seqs in _by_reason(changes, state).items():
             endings.finish(batch, seqs, state, reason)
-    return len(late)
+    return len(lost)
 
 
 def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reason, list[int]]:

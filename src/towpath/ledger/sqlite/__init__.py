@@ -43,6 +43,7 @@ from towpath.ledger.sqlite.files import (
     translate,
 )
 from towpath.ledger.sqlite.ground import begin
+from towpath.ledger.sqlite.owners import owners_of
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
@@ -99,6 +100,8 @@ class SqliteLedger:
             stack.callback(self._wake.close)
             self._presence = Presence(self.path)
             stack.callback(self._presence.close)
+            self.owners = owners_of(self.path)
+            stack.callback(self.owners.close)
             self._opened = stack.pop_all()
         forks.open_here.add(self)
 
@@ -338,6 +341,7 @@ class SqliteLedger:
         self._forked = True
         # A child that holds it open would keep the turn of a parent that was killed.
         self._turnstile.close()
+        self.owners.left_to_parent()
 
     def _read(self, question: Callable[[apsw.Connection], T]) -> T:
         """One question on one snapshot."""

@@ -175,6 +175,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "note that never lives": (lambda: Note(key="k", value=b"", ttl=0), "ttl"),
     "upkeep of nothing": (lambda: Upkeep(0), "limit"),
+    "upkeep of a nameless owner": (lambda: Upkeep(1, ("",)), "dead"),
     "unknown state in a query": (lambda: Query(states=("lost",)), "state"),  # type: ignore[arg-type]
     "bad queue in a query": (lambda: Query(queue="a b"), "queue"),
     "NUL in a query": (lambda: Query(part="\0"), "part"),

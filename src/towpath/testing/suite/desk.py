@@ -143,8 +143,8 @@ class Bench:
         yield
         assert self.ledger.dump() == before
 
-    def upkeep(self, limit: int = 1000) -> Upkept:
-        return self.do(Upkept, Upkeep(limit))
+    def upkeep(self, limit: int = 1000, dead: Sequence[str] = ()) -> Upkept:
+        return self.do(Upkept, Upkeep(limit, tuple(dead)))
 
     def lose(self, lease: int = LEASE) -> Upkept:
         """Let every lease of this length run out and reap what was held."""

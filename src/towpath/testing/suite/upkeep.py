@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from towpath.core.checks import DAY, HOUR, SECOND
-from towpath.core.commands import Upkept
-from towpath.core.job import Retry, State
+from towpath.core.commands import Settle, Upkept
+from towpath.core.job import Done, Retry, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
+from towpath.errors import LostClaim
 from towpath.testing.clock import START
 from towpath.testing.suite.desk import LEASE, Desk, Suite, anyway, ids, spec, unique
 
@@ -114,6 +115,49 @@ class ReapSuite(Suite):
         desk.started("a", part="p")
         desk.lose()
         assert (desk.part("p").ready, desk.part("p").running) == (1, 0)
+
+
+class DeadOwnerSuite(Suite):
+    """Jobs of owners whose process has ended."""
+
+    def test_they_are_lost_before_their_lease_is_over(self, desk: Desk) -> None:
+        desk.append(spec("a"), spec("b"), spec("c"))
+        desk.take(owner="dead")
+        desk.take(owner="alive")
+        desk.take(owner="dead too")
+        assert desk.upkeep(dead=("dead", "dead too", "nobody")).reaped == 2
+        assert desk.at("a", "b", "c") == "ready/lost running ready/lost"
+        assert [desk.job(id).losses for id in "abc"] == [1, 0, 1]
+        assert desk.upkeep(dead=("dead", "dead too")).reaped == 0
+
+    def test_a_loss_is_charged_as_for_a_lease(self, desk: Desk) -> None:
+        desk.started("once", max_attempts=1)
+        desk.started("last", max_losses=1)
+        desk.started("asked")
+        desk.cancel("asked")
+        desk.add("next", "o", after=["once"])
+        desk.upkeep(dead=("worker",))
+        assert desk.at("once", "last", "asked", "next") == "failed/lost failed/lost canceled/requested failed/dependency"
+
+    def test_a_jump_of_time_does_not_spare_them(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.jump(10 * LEASE)
+        assert desk.upkeep(dead=("worker",)).reaped == 1
+
+    def test_in_the_order_of_appending_and_before_late_ones(self, desk: Desk) -> None:
+        desk.append(spec("late"), spec("a"), spec("b"))
+        desk.take(owner="slow", lease=LEASE // 2)
+        desk.take(owner="dead", lease=2 * LEASE)
+        desk.take(owner="dead", lease=LEASE)
+        desk.advance(LEASE // 2 + 1, step=LEASE // 8)
+        for id in ("a", "b", "late"):
+            upkept = desk.upkeep(limit=1, dead=("dead",))
+            assert (upkept.reaped, upkept.more, desk.at(id)) == (1, True, "ready/lost")
+
+    def test_a_late_settle_is_a_lost_claim(self, desk: Desk) -> None:
+        held = desk.started("a")
+        desk.upkeep(dead=("worker",))
+        desk.refusal(LostClaim, Settle(held.id, held.fence, Done()))
 
 
 class UpkeepSuite(Suite):

@@ -976,6 +976,12 @@ JOIN towpath.job j ON j.seq = l.seq WHERE j.state = 'running' AND j.lease_until 
         AND j.lease_until > (g->>0)::bigint - (g->>1)::bigint)
 ORDER BY j.lease_until, j.seq LIMIT $3::bigint FOR UPDATE OF j SKIP LOCKED;
 
+-- name: orphaned_jobs
+SELECT {job} FROM (SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l
+JOIN towpath.job j ON j.seq = l.seq
+WHERE j.state = 'running' AND j.owner = ANY (ARRAY(SELECT json_array_elements_text($1::json)))
+ORDER BY j.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED;
+
 -- name: created_from
 SELECT created_at FROM towpath.job WHERE seq >= $1::bigint ORDER BY seq LIMIT 1;
 

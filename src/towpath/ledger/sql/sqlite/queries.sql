@@ -493,6 +493,11 @@ SELECT json_group_array({job}) FROM (
         AND lease_until > (g.value ->> 0) - (g.value ->> 1))
     ORDER BY lease_until, seq LIMIT ?3) j;
 
+-- name: orphaned_jobs
+SELECT json_group_array({job}) FROM (
+    SELECT * FROM towpath_job INDEXED BY towpath_job_leased
+    WHERE state = 'running' AND owner IN (SELECT value FROM json_each(?1)) ORDER BY seq LIMIT ?2) j;
+
 -- name: created_from
 SELECT created_at FROM towpath_job WHERE seq >= ? ORDER BY seq LIMIT 1;
 
