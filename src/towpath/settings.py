@@ -7,6 +7,8 @@ The file is the nearest one upwards from the working directory: `towpath.toml`, 
 from __future__ import annotations
 
 import os
+import stat
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ from towpath.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///towpath.db"
 PREFIX = "TOWPATH_"
+MAX_NESTING = 32
+"""Tables and lists in each other; arguments of schedules are the only deep ones."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -121,25 +125,61 @@ def _from_file(folder: Path) -> _Found:
     for place in (folder, *folder.parents):
         path = place / "towpath.toml"
         if path.is_file():
-            return _of_table(_read(path), path)
+            return _of_table(*_read(path), path)
         path = place / "pyproject.toml"
         if path.is_file():
-            table = _read(path).get("tool", {}).get("towpath")
+            document, owner = _read(path)
+            tool = document.get("tool", {})
+            table = tool.get("towpath") if isinstance(tool, dict) else None
             if table is not None:
-                return _of_table(table, path)
+                return _of_table(table, owner, path)
     return {}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    """The content of the file, and the number of the user who owns it."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            return tomllib.loads(file.read().decode()), os.fstat(file.fileno()).st_uid
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(field=str(path), value=str(error), expected="a TOML file that can be read") from error
+    except RecursionError:
+        raise _too_deep(path) from None
 
 
-def _of_table(table: Any, path: Path) -> _Found:
+def _refuse_stranger(path: Path, owner: int) -> None:
+    """In a directory such as /tmp anybody can put a settings file in the way of those who work below it."""
+    if sys.platform == "win32" or not path.parent.stat().st_mode & stat.S_IWOTH:
+        return
+    strangers = {owner, path.lstat().st_uid} - {0, os.geteuid()}
+    if strangers:
+        expected = (
+            "a file of yours or of root, since everybody can write its directory; remove it, or work in another directory"
+        )
+        raise InvalidInput(field=str(path), value=f"a file of user {min(strangers)}", expected=expected)
+
+
+def _check_nesting(table: Mapping[str, Any], path: Path) -> None:
+    level: list[Any] = [table]
+    for _ in range(MAX_NESTING):
+        level = [each for value in level for each in (value.values() if isinstance(value, dict) else value)]
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise _too_deep(path)
+
+
+def _too_deep(path: Path) -> InvalidInput:
+    return InvalidInput(
+        field=str(path), value="nested too deeply", expected=f"at most {MAX_NESTING} tables and lists in each other"
+    )
+
+
+def _of_table(table: Any, owner: int, path: Path) -> _Found:
+    _refuse_stranger(path, owner)
     if not isinstance(table, dict):
         raise InvalidInput(field=f"tool.towpath in {path}", value=table, expected="a table")
+    _check_nesting(table, path)
     unknown = sorted(set(table) - set(NAMES))
     if unknown:
         raise InvalidInput(field=str(path), value=unknown[0], expected=f"only these settings: {', '.join(NAMES)}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.cli.shell import Shell
 from towpath import App
 from towpath.core.lanes import Lane
 from towpath.errors import InvalidInput
@@ -152,3 +154,44 @@ def test_bad_lanes_are_named(tmp_path: Path, content: str, says: str) -> None:
 def test_a_bad_lane_in_words(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match="lane"):
         resolve(environment={"TOWPATH_LANES": text}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["a=" + "[" * 100_000 + "]" * 100_000, "a=" + "{b=" * 5000 + "1" + "}" * 5000, "bandwidth." + "up." * 20_000 + "x = 1"],
+    ids=["lists", "tables", "dotted keys"],
+)
+def test_deep_nesting_is_an_error_and_no_defect(tmp_path: Path, content: str) -> None:
+    (tmp_path / "towpath.toml").write_text(content)
+    with pytest.raises(InvalidInput, match="nested too deeply"):
+        here(tmp_path)
+    ran = Shell(tmp_path).run("stats", code=2)
+    assert "nested too deeply" in ran.err
+    assert "defect" not in ran.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+@pytest.mark.parametrize("name", ["towpath.toml", "pyproject.toml"])
+@pytest.mark.parametrize("way", ["file", "link"])
+def test_a_strangers_file_where_everybody_can_write_is_refused(tmp_path: Path, name: str, way: str) -> None:
+    project, path = tmp_path / "project", tmp_path / name
+    project.mkdir()
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[tool.towpath]\nconcurrency = 1\n" if name == "pyproject.toml" else "concurrency = 1\n")
+    if way == "link":
+        path.symlink_to(mine)
+    else:
+        mine.rename(path)
+    os.chown(path, 65534, 65534, follow_symlinks=False)
+    assert here(project).concurrency == 1
+    tmp_path.chmod(0o1777)
+    with pytest.raises(InvalidInput, match="a file of user 65534"):
+        here(project)
+    os.chown(path, 0, 0, follow_symlinks=False)
+    assert here(project).concurrency == 1
+
+
+def test_a_pyproject_without_our_table_is_nobodys_concern(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('tool = "a text"\n')
+    tmp_path.chmod(0o1777)
+    assert here(tmp_path).concurrency == 32

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed
 from towpath.ledger.sqlite import SqliteLedger
-from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, translate
+from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, options_of, translate
 
 OPTIONS = SqliteOptions()
 SPAWN = multiprocessing.get_context("spawn")
@@ -265,6 +266,40 @@ def test_files_beside_have_the_mode_of_the_database(tmp_path: Path) -> None:
         path.chmod(mode)
         os.close(open_beside(path, f"-{mode}", os.O_RDWR))
         assert Path(f"{path}-{mode}").stat().st_mode & 0o777 == mode
+
+
+BESIDE = ("", "-wal", "-shm", "-next", "-turn", "-wake")
+
+
+@pytest.mark.parametrize(
+    ("query", "umask", "mode"),
+    [("", 0o022, 0o600), ("", 0o000, 0o600), ("?mode=0660", 0o077, 0o660), ("?synchronous=normal&mode=644", 0o002, 0o644)],
+)
+def test_the_mode_of_a_new_ledger(tmp_path: Path, query: str, umask: int, mode: int) -> None:
+    act = f"""
+import os, sys, towpath
+os.umask({umask})
+with towpath.App(sys.argv[1]) as app:
+    app.queue("q").put("secret")
+    os.kill(os.getpid(), 9)  # the -wal stays
+"""
+    subprocess.run([sys.executable, "-c", act, f"sqlite:///{tmp_path}/a.db{query}"], check=False)
+    files = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert files == {f"a.db{suffix}": mode for suffix in BESIDE}
+
+
+def test_an_existing_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.touch()
+    path.chmod(0o640)
+    with closing(SqliteLedger(path, SqliteOptions(mode=0o666))):
+        assert {Path(f"{path}{suffix}").stat().st_mode & 0o777 for suffix in BESIDE} == {0o640}
+
+
+@pytest.mark.parametrize("mode", ["", "9", "0999", "07777", "0444", "0700", "0o660"])
+def test_a_wrong_mode_is_refused(mode: str) -> None:
+    with pytest.raises(InvalidInput, match="mode"):
+        options_of(f"sqlite:///a.db?mode={mode}")
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory"])

@@ -124,7 +124,7 @@ def body(data: bytes | None, content_type: str = "application/json") -> tuple[An
     if content_type == "application/json":
         try:
             return msgspec.json.decode(data), "json"
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
     try:
         return data.decode(), "text"

@@ -131,7 +131,7 @@ class Json(_Type):
                 ) from None
         try:
             value = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(field=self.name, value=text, expected=f"JSON ({error})") from None
         if self.object_only and not isinstance(value, dict):
             raise InvalidInput(field=self.name, value=text, expected='a JSON object by parameter name, such as {"to": "ada"}')

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,8 @@ forgotten, however few there are; and to prepare the insert of 32 jobs costs mor
 
 class SqliteOptions(msgspec.Struct, frozen=True):
     """`busy_timeout`: seconds to wait for other processes. `vfs` and `fault` are for fault injection: `fault` is called
-    with the name of each fault point. `max_pages` bounds the file's size."""
+    with the name of each fault point. `max_pages` bounds the file's size. `mode`: the permissions of a new file; None is
+    those that the umask leaves of 0600. The files beside it get the same, and an existing file keeps its own."""
 
     synchronous: str = "full"
     busy_timeout: float = 10.0
@@ -63,6 +65,7 @@ class SqliteOptions(msgspec.Struct, frozen=True):
     vfs: str | None = None
     fault: Callable[[str], None] | None = None
     max_pages: int | None = None
+    mode: int | None = None
 
     def __post_init__(self) -> None:
         if self.synchronous not in ("full", "normal"):
@@ -73,16 +76,24 @@ class SqliteOptions(msgspec.Struct, frozen=True):
             raise InvalidInput(field="cache_mb", value=self.cache_mb, expected="a whole number from 1 to 1048576")
         if self.max_pages is not None and not (_is_whole(self.max_pages) and 1 <= self.max_pages < 2**32 - 1):
             raise InvalidInput(field="max_pages", value=self.max_pages, expected="None or a whole number from 1 to 4294967294")
+        if self.mode is not None and not (_is_whole(self.mode) and self.mode & ~0o066 == 0o600):
+            raise InvalidInput(field="mode", value=self.mode, expected="None, or 0o600 with rights of group and others: 0o660")
 
 
 def options_of(url: str) -> tuple[str, SqliteOptions]:
-    """The path and the options of `sqlite:///file.db?synchronous=normal`."""
+    """The path and the options of `sqlite:///file.db?synchronous=normal&mode=0660`."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if not url.startswith("sqlite:///") or len(parts.path) < 2 or not set(options) <= {"synchronous"}:
-        expected = "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal"
+    if not url.startswith("sqlite:///") or len(parts.path) < 2 or not set(options) <= {"synchronous", "mode"}:
+        expected = (
+            "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal and mode=0660"
+        )
         raise InvalidInput(field="url", value=url, expected=expected)
-    return unquote(parts.path[1:]), SqliteOptions(synchronous=options.get("synchronous", "full"))
+    mode = options.get("mode")
+    if mode is not None and not re.fullmatch("0?[0-7]{3}", mode):
+        raise InvalidInput(field="mode in the url", value=mode, expected="three octal digits, such as 0660")
+    path, synchronous = unquote(parts.path[1:]), options.get("synchronous", "full")
+    return path, SqliteOptions(synchronous=synchronous, mode=None if mode is None else int(mode, 8))
 
 
 def _is_whole(value: object) -> bool:
@@ -97,6 +108,8 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
     """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are welcome."""
     real = _usable(path)
     _refuse_orphaned_log(real)
+    if options.vfs is None and sys.platform != "win32":
+        _make(real, options.mode)
     try:
         connection = _open(real, options, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
@@ -120,6 +133,30 @@ def _refuse_orphaned_log(real: Path) -> None:
     writes it before its log."""
     if _size(f"{real}-wal") and not _size(str(real)):
         raise OrphanedLog(path=str(real))
+
+
+def _make(real: Path, mode: int | None) -> None:
+    """An empty file with the right permissions, if there is none. SQLite itself would make it readable for everybody."""
+    if os.path.lexists(real):
+        return
+    try:
+        fd, name = tempfile.mkstemp(prefix=".towpath-", dir=real.parent)
+        try:
+            try:
+                if mode is not None:
+                    os.fchmod(fd, mode)
+            finally:
+                # Before the file has its name: another thread may open the ledger then, and this would drop its locks.
+                os.close(fd)
+            os.link(name, real)
+        finally:
+            os.unlink(name)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.filename2 is None:
+            raise translate_os(error, real) from error
+        # The file system has no links: SQLite makes the file, with the permissions that it thinks right.
 
 
 def _size(name: str) -> int:
