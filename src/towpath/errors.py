@@ -18,6 +18,7 @@
     ├── JobFailed               the job whose result was asked for ended as a dead letter
     ├── JobCanceled             the job whose result was asked for was canceled
     ├── NotInJob                `towpath.current()` where no job runs
+    ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by somebody else for too long
         ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
@@ -177,6 +178,13 @@ class NotInJob(TowpathError, RuntimeError):
 
 class LedgerError(TowpathError):
     sentence = "the ledger failed"
+
+
+class WorkerStuck(TowpathError):
+    sentence = (
+        "all {slots} slots are held by handlers that do not stop {grace} s after their timeout; the worker ends, so that its "
+        "supervisor starts it again, and their jobs run again"
+    )
 
 
 class LedgerBusy(LedgerError):

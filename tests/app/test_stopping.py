@@ -316,3 +316,33 @@ def test_stopped_in_the_bench() -> None:
         assert states == [(State.CANCELED, "requested"), (State.CANCELED, "requested"), (State.DONE, "")]
         assert seen == ["the job was asked to stop (requested)"]
         assert len(bench.jobs(leaf)) == 1
+
+
+STUCK = """
+import os, threading
+from towpath import App
+
+app = App(os.environ["LEDGER"])
+
+@app.task(name="work", timeout=0.05, backoff=0, max_attempts=2)
+def work() -> int:
+    if os.environ.get("HANG"):
+        threading.Event().wait()
+    return 1
+"""
+
+
+def test_a_worker_whose_slots_are_all_stuck_ends_and_its_jobs_run_elsewhere(url: str, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    shell = Shell(tmp_path)
+    environment = {"LEDGER": url, "PYTHONPATH": str(tmp_path)}
+    with App(url) as app:
+        jobs = [app.task(name="work", timeout=0.05, backoff=0, max_attempts=2)(_nothing).enqueue()]
+        jobs += [app.tasks["work"].enqueue()]
+        options = ("worker", "stuck:app", "--concurrency", "2", "--grace", "0.1")
+        ended = shell.run(*options, env={**environment, "HANG": "1"}, code=5)
+        assert ended.err.count("all 2 slots are held by handlers that do not stop 0.1 s after their timeout") == 2
+        assert ended.err.count(" CRITICAL ") == 1
+        assert [(job.status().state, job.status().failures) for job in jobs] == 2 * [(State.READY, 1)]
+        shell.run(*options, "--burst", env=environment)
+        assert [job.result(0) for job in jobs] == [1, 1]

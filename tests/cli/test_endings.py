@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.shell import EXECUTABLE, Shell, python
 from towpath import errors
-from towpath.cli.failures import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, UNAVAILABLE, as_failure
+from towpath.cli.failures import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, STUCK, UNAVAILABLE, as_failure
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,8 @@ def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) 
         assert failure.code == NOTHING
     elif issubclass(kind, errors.InvalidInput):
         assert failure.code == BAD_INPUT
+    elif issubclass(kind, errors.WorkerStuck):
+        assert failure.code == STUCK
     else:
         assert failure.code == REFUSED
     assert failure.kind == kind.__name__

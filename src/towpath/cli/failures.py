@@ -11,7 +11,7 @@ import msgspec
 
 from towpath import errors
 
-OK, REFUSED, BAD_INPUT, NOTHING, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+OK, REFUSED, BAD_INPUT, NOTHING, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "it is done",
@@ -19,6 +19,7 @@ EXIT_CODES: Mapping[int, str] = {
     BAD_INPUT: "wrong usage or bad input; nothing was done",
     NOTHING: "nothing there: no message to get, an unknown id, queue or group",
     UNAVAILABLE: "the ledger is unavailable: not there, busy, read-only, full, damaged or not a ledger",
+    STUCK: "the worker ended because all of its slots were held by handlers that do not stop; start it again",
     INTERRUPTED: "interrupted with Ctrl-C, or a question was answered with no",
 }
 
@@ -40,6 +41,7 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.ReadOnly: "SQLite writes beside the file too, so the directory must be writable. Run as the owner, or chown both.",
     errors.NetworkFileSystem: "Move the file to a local disk.",
     errors.Damaged: "Stop every process, keep a copy of the file, restore a backup.",
+    errors.WorkerStuck: "Start it again. Give these tasks timeouts inside the handler, `current().check()`, or process=True.",
     errors.InvalidInput: "Nothing was done. `--help` after the command says what it takes.",
     errors.LedgerError: "`towpath doctor` looks at the ledger and its surroundings.",
 }
@@ -86,6 +88,8 @@ def code_of(error: errors.TowpathError) -> int:
         return NOTHING
     if isinstance(error, errors.InvalidInput):
         return BAD_INPUT
+    if isinstance(error, errors.WorkerStuck):
+        return STUCK
     return UNAVAILABLE if isinstance(error, errors.LedgerError) else REFUSED
 
 

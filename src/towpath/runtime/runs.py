@@ -16,7 +16,7 @@ from towpath.runtime.office import Attempt
 class Run:
     """A handler that is running, or was told to stop and still is."""
 
-    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "task", "timer")
+    __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "stuck", "task", "timer")
 
     def __init__(self, claim: Claim, attempt: Attempt) -> None:
         self.claim = claim
@@ -27,6 +27,8 @@ class Run:
         self.asked: Reason | None = None
         self.late = False
         self.over = False
+        self.stuck = False
+        """It did not stop within the grace time after its timeout."""
 
 
 class TimedOut(Exception):

@@ -19,7 +19,7 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
 from towpath.core.job import Claim, Done, Reason, Refuse, Release
-from towpath.errors import TowpathError
+from towpath.errors import TowpathError, WorkerStuck
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.intake import Intake, Plain
@@ -141,6 +141,7 @@ class Worker:
         self.intake.adopt([run.claim for run in self.running], before)
         self.intake.pause(self._paused_lanes)
         self._stand_in_line()
+        self._leave_if_stuck()
 
     def _new_intake(self) -> Intake:
         def deliver(claims: list[Claim]) -> None:
@@ -261,7 +262,7 @@ class Worker:
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
-        if self._stopping and not self.running:
+        if self._stopping and self._drained_now():
             self._drained.set()
 
     def _end(self, claim: Claim, settle: Settle) -> None:
@@ -298,7 +299,9 @@ class Worker:
 
     def _leave(self, error: TowpathError) -> None:
         if self._ruin is None:
-            log.critical("the worker ends, the ledger is lost to it: %s", error)
+            log.critical(
+                "%s", error if isinstance(error, WorkerStuck) else f"the worker ends, the ledger is lost to it: {error}"
+            )
             self._ruin = error
             for event in (self._stop, self._drained, self._settled):
                 event.set()
@@ -347,6 +350,14 @@ class Worker:
                 "job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id
             )
             self._office.leases.drop(run.claim.id, run.claim.fence)
+            run.stuck = True
+            self._leave_if_stuck()
+
+    def _leave_if_stuck(self) -> None:
+        """A worker without a slot that could become free does nothing but hold its jobs: a new process is needed."""
+        slots = self._options.concurrency
+        if not self._stopping and sum(run.stuck for run in self.running) >= slots:
+            self._leave(WorkerStuck(slots=slots, grace=self._options.grace))
 
     def _interrupt(self, run: Run, reason: Reason) -> None:
         run.attempt.stop(reason)
@@ -372,13 +383,17 @@ class Worker:
         self._publish(WorkerDraining(self._office.owner, len(self.running), self._options.grace))
         self.intake.close()
         self._give_back(self.intake)
-        await until(self._drained, lambda: not self.running, 0.0 if self._ruin else self._options.grace)
+        await until(self._drained, self._drained_now, 0.0 if self._ruin else self._options.grace)
         for run in self.running:
             self._interrupt(run, Reason.RELEASED)
-        await until(self._drained, lambda: not self.running, LAST_WORD)
+        await until(self._drained, self._drained_now, LAST_WORD)
         for run in self.running:
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
         self._let_go()
+
+    def _drained_now(self) -> bool:
+        """Is there nothing left to wait for? Handlers that do not stop are not waited for."""
+        return all(run.stuck for run in self.running)
 
     def _let_go(self) -> None:
         """What still runs goes back to the ledger; whatever its handler says from now on is not heard."""
