@@ -212,6 +212,7 @@ def serve(connection: Connection) -> None:
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())
+            connection.send_bytes(b"")  # taken: from now on the end of this process is a failure of the job
         except (EOFError, OSError):
             return
         connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection)))

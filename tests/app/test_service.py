@@ -85,6 +85,22 @@ def test_processes() -> None:
         worked(app, main)
 
 
+def test_a_process_that_died_idle_costs_the_next_job_nothing() -> None:
+    with handlers.app as app:
+
+        async def main() -> None:
+            once = handlers.pid.options(max_attempts=1)
+            pids = {(await each.aresult(60))[1] for each in [await once.aenqueue(n) for n in range(2)]}
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for n in range(2):
+                job = await once.aenqueue(n)
+                assert (await job.aresult(60))[1] not in pids
+                assert (job.status().attempts, job.status().failures) == (1, 0)
+
+        worked(app, main)
+
+
 def test_a_task_that_no_process_finds(app: App) -> None:
     task = app.task(process=True, max_attempts=1)(lambda: None)
 

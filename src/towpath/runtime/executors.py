@@ -93,6 +93,10 @@ class ProcessDied(Exception):
     """The process that ran a handler ended before it answered."""
 
 
+class DiedIdle(ProcessDied):
+    """The process ended before it took the request: the handler has not begun."""
+
+
 class Child:
     """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection destroys data."""
 
@@ -104,14 +108,19 @@ class Child:
         there.close()
 
     def ask(self, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Send a request; `heard` gets each message that comes back and says whether it was the last."""
+        """Send a request; `heard` gets each message that comes back and says whether it was the last. The first message is empty and
+        acknowledges the request."""
+        begun = False
         try:
             self._here.send_bytes(request)
+            self._here.recv_bytes()
+            begun = True
             while not heard(self._here.recv_bytes()):
                 pass
         except (EOFError, OSError) as error:
             self._process.join(5)
-            raise ProcessDied(f"the process ended with exit code {self._process.exitcode}") from error
+            kind = ProcessDied if begun else DiedIdle
+            raise kind(f"the process ended with exit code {self._process.exitcode}") from error
 
     def kill(self) -> None:
         self._process.kill()
@@ -135,27 +144,40 @@ class Processes:
         self._doomed: set[Key] = set()
 
     def run(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any time."""
+        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any time. A child that died
+        while it was idle is replaced: the next one gets the request."""
+        try:
+            while not self._ran(key, request, heard):
+                pass
+        finally:
+            with self._lock:
+                del self._running[key]
+                self._doomed.discard(key)
+
+    def _ran(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> bool:
+        """False if the child had died idle; a new one that dies before it begins is an error, or its start would be tried for ever."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
             self._running[key] = child
             if child is not None and key in self._doomed:
                 child.kill()
+        reused = child is not None
         try:
             if child is None:
                 child = self._start(key)
             child.ask(request, heard)
-        except BaseException:
+        except BaseException as error:
             if child is not None:
                 child.kill()
                 child.close()
-            raise
-        finally:
             with self._lock:
-                del self._running[key]
-                self._doomed.discard(key)
+                again = reused and isinstance(error, DiedIdle) and key not in self._doomed
+            if again:
+                return False
+            raise
         with self._lock:
             self._idle.append(child)
+        return True
 
     def _start(self, key: Key) -> Child:
         child = Child(self._target)
@@ -167,11 +189,10 @@ class Processes:
 
     def kill(self, key: Key) -> None:
         with self._lock:
+            # Without a child its thread has not come to it, or starts the process just now: that takes longer than some timeouts.
+            self._doomed.add(key)
             if (child := self._running.get(key)) is not None:
                 child.kill()
-            else:
-                # Its thread has not come to it, or starts the process just now: that takes longer than some timeouts.
-                self._doomed.add(key)
 
     def close(self) -> None:
         with self._lock:
