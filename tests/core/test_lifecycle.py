@@ -14,6 +14,7 @@ from towpath.core.admission import Facts, admit
 from towpath.core.checks import DAY, SECOND
 from towpath.core.job import (
     FINISHED,
+    SUSPECT,
     WAITING,
     Done,
     Fail,
@@ -28,7 +29,7 @@ from towpath.core.job import (
     State,
     Stop,
 )
-from towpath.core.lifecycle import REASONS, TRANSITIONS, Change, awaken, lose, purge_time, settle
+from towpath.core.lifecycle import REASONS, TRANSITIONS, Change, awaken, lose, purge_time, settle, suspicion
 
 NOW = 1000 * SECOND
 
@@ -110,12 +111,22 @@ def test_an_outcome_never_leaves_the_table(outcome: Outcome, asked: Reason | Non
 
 @given(st.sampled_from([None, Reason.REQUESTED]), st.integers(0, 5), st.integers(1, 5), st.integers(1, 3))
 def test_a_loss_never_leaves_the_table(asked: Reason | None, losses: int, most: int, attempts: int) -> None:
-    change = lose(running(cancel_requested=asked, losses=losses, max_losses=most, max_attempts=attempts))
+    change = lose(running(cancel_requested=asked, losses=losses, max_losses=most, max_attempts=attempts), NOW)
     assert (State.RUNNING, change.state) in TRANSITIONS
     assert change.reason in REASONS[change.state]
     assert (change.losses, change.failures, change.attempts) == (losses + 1, 0, 1)
+    assert (change.ready_at is not None) == (change.state is State.SCHEDULED)
     if asked is None:
-        assert (change.state is State.READY) == (losses + 1 < most and attempts > 1)
+        assert (change.state is State.FAILED) == (losses + 1 >= most or attempts == 1)
+        assert (change.state is State.READY) <= (losses + 1 < SUSPECT)
+
+
+def test_the_delay_of_a_suspect_doubles_and_is_spread_over_its_whole_span() -> None:
+    for losses, span in ((2, SECOND), (3, 2 * SECOND), (4, 4 * SECOND), (50, 300 * SECOND), (10**6, 300 * SECOND)):
+        delays = [suspicion(f"job-{n}", losses) for n in range(400)]
+        assert all(0 < delay <= span for delay in delays)
+        quarters = [sum(span * part < 4 * delay <= span * (part + 1) for delay in delays) for part in range(4)]
+        assert min(quarters) > 60
 
 
 def test_awaken() -> None:

@@ -93,33 +93,38 @@ def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
 class Want(_Value, frozen=True, gc=False):
     """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may
     be jobs with a single attempt, which are lost for good if the claimer dies: ask only for as many as can start at once
-    (None: all n). `upto`: the claim takes no more for this want once it has taken so many for it and those before it."""
+    (None: all n). `upto`: the claim takes no more for this want once it has taken so many for it and those before it.
+    `suspects`: at most so many jobs that have lost their lease `SUSPECT` times or more (None: all n); others of them are passed over."""
 
     queue: str
     n: int = 1
     once: int | None = None
     upto: int | None = None
+    suspects: int | None = None
 
     def __post_init__(self) -> None:
         checks.patterns("queue", self.queue)
         checks.whole("n", self.n, 1, MAX_BULK)
         checks.optional_whole("once", self.once, 0, MAX_BULK)
         checks.optional_whole("upto", self.upto, 0)
+        checks.optional_whole("suspects", self.suspects, 0, MAX_BULK)
 
 
 class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
-    """`once`: so many jobs with a single attempt at most, by all wants together."""
+    """`once` and `suspects` limit all wants together: jobs with a single attempt, and jobs that lost their lease repeatedly."""
 
     owner: str
     wants: tuple[Want, ...]
     lease: int
     once: int | None = None
+    suspects: int | None = None
 
     def __post_init__(self) -> None:
         _Tokened.__post_init__(self)
         checks.text("owner", self.owner, least=1)
         checks.whole("lease", self.lease, 1, MAX_LEASE)
         checks.optional_whole("once", self.once, 0, MAX_BULK)
+        checks.optional_whole("suspects", self.suspects, 0, MAX_BULK)
         force_setattr(self, "wants", checks.all_of("wants", self.wants, Want))
         if not 1 <= len(self.wants) <= 1000:
             raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")

@@ -10,7 +10,7 @@ import msgspec
 from towpath.core.breaker import heard
 from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState
-from towpath.core.job import FINISHED, Job, Reason, State
+from towpath.core.job import FINISHED, SUSPECT, Job, Reason, State
 from towpath.core.views import GroupView, PartView, QueueView
 
 
@@ -31,6 +31,7 @@ class Gate(StrEnum):
     PART_RATE = "part-rate"
     PART_CAP = "part-cap"
     BREAKER = "breaker"
+    SUSPECT = "suspect"
     NEXT = "next"
     NO_WORKER = "no-worker"
     WORKERS_PAUSED = "workers-paused"
@@ -99,6 +100,8 @@ def explain(facts: Facts, now: int) -> Explanation:
         return _blocked(facts)
     if job.state is State.SCHEDULED and job.ready_at > now:
         said = (job.error or "").partition("\n")[0] if job.reason is Reason.REFUSED else ""
+        if job.reason is Reason.LOST:
+            said = f"{_suspect(job)}, so it is claimed again after a random delay"
         why = f": {said}" if said else ""
         return _say(job, Gate.SCHEDULED, f"scheduled ({job.reason}) until {when(job.ready_at)}{why}", until=job.ready_at)
     return _queue_gate(facts, now) or _part_gate(facts, now) or _next(facts)
@@ -171,8 +174,15 @@ def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, ga
 
 
 def _next(facts: Facts) -> Explanation:
+    if facts.job.losses >= SUSPECT:
+        text = f"{place(facts.ahead, facts.queue.name)}: {_suspect(facts.job)}, and a worker runs one suspect at a time"
+        return _say(facts.job, Gate.SUSPECT, text, count=facts.ahead)
     now = ": the next claim takes it" if facts.ahead == 0 else ""
     return _say(facts.job, Gate.NEXT, place(facts.ahead, facts.queue.name) + now, count=facts.ahead)
+
+
+def _suspect(job: Job) -> str:
+    return f"its lease was lost {job.losses} times, which makes it a suspect"
 
 
 def place(ahead: int, queue: str) -> str:

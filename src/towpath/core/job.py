@@ -14,6 +14,8 @@ from towpath.errors import InvalidInput
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 LOWEST, HIGHEST = 32_767, -32_768
 MAX_LOSSES = 5
+SUSPECT = 2
+"""A job with so many lost leases, or more, is a suspect: it may be the job that ends its workers."""
 _JSON = "application/json"
 SERIAL = "serial:"
 """Parts whose name starts so belong to serial keys and have a cap of one."""

@@ -9,7 +9,7 @@ import msgspec
 from towpath.core import checks
 from towpath.core.adaptive import Bounds
 from towpath.core.commands import Claim, Want
-from towpath.core.job import Job
+from towpath.core.job import SUSPECT, Job
 from towpath.errors import InvalidInput
 
 MAX_LANES = 100
@@ -107,16 +107,22 @@ class Shares:
 
 def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
     """What is left of a want by the limits over all wants of its claim, when so many were taken for those before it."""
-    if want.upto is None and claim.once is None:
+    if want.upto is None and claim.once is None and claim.suspects is None:
         return want
     n = want.n if want.upto is None else min(want.n, want.upto - len(taken))
     if n <= 0:
         return None
-    once = want.once
-    if claim.once is not None:
-        left = max(0, claim.once - sum([job.max_attempts == 1 for job in taken]))
-        once = left if once is None else min(once, left)
-    return Want(want.queue, n, once)
+    once = _least(want.once, claim.once, sum([job.max_attempts == 1 for job in taken]))
+    suspects = _least(want.suspects, claim.suspects, sum([job.losses >= SUSPECT for job in taken]))
+    return Want(want.queue, n, once, suspects=suspects)
+
+
+def _least(own: int | None, all_wants: int | None, used: int) -> int | None:
+    """The lower of a want's own limit and what is left of the limit over all wants; None is no limit."""
+    if all_wants is None:
+        return own
+    left = max(0, all_wants - used)
+    return left if own is None else min(own, left)
 
 
 def check(lanes: Mapping[str, Lane], total: int | None = None) -> None:

@@ -36,6 +36,7 @@ stateDiagram-v2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,7 @@ from towpath.core.job import (
     FAILED,
     READY,
     SCHEDULED,
+    SUSPECT,
     Done,
     Fail,
     Job,
@@ -63,7 +65,9 @@ from towpath.core.job import (
 
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
-    State.SCHEDULED: frozenset({Reason.DELAY, Reason.RETRY, Reason.SNOOZED, Reason.REFUSED, Reason.RELEASED, Reason.REVIVED}),
+    State.SCHEDULED: frozenset(
+        {Reason.DELAY, Reason.RETRY, Reason.SNOOZED, Reason.REFUSED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}
+    ),
     State.READY: frozenset({Reason.NONE, Reason.RETRY, Reason.SNOOZED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}),
     State.RUNNING: frozenset({Reason.NONE}),
     State.DONE: frozenset({Reason.NONE}),
@@ -149,14 +153,28 @@ def _wait(job: Attempted, reason: Reason, delay: int, now: int, attempts: int, f
     return Change(READY, reason, attempts, failures, job.losses)
 
 
-def lose(job: Job) -> Change:
-    """The lease ran out. Not a failure of the work, so it has a budget of its own."""
+def lose(job: Job, now: int) -> Change:
+    """The lease ran out. Not a failure of the work, so it has a budget of its own. A suspect waits before it is claimed again."""
     losses = job.losses + 1
     if job.cancel_requested is not None:
         return Change(CANCELED, job.cancel_requested, job.attempts, job.failures, losses)
     if losses >= job.max_losses or job.max_attempts == 1:
         return Change(FAILED, Reason.LOST, job.attempts, job.failures, losses)
+    if losses >= SUSPECT:
+        return Change(SCHEDULED, Reason.LOST, job.attempts, job.failures, losses, now + suspicion(job.id, losses))
     return Change(READY, Reason.LOST, job.attempts, job.failures, losses)
+
+
+SUSPICION, LONGEST_SUSPICION = checks.SECOND, 300 * checks.SECOND
+
+
+def suspicion(id: str, losses: int) -> int:
+    """How long a suspect waits after a loss: up to 1 s after the second loss, twice as long after each further one, at most 5 min.
+
+    Jobs that were lost together must come back apart. The delay is a hash of the id and the losses, evenly spread over the whole
+    span, because a ledger invents nothing: each ledger gives the same delay."""
+    span = min(SUSPICION << min(losses - SUSPECT, 32), LONGEST_SUSPICION)
+    return 1 + int.from_bytes(blake2b(f"{id}:{losses}".encode(), digest_size=8).digest(), "big") % span
 
 
 def awaken(ready_at: int, waits: int, now: int) -> State:

@@ -74,6 +74,11 @@ def spend(next_at: int, rate: Rate | None, now: int, count: int) -> int:
     return max(next_at, now - rate.interval * (rate.burst - 1)) + count * rate.interval
 
 
+def passed_over(suspects: Mapping[str | None, int], most: int | None) -> dict[str | None, int]:
+    """How many ready suspects of each part a claim that takes at most so many of them (None: all) leaves where they are."""
+    return {} if most is None else {part: count - most for part, count in suspects.items() if count > most}
+
+
 class Turn(msgspec.Struct, frozen=True, gc=False):
     """One part's standing in the rotation. `room` is what its cap, rate and ready jobs allow. The part None is the jobs
     of the queue that have no part: together they take turns like one part of weight 1."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from towpath.core.checks import matches
 from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
 from towpath.core.commands import Claim as ClaimCommand
-from towpath.core.job import Claim, Release
+from towpath.core.job import SUSPECT, Claim, Job, Release
 from towpath.errors import TowpathError
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
@@ -20,7 +20,7 @@ from towpath.runtime.tickets import Reply
 
 class Waiter:
     """`want` is how many claims it takes, `at_once` how many of them with one batch (None: all); `once` how many may be jobs with
-    a single attempt (None: all).
+    a single attempt (None: all). `suspects` is how many suspects it takes in all, of which it has got `given` (None: it takes all).
     `deliver` is called in the committing thread; it must be quick and must not raise. So are `failed`, with the error of a batch
     that could not bring anything, and `empty`, whenever a claim brought nothing for it."""
 
@@ -40,6 +40,16 @@ class Waiter:
         self.want = 0
         self.at_once: int | None = None
         self.once: int | None = None
+        self.suspects: int | None = None
+        self.given = 0
+
+    def takes(self, job: Job) -> bool:
+        suspicious = job.losses >= SUSPECT and self.suspects is not None and self.given >= self.suspects
+        return self.want > 0 and not suspicious and matches(self.queues, job.queue)
+
+    def get(self, job: Job) -> None:
+        self.want -= 1
+        self.given += job.losses >= SUSPECT
 
 
 class Dispatcher:
@@ -95,19 +105,26 @@ class _Desk:
         """For whom the claim that is under way asks, of those who want to hear if it brings nothing."""
 
     def wanted(self) -> ClaimCommand | None:
-        sums: dict[str, tuple[int, int]] = {}
+        sums: dict[str, tuple[int, int, int]] = {}
         self._asked = []
         with self._lock:
             for waiter in self.waiters:
                 if waiter.want > 0:
                     most = waiter.want if waiter.at_once is None else min(waiter.want, max(1, waiter.at_once))
-                    n, once = sums.get(waiter.queues, (0, 0))
-                    sums[waiter.queues] = n + most, once + (most if waiter.once is None else waiter.once)
+                    n, once, suspects = sums.get(waiter.queues, (0, 0, 0))
+                    once += most if waiter.once is None else waiter.once
+                    suspects += most if waiter.suspects is None else max(0, waiter.suspects - waiter.given)
+                    sums[waiter.queues] = n + most, once, suspects
                     if waiter.empty is not None:
                         self._asked.append(waiter)
         if not sums:
             return None
-        wants = tuple([Want(queue, min(n, MAX_BULK), min(once, MAX_BULK)) for queue, (n, once) in sums.items()])
+        wants = tuple(
+            [
+                Want(queue, min(n, MAX_BULK), min(once, MAX_BULK), suspects=min(suspects, MAX_BULK))
+                for queue, (n, once, suspects) in sums.items()
+            ]
+        )
         return ClaimCommand(owner=self._owner, wants=wants[:1000], lease=self._lease)
 
     def taken(self, reply: Claimed | TowpathError) -> None:
@@ -128,7 +145,8 @@ class _Desk:
         with self._lock:
             if len(self.waiters) == 1 and self.waiters[0].want >= len(given):
                 # All that was claimed was claimed for the only one here.
-                self.waiters[0].want -= len(given)
+                for claim in given:
+                    self.waiters[0].get(claim.job)
                 deliveries[self.waiters[0]] = list(given)
                 given = ()
             for claim in given:
@@ -136,7 +154,7 @@ class _Desk:
                 if waiter is None:
                     orphans.append(claim)
                 else:
-                    waiter.want -= 1
+                    waiter.get(claim.job)
                     deliveries.setdefault(waiter, []).append(claim)
         for waiter, claims in deliveries.items():
             waiter.deliver(claims)
@@ -147,7 +165,7 @@ class _Desk:
     def _taker(self, claim: Claim) -> Waiter | None:
         """Whoever has waited longest for a job of this queue."""
         for waiter in self.waiters:
-            if waiter.want > 0 and matches(waiter.queues, claim.job.queue):
+            if waiter.takes(claim.job):
                 return waiter
         return None
 

@@ -7,14 +7,17 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from towpath.core.fleet import LaneView, LimitView
-from towpath.core.job import Claim, Outcome
+from towpath.core.job import SUSPECT, Claim, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.dispatcher import Waiter
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 
 
 class Intake(Protocol):
-    """Everything but `deliver` belongs to the worker's loop. `counts`: it wants to hear how what it gave out ended."""
+    """Everything but `deliver` belongs to the worker's loop. `counts`: `ended` is called for every claim that was given out, otherwise
+    for suspects only.
+
+    At most one suspect is held: it is asked for when it can start at once, or next, and it is the next to start."""
 
     counts: bool
 
@@ -92,8 +95,10 @@ class Plain:
         self._office = office
         self._waiter = Waiter(options.queues, deliver, lease, failed, empty)
         self._waiter.want = self._waiter.once = options.concurrency
+        self._waiter.suspects = 1
+        self._gone = 0
+        """Suspects that were given to the waiter and are not held any more."""
         self._claims: deque[Claim] = deque()
-        self.add = self._claims.extend
 
     def open(self) -> None:
         self._office.dispatcher.add(self._waiter)
@@ -104,6 +109,13 @@ class Plain:
     def __len__(self) -> int:
         return len(self._claims)
 
+    def add(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            if claim.job.losses < SUSPECT:
+                self._claims.append(claim)
+            else:
+                self._claims.appendleft(claim)
+
     def next(self) -> Claim | None:
         return self._claims.popleft() if self._claims else None
 
@@ -111,13 +123,13 @@ class Plain:
         return None
 
     def adopt(self, running: Sequence[Claim], before: Intake) -> None:
-        return
+        self._waiter.given = sum([claim.job.losses >= SUSPECT for claim in running])
 
     def pause(self, lanes: Collection[str]) -> None:
         return
 
     def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
-        return
+        self._gone += claim.job.losses >= SUSPECT
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
         return []
@@ -125,6 +137,7 @@ class Plain:
     def ask(self, free: int, ahead: int, kick: bool) -> None:
         waiter, at_hand = self._waiter, len(self._claims)
         waiter.once = max(0, free - at_hand)
+        waiter.suspects = self._gone + (free > at_hand or ahead > 0)
         # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
         waiter.at_once = free + (ahead + 1) // 2
         missing = free + ahead - at_hand - waiter.want
@@ -135,9 +148,12 @@ class Plain:
         found = next((claim for claim in self._claims if claim.id == id), None)
         if found is not None:
             self._claims.remove(found)
+            self.ended(found, False, None)
         return found
 
     def clear(self) -> list[Claim]:
         left = list(self._claims)
         self._claims.clear()
+        for claim in left:
+            self.ended(claim, False, None)
         return left

@@ -3,7 +3,7 @@
 A line is what is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes` says whose turn
 it is, `core.adaptive` how many may use a resource or run in a lane. What may not start soon is not claimed, so nothing lies in anybody's way.
 
-Two threads look at the counts: the committing one writes `_delivered`, the worker's loop everything else.
+Two threads look at the counts: the committing one writes `_delivered` and `_suspects_delivered`, the worker's loop everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from towpath.core.checks import SECOND, matches
 from towpath.core.commands import MAX_BULK, Claimed, Want
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.fleet import LaneView, LimitView
-from towpath.core.job import Claim, Outcome, Refuse, Release
+from towpath.core.job import SUSPECT, Claim, Outcome, Refuse, Release
 from towpath.core.lanes import Lane, Shares, bounds_of
 from towpath.errors import TowpathError
 from towpath.events import LimitChanged
@@ -54,6 +54,7 @@ class Laned:
         self._at_hand: list[deque[Claim]] = [deque() for _ in self._lines]
         self._running = [0] * len(lanes)
         self._gone, self._delivered = ([0] * len(self._lines) for _ in range(2))
+        self._suspects_gone = self._suspects_delivered = 0
         self._needs = options.needs
         own = {limit_of(name): bounds_of(name, lane.adaptive) for name, lane in lanes.items() if lane.adaptive is not None}
         self._limiters = {name: Limiter(bounds) for name, bounds in {**options.resources, **own}.items()}
@@ -102,6 +103,7 @@ class Laned:
                 self._shares.total -= 1
             else:
                 self._delivered[line] += 1
+            self._suspects_delivered += claim.job.losses >= SUSPECT
             self._give_out(claim, line, _now(), tickets.get((claim.id, claim.fence), {}))
 
     def _learn(self, before: Laned) -> dict[tuple[str, int], dict[str, Ticket]]:
@@ -174,7 +176,10 @@ class Laned:
         if not wants:
             return None
         once = max(0, min(self._shares.total - sum(held), MAX_BULK))
-        return ClaimCommand(owner=self._office.owner, wants=tuple(wants[:1000]), lease=self._lease, once=once)
+        startable = once > 0 or sum(self._ahead) > 0
+        suspects = max(0, startable - self._suspects_delivered + self._suspects_gone)
+        wanted = tuple(wants[:1000])
+        return ClaimCommand(owner=self._office.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects)
 
     def taken(self, reply: Claimed | TowpathError) -> None:
         if not isinstance(reply, Claimed):
@@ -182,6 +187,7 @@ class Laned:
         elif reply.claims:
             for claim in reply.claims:
                 self._delivered[self._line(claim)] += 1
+                self._suspects_delivered += claim.job.losses >= SUSPECT
             self._deliver(list(reply.claims))
         elif self._empty is not None:
             self._empty()
@@ -235,7 +241,10 @@ class Laned:
     def add(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             line = self._line(claim)
-            self._at_hand[line].append(claim)
+            if claim.job.losses < SUSPECT:
+                self._at_hand[line].append(claim)
+            else:
+                self._at_hand[line].appendleft(claim)
             need = self._needs.get(claim.job.kind)
             if need is not None and need not in self._lines[line].limits:
                 self._strangers[claim.id] = claim
@@ -291,6 +300,7 @@ class Laned:
             else:
                 self._limiters[name].throttled(ticket, _now(), throttled)
                 self._kept[name] = 0.0, 0
+        self._suspects_gone += claim.job.losses >= SUSPECT
         if line is None:
             self._shares.total += 1
             return
@@ -323,6 +333,7 @@ class Laned:
         while len(claims) > but:
             taken.append(claims.pop())
             self._strangers.pop(taken[-1].id, None)
+            self._suspects_gone += taken[-1].job.losses >= SUSPECT
         self._gone[line] += len(taken)
         return taken
 
@@ -384,6 +395,7 @@ class Laned:
                 if claim.id == id:
                     claims.remove(claim)
                     self._gone[number] += 1
+                    self._suspects_gone += claim.job.losses >= SUSPECT
                     return claim
         return None
 

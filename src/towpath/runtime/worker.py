@@ -18,7 +18,7 @@ from typing import Any
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
-from towpath.core.job import Claim, Done, Reason, Refuse, Release
+from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.executors import ProcessDied, Processes, Threads
@@ -255,7 +255,7 @@ class Worker:
             del self._runs[settle.id]
         else:
             self._strays.discard(run)
-        if self.intake.counts:
+        if self.intake.counts or run.claim.job.losses >= SUSPECT:
             self.intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
         if type(settle.outcome) is Release:
             log.info("job %s (%s): stopped before it was finished, and given back", settle.id, run.claim.job.kind)

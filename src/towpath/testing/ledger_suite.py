@@ -16,7 +16,7 @@ from towpath.testing.suite.append import AppendSuite, CapacitySuite, DependencyS
 from towpath.testing.suite.bad_input import BadInputSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
-from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite
+from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite, SuspectSuite
 from towpath.testing.suite.desk import Desk, Suite, checked
 from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.hasten import HastenSuite
@@ -41,6 +41,7 @@ SUITES: tuple[type[Suite], ...] = (
     ReplaceSuite,
     SerialSuite,
     ClaimSuite,
+    SuspectSuite,
     HastenSuite,
     QueueGateSuite,
     PartSuite,
@@ -74,6 +75,7 @@ class LedgerSuite(
     ReplaceSuite,
     SerialSuite,
     ClaimSuite,
+    SuspectSuite,
     HastenSuite,
     QueueGateSuite,
     PartSuite,

@@ -60,6 +60,7 @@ NOTES = ("n", "o")
 TOKENS = ("0", "1", "2")
 OWNERS = ("w1", "w2")
 SPANS = (1, SECOND // 2, SECOND, 5 * SECOND, 40 * SECOND)
+SUSPECTS = (None, None, 0, 1, 1)
 LEASES = (SECOND, 10 * SECOND, 60 * SECOND)
 STEPS = (0, 0, 1, SECOND // 10, SECOND // 2, SECOND, SECOND, 4 * SECOND, 20 * SECOND, -SECOND)
 LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
@@ -227,7 +228,12 @@ class Moves(Draws):
             ]
         pairs = dict(self._pair() for _ in range(self.chance.choice((0, 1, 1, 3, 8))))
         ends = [Settle(id, fence, Done(self.chance.choice((None, None, b"result")))) for id, fence in pairs.items()]
-        want = Want(queue, self.chance.choice((1, 5, 20)), self.chance.choice((None, None, 0, 1)))
+        want = Want(
+            queue,
+            self.chance.choice((1, 5, 20)),
+            self.chance.choice((None, None, 0, 1)),
+            suspects=self.chance.choice(SUSPECTS),
+        )
         return [*ends, Claim(owner=self.chance.choice(OWNERS), wants=(want,), lease=self.chance.choice(LEASES))]
 
     def step(self) -> int:
@@ -256,11 +262,13 @@ class Moves(Draws):
                 self.chance.choice((1, 2, 5, 20)),
                 self.chance.choice((None, None, 0, 1)),
                 self.chance.choice((None, None, None, 1, 3, 6)),
+                self.chance.choice(SUSPECTS),
             )
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
         owner, lease, once = self.chance.choice(OWNERS), self.chance.choice(LEASES), self.chance.choice((None, None, 0, 2))
-        return Claim(owner=owner, wants=wants, lease=lease, once=once, token=self._token("claim"))
+        token, suspects = self._token("claim"), self.chance.choice(SUSPECTS)
+        return Claim(owner=owner, wants=wants, lease=lease, once=once, suspects=suspects, token=token)
 
     def settle(self) -> Settle:
         id, fence = self._pair()

@@ -8,7 +8,7 @@ from typing import Any
 
 from towpath.core.admission import namespace
 from towpath.core.commands import GroupState
-from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, State
+from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.rows import Group, Queue
@@ -69,6 +69,7 @@ def _waits(book: Book) -> Iterator[str]:
 def _queues(book: Book) -> Iterator[str]:
     counted = Counter((job.queue, job.state) for job in book.jobs.values())
     loose = Counter(job.queue for job in book.jobs.values() if job.state is State.READY and job.part is None)
+    suspects = [(job.queue, job.part) for job in book.jobs.values() if job.state is State.READY and job.losses >= SUSPECT]
     for name in {job.queue for job in book.jobs.values()} - set(book.queues):
         yield f"queue {name} has jobs and no row"
     for name, queue in book.queues.items():
@@ -77,6 +78,8 @@ def _queues(book: Book) -> Iterator[str]:
                 yield f"queue {name} says {queue.counts[state]} {state}, counted {counted[name, state]}"
         if queue.loose.ready != loose[name]:
             yield f"queue {name} says {queue.loose.ready} ready without a part, counted {loose[name]}"
+        if queue.suspects != (found := Counter(part for at, part in suspects if at == name)):
+            yield f"queue {name} says {dict(queue.suspects)} ready suspects by part, counted {dict(found)}"
 
 
 def _parts(book: Book) -> Iterator[str]:

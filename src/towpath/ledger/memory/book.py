@@ -6,11 +6,12 @@ decides anything, and nothing here can fail.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeVar
 
 from towpath.core.admission import KeyName, KeyTaken, namespace
 from towpath.core.commands import TOMBSTONE, Result
-from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, WAITING, Job, KeyPolicy
+from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
 from towpath.core.jumps import Jumps
 from towpath.core.views import NoteView
 from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
@@ -130,6 +131,8 @@ class Book:
         queue.counts[READY] -= len(taken)
         queue.counts[RUNNING] += len(taken)
         queue.loose.ready -= len(taken)
+        if queue.suspects:
+            queue.suspects -= Counter([job.part for job in taken if job.losses >= SUSPECT])
 
     def hasten(self, new: Job) -> None:
         """`put` for a ready job whose priority changed. What the line says of the old one no longer holds."""
@@ -219,6 +222,8 @@ class Book:
         queue.counts[state] += 1
         if state is READY:
             self.active[queue.name] = queue
+            if job.losses >= SUSPECT:
+                queue.suspects[job.part] += 1
             if job.part is None:
                 queue.loose.add(job)
             else:
@@ -243,6 +248,8 @@ class Book:
         queue.counts[state] -= 1
         if state is RUNNING:
             del self.leases[job.seq]
+        elif state is READY and job.losses >= SUSPECT:
+            queue.suspects -= Counter([job.part])
         if job.part is None:
             if state is READY:
                 queue.loose.ready -= 1

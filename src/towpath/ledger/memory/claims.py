@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from towpath.core import checks
 from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
-from towpath.core.job import READY, RUNNING, SCHEDULED, Job, Reason
+from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, Job, Reason
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import REASONS
-from towpath.core.limits import Pick, Turn, permits, share, spend
+from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
 from towpath.errors import LostClaim
 from towpath.ledger.memory.book import Book
 from towpath.ledger.memory.endings import expire
@@ -37,7 +37,7 @@ def claim(book: Book, command: Claim, now: int) -> Claimed:
         if len(queues) == 1 and not queues[0].parts:
             taken += _take_loose(book, queues[0], command, want, now)
             continue
-        offers = [offer for queue in queues if (offer := _offer(book, queue, want.n, now)) is not None]
+        offers = [offer for queue in queues if (offer := _offer(book, queue, want, now)) is not None]
         for offer in _merged(offers, want):
             taken.append(offer.take(command))
         for offer in offers:
@@ -62,7 +62,7 @@ def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) 
     if room <= 0:
         return taken
     owner, until, lease = command.owner, now + command.lease, command.lease
-    for job in queue.loose.take(now, back):
+    for job in queue.loose.take(now, back, want.suspects):
         if job.max_attempts == 1:
             if not once:
                 back.append(job)
@@ -114,17 +114,25 @@ class _Offer:
         self._total = 0
         self._clock = queue.clock
         self._expired: list[Job] = []
+        self._suspects = 0
+        """How many more suspects it offers."""
         self.head: Job | None = None
 
-    def start(self, room: int) -> None:
+    def start(self, room: int, suspects: int | None) -> None:
         queue, now = self._queue, self._now
-        self._rotating = queue.rotation.take(room, now)
+        self._suspects = room if suspects is None else suspects
+        hidden = passed_over(queue.suspects, suspects)
+        # A part of which all ready jobs are passed over must not take the place of another.
+        self._rotating = queue.rotation.take(room + len(hidden), now)
         if not self._rotating:
             self._picks = repeat(None, room)
         else:
-            turns = [Turn(part.name, part.served, part.weight, _part_room(part, now)) for part in self._rotating]
-            if queue.loose.ready:
-                turns.append(Turn(None, queue.served, 1, queue.loose.ready))
+            turns = [
+                Turn(part.name, part.served, part.weight, _part_room(part, now, hidden.get(part.name, 0)))
+                for part in self._rotating
+            ]
+            if loose := queue.loose.ready - hidden.get(None, 0):
+                turns.append(Turn(None, queue.served, 1, loose))
             self._picks = iter(share(turns, queue.clock, room))
         self._advance()
 
@@ -152,6 +160,12 @@ class _Offer:
         self._advance()
         return taken
 
+    def skip(self) -> None:
+        """Pass the head over."""
+        assert self.head is not None
+        self._expired.append(self.head)
+        self._advance()
+
     def close(self) -> None:
         """Put back what was not taken, and write what was spent."""
         queue, now = self._queue, self._now
@@ -174,7 +188,9 @@ class _Offer:
     def _advance(self) -> None:
         for pick in self._picks:
             line = self._queue.loose if pick is None else self._line(pick.part)
-            self.head = line.pop(self._now, self._expired)
+            self.head = line.pop(self._now, self._expired, self._suspects > 0)
+            if self.head is not None and self.head.losses >= SUSPECT:
+                self._suspects -= 1
             if self.head is not None or pick is None:
                 self._pick = pick
                 return
@@ -184,17 +200,17 @@ class _Offer:
         return self._queue.loose if part is None else self._queue.parts[part].line
 
 
-def _part_room(part: Part, now: int) -> int:
-    room = permits(part.next_at, part.rate, now, part.line.ready)
+def _part_room(part: Part, now: int, hidden: int) -> int:
+    room = permits(part.next_at, part.rate, now, part.line.ready - hidden)
     return room if part.cap is None else min(room, part.cap - part.running)
 
 
-def _offer(book: Book, queue: Queue, n: int, now: int) -> _Offer | None:
-    room = _room(queue, n, now)
+def _offer(book: Book, queue: Queue, want: Want, now: int) -> _Offer | None:
+    room = _room(queue, want.n, now)
     if room <= 0:
         return None
     offer = _Offer(book, queue, now)
-    offer.start(room)
+    offer.start(room, want.suspects)
     return offer
 
 
@@ -211,6 +227,7 @@ def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
     heads = [(offer.head.priority, offer.head.seq, offer) for offer in offers if offer.head is not None]
     heapify(heads)
     left, once = want.n, want.n if want.once is None else want.once
+    suspects = want.n if want.suspects is None else want.suspects
     while heads and left:
         offer = heads[0][2]
         assert offer.head is not None
@@ -219,8 +236,12 @@ def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
                 heappop(heads)
                 continue
             once -= 1
-        left -= 1
-        yield offer
+        if offer.head.losses >= SUSPECT and not suspects:
+            offer.skip()
+        else:
+            suspects -= offer.head.losses >= SUSPECT
+            left -= 1
+            yield offer
         if offer.head is None:
             heappop(heads)
         elif len(heads) > 1:

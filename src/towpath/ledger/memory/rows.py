@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
@@ -109,6 +110,8 @@ class Queue:
         self.parts = parts
         self.counts = dict.fromkeys(State, 0)
         self.loose = Line(jobs)
+        self.suspects: Counter[str | None] = Counter()
+        """Ready suspects by part."""
         self.rotation = Rotation(parts)
         self.scheduled: Timeline[int] = Timeline(
             lambda at, seq: (job := jobs.get(seq)) is not None and job.state is State.SCHEDULED and job.ready_at == at

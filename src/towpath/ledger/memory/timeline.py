@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from towpath.core.job import READY, Job
+from towpath.core.job import READY, SUSPECT, Job
 
 K = TypeVar("K", int, str, tuple[str, str])
+Spot = tuple[int, int]
+"""Priority and number."""
 
 SLACK = 1024
 
@@ -106,53 +108,90 @@ class Timeline(Generic[K]):
 
 
 class Line:
-    """The ready jobs of one part, or those of a queue that have none, by (priority, seq)."""
+    """The ready jobs of one part, or those of a queue that have none, by (priority, seq). Suspects have a heap of their own, so
+    that a claim that takes none does not walk over them."""
 
-    __slots__ = ("_heap", "_jobs", "ready")
+    __slots__ = ("_heap", "_jobs", "_suspects", "ready")
 
     def __init__(self, jobs: dict[int, Job]) -> None:
         self._jobs = jobs
-        self._heap: list[tuple[int, int]] = []
+        self._heap: list[Spot] = []
+        self._suspects: list[Spot] = []
         self.ready = 0
 
     def add(self, job: Job) -> None:
         self.ready += 1
-        heappush(self._heap, (job.priority, job.seq))
-        if len(self._heap) > 2 * self.ready + SLACK:
-            self._heap = list(set(self))
-            heapify(self._heap)
+        self.put_back(job)
+        if len(self) > 2 * self.ready + SLACK:
+            for heap, suspect in ((self._heap, False), (self._suspects, True)):
+                heap[:] = {entry for entry in heap if self._holds(entry, suspect)}
+                heapify(heap)
 
     def put_back(self, job: Job) -> None:
-        heappush(self._heap, (job.priority, job.seq))
+        heappush(self._heap if job.losses < SUSPECT else self._suspects, (job.priority, job.seq))
 
-    def pop(self, now: int, expired: list[Job]) -> Job | None:
+    def pop(self, now: int, expired: list[Job], suspects: bool = True) -> Job | None:
         """Take out the first job that may run; those passed over for their age go to `expired`."""
-        return next(self.take(now, expired), None)
+        return next(self.take(now, expired, int(suspects)), None)
 
-    def take(self, now: int, expired: list[Job]) -> Iterator[Job]:
-        """The same, one after another."""
+    def take(self, now: int, expired: list[Job], suspects: int | None = None) -> Iterator[Job]:
+        """The same, one after another, at most so many suspects among them (None: all)."""
         heap, jobs = self._heap, self._jobs
-        while heap:
+        left = -1 if suspects is None else suspects
+        while heap or (left and self._suspects):
+            if left and self._suspects and self._suspect_first(now, expired):
+                left -= 1
+                yield jobs[heappop(self._suspects)[1]]
+                continue
+            if not heap:
+                return
             entry = heappop(heap)
             while heap and heap[0] == entry:
                 heappop(heap)
             job = jobs.get(entry[1])
-            if job is None or job.state is not READY or job.priority != entry[0]:
+            if job is None or job.state is not READY or job.priority != entry[0] or job.losses >= SUSPECT:
                 continue
             if job.expires_at is None or job.expires_at > now:
                 yield job
             else:
                 expired.append(job)
 
+    def _suspect_first(self, now: int, expired: list[Job]) -> bool:
+        """Does a suspect come before the first of the other jobs?"""
+        suspect, other = self._first(self._suspects, True, now, expired), self._first(self._heap, False, now, expired)
+        return suspect is not None and (other is None or suspect < other)
+
+    def _first(self, heap: list[Spot], suspect: bool, now: int, expired: list[Job]) -> Spot | None:
+        """The first entry of a heap that may run; it is the only entry of its job."""
+        while heap:
+            entry = heap[0]
+            job = self._jobs.get(entry[1])
+            if job is not None and self._holds(entry, suspect):
+                if job.expires_at is None or job.expires_at > now:
+                    _drop_twins(heap)
+                    return entry
+                _drop_twins(heap)
+                expired.append(job)
+            heappop(heap)
+        return None
+
+    def _holds(self, entry: Spot, suspect: bool) -> bool:
+        job = self._jobs.get(entry[1])
+        ready = job is not None and job.state is READY and job.priority == entry[0]
+        return ready and job is not None and (job.losses >= SUSPECT) is suspect
+
     def __len__(self) -> int:
         """Entries, also those that no longer hold."""
-        return len(self._heap)
+        return len(self._heap) + len(self._suspects)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[Spot]:
         """(priority, seq) of the ready jobs, in no order; one may come twice."""
-        jobs = self._jobs
-        return (
-            entry
-            for entry in self._heap
-            if (job := jobs.get(entry[1])) is not None and job.state is READY and job.priority == entry[0]
-        )
+        yield from (entry for entry in self._heap if self._holds(entry, suspect=False))
+        yield from (entry for entry in self._suspects if self._holds(entry, suspect=True))
+
+
+def _drop_twins(heap: list[Spot]) -> None:
+    """Keep one of the equal entries at the top of a heap."""
+    entry = heap[0]
+    while len(heap) > 1 and min(heap[1:3]) == entry:
+        heappop(heap)

@@ -38,13 +38,14 @@ def _reap(book: Book, dead: Sequence[str], now: int, limit: int) -> int:
 def _lose(book: Book, lost: Sequence[Job], now: int) -> int:
     ended: dict[State, list[int]] = {State.FAILED: [], State.CANCELED: []}
     for job in lost:
-        change = lose(job)
+        change = lose(job, now)
         if change.state in FINISHED:
             book.put(job, replace(job, losses=change.losses))
             ended[change.state].append(job.seq)
         else:
-            ready = replace(job, state=change.state, reason=change.reason, losses=change.losses, owner=None, lease_until=None)
-            book.put(job, ready)
+            ready_at = job.ready_at if change.ready_at is None else change.ready_at
+            back = replace(job, state=change.state, reason=change.reason, losses=change.losses, owner=None, lease_until=None)
+            book.put(job, replace(back, ready_at=ready_at))
             hold(book, job.seq)
     finishing = Finishing(book, now)
     finishing.add(ended[State.FAILED], State.FAILED, Reason.LOST)

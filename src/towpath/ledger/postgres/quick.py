@@ -151,7 +151,8 @@ def _claim(db: PostgresDb, command: Claim, now: int | None) -> Answered | None:
     if "*" in names:
         return None
     queues, began = [(name, db.marks.spans(name)) for name in set(names.split(","))], time.monotonic()
-    present, anything = db.one("anything", (array(queues), len(steps()), now))
+    suspects = command.suspects != 0 and any(want.suspects != 0 for want in command.wants)
+    present, anything = db.one("anything", (array(queues), len(steps()), now, suspects))
     if anything:
         return None
     for name, spans in queues:

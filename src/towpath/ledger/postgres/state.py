@@ -11,7 +11,7 @@ from psycopg.abc import Query as PgQuery
 from towpath.core.job import Job
 from towpath.core.views import NoteView
 from towpath.ledger.postgres.db import Connection, PostgresDb
-from towpath.ledger.postgres.statements import JOB, Statements
+from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.appends import specs_of
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
@@ -33,9 +33,9 @@ _TURN_OF = "seq, queue, coalesce(part, ''), priority, ready_at, expires_at"
 _SOME = "(SELECT *, row_number() OVER (ORDER BY seq) / 200 AS chunk FROM towpath.job"
 SIDE: Mapping[str, Side] = {
     "turn": Side(
-        f"SELECT {_TURN_OF}, state = 'ready' FROM towpath.job WHERE state IN ('ready', 'scheduled')",
-        f"SELECT {_TURN}, ripe > 0 FROM towpath.turn",
-        f"""INSERT INTO towpath.turn ({_TURN}, ripe) SELECT {_TURN_OF}, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM towpath.job
+        f"SELECT {_TURN_OF}, {AGAIN} FROM towpath.job WHERE state IN ('ready', 'scheduled')",
+        f"SELECT {_TURN}, CASE ripe WHEN 1 THEN 2 ELSE ripe END FROM towpath.turn",
+        f"""INSERT INTO towpath.turn ({_TURN}, ripe) SELECT {_TURN_OF}, {AGAIN} FROM towpath.job
             WHERE state IN ('ready', 'scheduled') ORDER BY seq""",
     ),
     "expiry": Side(
@@ -68,7 +68,7 @@ _SOUND = f"""CASE state
     WHEN 'running' THEN reason = ''
     WHEN 'done' THEN reason = ''
     WHEN 'blocked' THEN reason IN ('', 'revived')
-    WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'revived')
+    WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'lost', 'revived')
     WHEN 'failed' THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
     WHEN 'canceled' THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
     ELSE false END

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from psycopg import sql
 
-from towpath.core.job import COLUMNS, MAX_LOSSES, State
+from towpath.core.job import COLUMNS, MAX_LOSSES, SUSPECT, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger.relational.batch import GroupRow
 from towpath.ledger.relational.db import TABLES, script, steps
@@ -137,6 +137,8 @@ _TAKEN = {
     "lease_len": "$6::bigint",
     "started_at": "$3::bigint",
 }
+AGAIN = f"CASE WHEN state <> 'ready' THEN 0 WHEN losses < {SUSPECT} THEN 2 ELSE 3 END"
+"""How ripe a job is that was there before."""
 _UNKNOWN = "AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)"
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
@@ -176,7 +178,8 @@ _WORDS: Mapping[str, str] = {
     # Not so many in a row that it is compressed and put elsewhere.
     "{some_of}": "(SELECT *, row_number() OVER () / 200 AS chunk FROM",
     "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-        SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, CASE state WHEN 'ready' THEN 2 ELSE 0 END FROM u""",
+        SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {again} FROM u""",
+    "{again}": AGAIN,
     "{no_more_over}": """
         f AS (DELETE FROM towpath.dead d USING o WHERE d.queue = o.queue AND d.seq = o.seq),
         p AS MATERIALIZED (
@@ -195,6 +198,7 @@ _WORDS: Mapping[str, str] = {
     "{unknown}": _UNKNOWN,
     "{known}": str(len(steps("postgres"))),
     "{losses}": str(MAX_LOSSES),
+    "{suspect}": str(SUSPECT),
     "{small}": str(SMALL),
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),

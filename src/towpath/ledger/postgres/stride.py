@@ -61,7 +61,8 @@ def _stride(db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args)
     """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if that needs a closer look."""
     queue, most, single = ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
     look = Look(queue, most, single, db.marks.spans(queue), time.monotonic())
-    rows = db.rows("stride", (queue, most, *by, single, array(look.spans), *ended), tuple)
+    suspects = want is not None and want.suspects != 0
+    rows = db.rows("stride", (queue, most, *by, single, array(look.spans), *ended, suspects), tuple)
     if not rows:
         return None
     now, oldest, following, picked = rows[0][-4:]

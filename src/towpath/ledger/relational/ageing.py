@@ -18,7 +18,7 @@ def hasten(batch: Batch, command: Hasten) -> Hastened:
     last = _last_appended(batch, before)
     found: list[int] = []
     for queue in sorted(name for name in batch.db.rows("live_queues", (), str) if matches(command.queue, name)):
-        for name in ("old_loose", "old_parted"):
+        for name in ("old_loose", "old_parted", "old_suspects"):
             if len(found) <= command.limit:
                 limit = command.limit + 1 - len(found)
                 found += batch.db.rows(name, (queue, command.priority, last, before, limit), int)

@@ -99,7 +99,7 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 class Ground(msgspec.Struct):
     """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
-    whether any of their ids is known. `expired`: may there be a waiting job that is past its time?"""
+    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: is a suspect ready?"""
 
     schema: int
     min_schema: int
@@ -109,6 +109,7 @@ class Ground(msgspec.Struct):
     queues: list[QueueRow]
     known: bool
     expired: bool = True
+    suspects: bool = True
 
 
 class Batch:
@@ -141,6 +142,10 @@ class Batch:
 
     def gate(self, queues: Iterable[str]) -> None:
         """The same for the limits of these queues and the turns of their parts."""
+
+    def suspects(self, queue: str) -> dict[str | None, int]:
+        """How many ready suspects a queue has, by part."""
+        return dict(self.db.rows("suspects_of", (queue,), tuple[str | None, int]))
 
     def take_seqs(self, n: int) -> int:
         """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if no other

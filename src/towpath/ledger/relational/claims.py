@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from towpath.core.checks import matches
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import READY, RUNNING, Job, State
+from towpath.core.job import READY, RUNNING, SUSPECT, Job, State
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
-from towpath.core.limits import Pick, Turn, permits, share, spend
+from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
 from towpath.ledger.relational import endings
 from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
 
 class _Offer(msgspec.Struct):
-    """What one queue would give, in order. `picks` is empty where no part takes turns."""
+    """What one queue would give, in order. `picks` is empty where no part takes turns. `passed`: jobs up to `at` that were not taken."""
 
     row: QueueRow
     jobs: list[Job]
     picks: list[Pick]
-    taken: int = 0
+    at: int = 0
+    passed: set[int] = set()
 
 
 def claim(batch: Batch, command: Claim) -> Claimed:
@@ -39,7 +40,7 @@ def claim(batch: Batch, command: Claim) -> Claimed:
         queues = _wanted_queues(batch, want)
         chosen = _at_once(batch, command, queues, want)
         if not chosen:
-            offers = [_offer(batch, command, row, want.n) for row in queues]
+            offers = [_offer(batch, command, row, want) for row in queues]
             chosen = _all_of(offers, want) or list(_merged(offers, want))
             _take(batch, command, chosen)
             for offer in offers:
@@ -56,6 +57,8 @@ def _at_once(batch: Batch, command: Claim, queues: Sequence[QueueRow], want: Wan
         return []
     (row,) = queues
     if row.paused or not row.ready or row.next_at > batch.now or is_limited(row):
+        return []
+    if want.suspects != 0 and batch.suspects(row.name):
         return []
     single = want.once is None or want.once >= want.n
     args = (row.name, want.n, batch.now, command.owner, batch.now + command.lease, command.lease, single)
@@ -87,21 +90,28 @@ def promote(batch: Batch, queue: str, limit: int) -> int:
     return len(due)
 
 
-def _offer(batch: Batch, command: Claim, row: QueueRow, n: int) -> _Offer:
+def _offer(batch: Batch, command: Claim, row: QueueRow, want: Want) -> _Offer:
     if row.paused or not row.ready:
         return _Offer(row, [], [])
-    room = permits(row.next_at, row.rate, batch.now, n)
+    room = permits(row.next_at, row.rate, batch.now, want.n)
     if row.cap is not None:
         room = min(room, row.cap - row.running)
     if room <= 0:
         return _Offer(row, [], [])
-    parts = _open_parts(batch, row, room) if row.ready > row.loose else []
+    suspects = batch.suspects(row.name)
+    hidden = passed_over(suspects, want.suspects)
+    most = 0 if not suspects else room if want.suspects is None else min(room, want.suspects)
+    # A part of which all ready jobs are passed over must not take the place of another.
+    parts = _open_parts(batch, row, room + len(hidden)) if row.ready > row.loose else []
     if not parts:
-        return _Offer(row, _fetch(batch, command, row, room) if row.loose else [], [])
-    turns = [Turn(part.name, part.served, part.weight, _room(part, batch.now, room)) for part in parts]
-    if row.loose:
-        turns.append(Turn(None, row.served, 1, row.loose))
-    return _rotate(batch, command, row, share(turns, row.clock, room))
+        found = _fetch(batch, command, row, {None: room}, most)[None] if row.loose else []
+        return _Offer(row, found[:room], [])
+    turns = [
+        Turn(part.name, part.served, part.weight, _room(part, batch.now, room, hidden.get(part.name, 0))) for part in parts
+    ]
+    if loose := row.loose - hidden.get(None, 0):
+        turns.append(Turn(None, row.served, 1, loose))
+    return _rotate(batch, command, row, share(turns, row.clock, room), most)
 
 
 def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
@@ -110,33 +120,47 @@ def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
     return [batch.parts.setdefault((part.queue, part.name), part) for part in found]
 
 
-def _room(part: PartRow, now: int, most: int) -> int:
-    room = min(part.ready, permits(part.next_at, part.rate, now, most))
+def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
+    room = min(part.ready - hidden, permits(part.next_at, part.rate, now, most))
     return room if part.cap is None else min(room, part.cap - part.running)
 
 
-def _fetch(batch: Batch, command: Claim, row: QueueRow, n: int, parts: str | None = None) -> list[Job]:
-    """The best n ready jobs without a part, or of each of these parts, as they will be once they are taken."""
+def _fetch(
+    batch: Batch, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
+) -> dict[str | None, list[Job]]:
+    """Of each of these parts (None: without a part) the best ready jobs and, apart from them, at most so many suspects, all in one
+    order and as they will be once they are taken."""
     now, lease = batch.now, command.lease
-    args = (row.name, n, now, command.owner, now + lease, lease)
-    return batch.db.rows("offer_loose", args, Job) if parts is None else batch.db.rows("offer_parted", (*args, parts), Job)
+    found: dict[str | None, list[Job]] = {part: [] for part in counts}
+    named = {part: n for part, n in counts.items() if part is not None}
+    rest = (now, command.owner, now + lease, lease)
+    if None in counts:
+        found[None] += batch.db.rows("offer_loose", (row.name, counts[None], *rest), Job)
+    if named:
+        for job in batch.db.rows("offer_parted", (row.name, max(named.values()), *rest, array(named)), Job):
+            found[job.part].append(job)
+    if suspects:
+        for job in batch.db.rows("offer_suspects", (row.name, suspects, *rest, array(counts)), Job):
+            found[job.part].append(job)
+    if suspects or named:
+        for jobs in found.values():
+            jobs.sort(key=_order)
+    return found
 
 
-def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick]) -> _Offer:
+def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick], suspects: int) -> _Offer:
     """Give each pick the next job of its part."""
-    counts = Counter(pick.part for pick in picks)
-    waiting: dict[str | None, list[Job]] = {part: [] for part in counts}
-    if loose := counts.pop(None, 0):
-        waiting[None] = _fetch(batch, command, row, loose)
-    if counts:
-        for job in _fetch(batch, command, row, max(counts.values()), array(counts)):
-            waiting[job.part].append(job)
+    waiting = _fetch(batch, command, row, Counter(pick.part for pick in picks), suspects)
     for found in waiting.values():
-        found.sort(key=_order, reverse=True)
+        found.reverse()
     offer = _Offer(row, [], [])
     for pick in picks:
-        if waiting[pick.part]:
-            offer.jobs.append(waiting[pick.part].pop())
+        jobs = waiting[pick.part]
+        while jobs and jobs[-1].losses >= SUSPECT and not suspects:
+            jobs.pop()
+        if jobs:
+            suspects -= jobs[-1].losses >= SUSPECT
+            offer.jobs.append(jobs.pop())
             offer.picks.append(pick)
     return offer
 
@@ -149,29 +173,34 @@ def _all_of(offers: list[_Offer], want: Want) -> list[Job]:
     """The jobs of the only offer, which holds no more than is wanted: most claims. Else nothing."""
     if len(offers) != 1 or (want.once is not None and 1 in [job.max_attempts for job in offers[0].jobs]):
         return []
-    offers[0].taken = len(offers[0].jobs)
+    offers[0].at = len(offers[0].jobs)
     return offers[0].jobs
 
 
 def _merged(offers: Sequence[_Offer], want: Want) -> Iterator[Job]:
     """The best n over all offers, each offer in its own order."""
     once = want.n if want.once is None else want.once
+    suspects = want.n if want.suspects is None else want.suspects
     heads = [(_order(offer.jobs[0]), at) for at, offer in enumerate(offers) if offer.jobs]
     heapq.heapify(heads)
     left = want.n
     while heads and left:
         _, at = heapq.heappop(heads)
         offer = offers[at]
-        job = offer.jobs[offer.taken]
+        job = offer.jobs[offer.at]
         if job.max_attempts == 1:
             if not once:
                 continue
             once -= 1
-        offer.taken += 1
-        left -= 1
-        yield job
-        if offer.taken < len(offer.jobs):
-            heapq.heappush(heads, (_order(offer.jobs[offer.taken]), at))
+        if job.losses >= SUSPECT and not suspects:
+            offer.passed.add(offer.at)
+        else:
+            suspects -= job.losses >= SUSPECT
+            left -= 1
+            yield job
+        offer.at += 1
+        if offer.at < len(offer.jobs):
+            heapq.heappush(heads, (_order(offer.jobs[offer.at]), at))
 
 
 def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
@@ -190,13 +219,16 @@ def _count(batch: Batch, chosen: Sequence[Job]) -> None:
 
 def _charge(batch: Batch, offer: _Offer) -> None:
     """Rates are spent and turns are used up by what was really taken."""
-    if not offer.taken or not (offer.picks or offer.row.rate_count is not None):
+    if not (offer.picks or offer.row.rate_count is not None):
+        return
+    taken = [n for n in range(offer.at) if n not in offer.passed]
+    if not taken:
         return
     row = batch.change_queue(offer.row.name)
-    row.next_at = spend(row.next_at, row.rate, batch.now, offer.taken)
+    row.next_at = spend(row.next_at, row.rate, batch.now, len(taken))
     if not offer.picks:
         return
-    picks = offer.picks[: offer.taken]
+    picks = [offer.picks[n] for n in taken]
     row.clock = picks[-1].clock
     counts = Counter([pick.part for pick in picks])
     for last in {pick.part: pick for pick in picks}.values():

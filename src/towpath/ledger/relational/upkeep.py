@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from towpath.core.commands import KEEP, Upkeep, Upkept
-from towpath.core.job import FINISHED, Job, Reason, State
+from towpath.core.job import FINISHED, WAITING, Job, Reason, State
 from towpath.core.lifecycle import RETENTION, Change, lose
 from towpath.ledger.relational import bulk, claims, endings
 from towpath.ledger.relational.batch import Batch, by_seq
@@ -43,11 +43,12 @@ def _lose(batch: Batch, lost: Sequence[Job]) -> int:
     if not lost:
         return 0
     batch.wrote = True
-    changes = [(job, lose(job)) for job in lost]
+    changes = [(job, lose(job, batch.now)) for job in lost]
     batch.db.run("count_losses", (array([job.seq for job in lost]),))
-    back = [job for job, change in changes if change.state is State.READY]
+    back = [(job, change) for job, change in changes if change.state in WAITING]
     _give_back(batch, back)
-    endings.hold(batch, [(job.seq, job.queue, job.part, State.READY) for job in back if endings.is_open(batch, job.group)])
+    held = [(job, change) for job, change in back if endings.is_open(batch, job.group)]
+    endings.hold(batch, [(job.seq, job.queue, job.part, change.state) for job, change in held])
     for state in (State.FAILED, State.CANCELED):
         for reason, seqs in _by_reason(changes, state).items():
             endings.finish(batch, seqs, state, reason)
@@ -63,10 +64,10 @@ def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reas
     return found
 
 
-def _give_back(batch: Batch, jobs: list[Job]) -> None:
-    if jobs:
-        batch.db.run("give_back", (array([job.seq for job in jobs]),))
-        batch.move(Counter((job.queue, job.part, State.RUNNING, State.READY) for job in jobs))
+def _give_back(batch: Batch, back: list[tuple[Job, Change]]) -> None:
+    if back:
+        batch.db.run("give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),))
+        batch.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
 
 
 def _wake(batch: Batch, limit: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from towpath.core.checks import SECOND
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
 from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, State
+from towpath.core.lifecycle import suspicion
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
 from towpath.testing.clock import START
@@ -287,3 +288,133 @@ class QueueGateSuite(Suite):
         desk.done(desk.started("a"))
         desk.purge("a")
         assert desk.counts() == Counts()
+
+
+class SuspectSuite(Suite):
+    """Jobs that lost their lease twice: they come back late and apart, and a claim says how many of them it takes."""
+
+    def test_a_second_loss_is_followed_by_a_delay(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.lose()
+        assert desk.at("a") == "ready/lost"
+        desk.take()
+        upkept = desk.lose()
+        job = desk.job("a")
+        assert (job.state, job.reason, job.losses, job.owner) == (State.SCHEDULED, "lost", 2, None)
+        assert job.ready_at == desk.now + suspicion("a", 2)
+        assert upkept.next_due == job.ready_at
+        assert desk.claim() == []
+        desk.jump(job.ready_at - desk.now)
+        claim = desk.take()
+        assert (claim.fence, claim.job.ready_at) == (3, job.ready_at)
+
+    def test_the_delay_grows_until_the_budget_is_spent(self, desk: Desk) -> None:
+        desk.add("a")
+        for losses in range(1, 5):
+            desk.take()
+            desk.lose()
+            job = desk.job("a")
+            assert job.losses == losses
+            desk.jump(job.ready_at - desk.now if losses > 1 else 0)
+        desk.take()
+        desk.lose()
+        assert desk.at("a") == "failed/lost"
+
+    def test_those_that_were_lost_together_come_back_apart(self, desk: Desk) -> None:
+        desk.append(*[spec(f"a{n}") for n in range(20)])
+        for _ in range(2):
+            desk.claim(n=20)
+            desk.lose()
+        times = sorted(desk.job(f"a{n}").ready_at - desk.now for n in range(20))
+        assert len(set(times)) == 20
+        assert times[0] < SECOND // 4
+        assert SECOND // 2 < times[-1] <= SECOND
+
+    def test_a_claim_says_how_many_suspects_it_takes(self, desk: Desk) -> None:
+        desk.suspect(spec("a"), spec("b"), spec("c"))
+        desk.append(spec("d"), spec("e"))
+        assert ids(desk.claim(Want("q", 9, suspects=0))) == ["d", "e"]
+        assert ids(desk.claim(Want("q", 9, suspects=1))) == ["a"]
+        assert ids(desk.claim(Want("q", 9, suspects=0))) == []
+        assert ids(desk.claim(n=9)) == ["b", "c"]
+
+    def test_without_a_limit_suspects_are_taken_in_order(self, desk: Desk) -> None:
+        desk.suspect(spec("a", priority=5), spec("b", priority=0))
+        desk.append(spec("c", priority=0), spec("d", priority=-1), spec("e", priority=9))
+        assert ids(desk.claim(n=9)) == ["d", "b", "c", "a", "e"]
+
+    def test_the_order_stays_as_far_as_the_limit_allows(self, desk: Desk) -> None:
+        desk.suspect(spec("a", priority=5), spec("b", priority=0))
+        desk.append(spec("c", priority=0), spec("d", priority=-1), spec("e", priority=9))
+        assert ids(desk.claim(Want("q", 1, suspects=1))) == ["d"]
+        assert ids(desk.claim(Want("q", 9, suspects=1))) == ["b", "c", "e"]
+
+    def test_the_limit_of_a_claim_holds_for_all_its_wants(self, desk: Desk) -> None:
+        desk.suspect(spec("x0", "x"), spec("y0", "y"), spec("x1", "x"))
+        desk.append(spec("x2", "x"), spec("y2", "y"))
+        claim = Claim(owner="w", wants=(Want("x", 9), Want("y", 9)), lease=LEASE, suspects=1)
+        assert ids(desk.do(Claimed, claim).claims) == ["x0", "x2", "y2"]
+        claim = Claim(owner="w", wants=(Want("x,y", 9, suspects=5),), lease=LEASE, suspects=1)
+        assert ids(desk.do(Claimed, claim).claims) == ["y0"]
+
+    def test_several_queues_of_a_want_share_its_limit(self, desk: Desk) -> None:
+        desk.suspect(spec("x0", "x"), spec("y0", "y"))
+        desk.append(spec("x1", "x"), spec("y1", "y"), spec("y2", "y"))
+        assert ids(desk.claim(Want("x,y", 9, suspects=1))) == ["x0", "x1", "y1", "y2"]
+        assert ids(desk.claim(Want("x,y", 9, suspects=1))) == ["y0"]
+
+    def test_a_part_of_suspects_only_keeps_no_other_part_from_its_turn(self, desk: Desk) -> None:
+        desk.suspect(spec("p0", part="p"), spec("r0", part="r"))
+        desk.append(spec("s0", part="s"), spec("s1", part="s"), spec("a"))
+        assert ids(desk.claim(Want("q", 1, suspects=0))) == ["a"]
+        assert ids(desk.claim(Want("q", 1, suspects=0))) == ["s0"]
+        assert ids(desk.claim(Want("q", 9, suspects=0))) == ["s1"]
+        assert ids(desk.claim(Want("q", 1, suspects=1))) == ["p0"]
+        assert ids(desk.claim(Want("q", 1, suspects=1))) == ["r0"]
+
+    def test_a_suspect_is_given_back_as_a_suspect(self, desk: Desk) -> None:
+        desk.suspect(spec("a"))
+        desk.settle(desk.take(), Release())
+        assert desk.claim(Want("q", 1, suspects=0)) == []
+        desk.settle(desk.take(), Retry(SECOND))
+        desk.jump(SECOND)
+        assert desk.claim(Want("q", 1, suspects=0)) == []
+        assert desk.take().id == "a"
+
+    def test_a_revived_job_is_no_suspect(self, desk: Desk) -> None:
+        desk.suspect(spec("a", max_losses=3))
+        desk.take()
+        desk.lose()
+        desk.revive("a")
+        assert ids(desk.claim(Want("q", 1, suspects=0))) == ["a"]
+
+    def test_a_suspect_of_a_paused_group_waits_for_it(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("a", group="g"))
+        desk.seal("g")
+        for _ in range(2):
+            desk.take()
+            if desk.job("a").losses:
+                desk.unseal("g")
+            desk.lose()
+        assert desk.at("a") == "blocked"
+        desk.jump(SECOND)
+        desk.seal("g")
+        assert desk.claim(Want("q", 1, suspects=0)) == []
+        assert desk.take().id == "a"
+
+    def test_a_suspect_is_explained(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.lose()
+        desk.take()
+        desk.lose()
+        late = desk.ledger.explain("a", desk.now)
+        assert late.gate == "scheduled"
+        assert "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay" in str(late)
+        desk.jump(SECOND)
+        desk.upkeep()
+        desk.append(spec("b", priority=0))
+        ready = desk.ledger.explain("a", desk.now)
+        assert (ready.gate, ready.count) == ("suspect", 1)
+        assert "which makes it a suspect, and a worker runs one suspect at a time" in str(ready)
+        assert desk.ledger.explain("b", desk.now).count == 0

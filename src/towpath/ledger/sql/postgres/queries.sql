@@ -11,7 +11,8 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL),
     EXISTS (SELECT 1 FROM towpath.expiry WHERE at <= greatest(t.last_value, coalesce($3::bigint, {clock}))),
     pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted})
+    (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
+    EXISTS (SELECT 1 FROM towpath.turn WHERE ripe = 3)
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
 -- name: lock_relations
@@ -472,7 +473,7 @@ WITH u AS (
         ready_at = coalesce((v->>5)::bigint, j.ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
         settled_as = v->>1
     FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint
-    RETURNING j.seq, j.queue, j.part, j.priority, j.ready_at, j.expires_at, j.state
+    RETURNING j.seq, j.queue, j.part, j.priority, j.ready_at, j.expires_at, j.state, j.losses
 )
 {turns};
 
@@ -524,7 +525,7 @@ UPDATE towpath.job j SET waits = waits - (v->>1)::int FROM json_array_elements($
 WITH u AS (
     UPDATE towpath.job SET waits = 0, state = $1::text, reason = $2::text
     WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($3::json)::bigint))
-    RETURNING seq, queue, part, priority, ready_at, expires_at, state
+    RETURNING seq, queue, part, priority, ready_at, expires_at, state, losses
 )
 {turns};
 
@@ -592,7 +593,7 @@ WITH o AS MATERIALIZED (
 ), u AS (
     UPDATE towpath.job SET state = $1::text, reason = $2::text, waits = $3::int, failures = 0, losses = 0, cancel_requested = NULL,
         finished_at = NULL, purge_at = NULL, expires_at = CASE WHEN expires_at <= $4::bigint THEN NULL ELSE expires_at END
-    WHERE seq = $5::bigint RETURNING seq, queue, part, priority, ready_at, expires_at, state
+    WHERE seq = $5::bigint RETURNING seq, queue, part, priority, ready_at, expires_at, state, losses
 ), e AS (
     INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM u WHERE expires_at IS NOT NULL
 ), {no_more_over}
@@ -625,9 +626,10 @@ UPDATE towpath.job SET losses = losses + 1 WHERE seq = ANY (ARRAY(SELECT json_ar
 
 -- name: give_back
 WITH u AS (
-    UPDATE towpath.job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
-    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))
-    RETURNING seq, queue, part, priority, ready_at, expires_at, state
+    UPDATE towpath.job j SET state = v->>1, reason = 'lost', ready_at = coalesce((v->>2)::bigint, j.ready_at), owner = NULL,
+        lease_until = NULL
+    FROM json_array_elements($1::json) v WHERE j.seq = (v->>0)::bigint
+    RETURNING j.seq, j.queue, j.part, j.priority, j.ready_at, j.expires_at, j.state, j.losses
 )
 {turns};
 
@@ -771,7 +773,8 @@ WHERE n.key = $1::text AND (n.expires_at IS NULL OR n.expires_at > greatest(l.la
 SELECT now, version, fence, written FROM towpath.put_note($1::text, $2::bytea, $3::bigint, $4::bigint, $5::bigint, $6::bigint);
 
 -- name: anything
--- Might a claim of these queues, each with its spans, find something? (LIMIT keeps the planner from turning it round.) $2 the schema we know, $3 the time or NULL
+-- Might a claim of these queues, each with its spans, find something? (LIMIT keeps the planner from turning it round.) $2 the schema we know, $3 the time or NULL,
+-- $4 whether it takes suspects
 SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox WHERE failure IS NULL)
     OR EXISTS (SELECT 1 FROM json_array_elements($1::json) v CROSS JOIN LATERAL (
         (SELECT 1 FROM json_array_elements(v->1) s CROSS JOIN LATERAL (
@@ -781,6 +784,8 @@ SELECT t.now, m.min_schema > $2::bigint OR EXISTS (SELECT 1 FROM towpath.inbox W
         (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part = '' AND w.ripe = 2 LIMIT 1)
         UNION ALL
         (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.part > '' AND w.ripe = 2 LIMIT 1)
+        UNION ALL
+        (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 3 AND $4::boolean LIMIT 1)
         UNION ALL
         (SELECT 1 FROM towpath.turn w WHERE w.queue = v->>0 AND w.ripe = 0 AND w.ready_at <= t.now LIMIT 1)) w)
     OR EXISTS (SELECT 1 FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq WHERE e.at <= t.now AND j.state <> 'running')
@@ -811,15 +816,15 @@ SELECT j.id FROM up u JOIN towpath.job j ON j.seq = u.seq WHERE j.reason <> 'dep
 SELECT id FROM {running} AND queue = $1::text AND ($2::text IS NULL OR part = $2::text) ORDER BY seq LIMIT $3::bigint;
 
 -- name: ahead_loose
-SELECT least($4::bigint, sum(n))::bigint FROM (VALUES (1), (2)) r (ripe) CROSS JOIN LATERAL (
+SELECT least($4::bigint, sum(n))::bigint FROM (VALUES (1), (2), (3)) r (ripe) CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM (
         SELECT 1 FROM towpath.turn t WHERE t.queue = $1::text AND t.part = '' AND t.ripe > 0 AND t.ripe = r.ripe
         AND (t.priority, t.seq) < ($2::int, $3::bigint) LIMIT $4::bigint) a) c;
 
 -- name: ahead_parted
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath.turn WHERE queue = $1::text AND part = $2::text AND ripe = 2
-    AND (priority, seq) < ($3::int, $4::bigint) LIMIT $5::bigint) a;
+    SELECT 1 FROM (VALUES (2), (3)) r (ripe) JOIN towpath.turn t ON t.ripe = r.ripe
+    WHERE t.queue = $1::text AND t.part = $2::text AND t.ripe > 0 AND (t.priority, t.seq) < ($3::int, $4::bigint) LIMIT $5::bigint) a;
 
 -- name: by_seq
 SELECT {job} FROM towpath.job j WHERE j.seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))
@@ -867,7 +872,7 @@ SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
 -- it, or nothing and no row. (It divides by zero, and so undoes itself, in the rare case that others changed one of them meanwhile.)
 -- What else would have to be done first (an inbox, something that expired or is due, a part's turn) is left to the general way.
 -- $1 queue, $2 n, $3 owner, $4 lease, $5 whether jobs with a single attempt may be among them, $6 spans, $7 the time or NULL,
--- $8 ids, $9 their fences, $10 their results, or none at all, $11 RETENTION
+-- $8 ids, $9 their fences, $10 their results, or none at all, $11 RETENTION, $12 whether it takes suspects, which the general way sorts in
 WITH n AS MATERIALIZED (
     SELECT greatest(last_value, coalesce($7::bigint, {clock})) AS now FROM towpath.last_time
 ), t AS MATERIALIZED (
@@ -877,6 +882,7 @@ WITH n AS MATERIALIZED (
         AND coalesce((SELECT min(at) FROM towpath.expiry) > n.now, true)
         AND coalesce((SELECT min(w.ready_at) FROM towpath.turn w WHERE w.queue = $1::text AND w.ripe = 0) > n.now, true)
         AND NOT EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = $1::text AND w.part > '' AND w.ripe = 2)
+        AND NOT ($12::boolean AND EXISTS (SELECT 1 FROM towpath.turn w WHERE w.queue = $1::text AND w.ripe = 3))
         AND coalesce((SELECT q.paused = 0 AND q.cap IS NULL AND q.rate_count IS NULL AND q.next_at <= n.now
             FROM towpath.queue q WHERE q.name = $1::text), true)
 ), h AS MATERIALIZED (
@@ -961,12 +967,24 @@ SELECT t.* FROM json_array_elements_text($7::json) p CROSS JOIN LATERAL (
         AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready'
     ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED) t;
 
+-- name: suspects_of
+-- Ready suspects of a queue, by part.
+SELECT nullif(part, ''), count(*) FROM towpath.turn WHERE queue = $1::text AND ripe = 3 GROUP BY part;
+
+-- name: offer_suspects
+-- The best suspects of each part (NULL: without a part).
+SELECT t.* FROM json_array_elements_text($7::json) p CROSS JOIN LATERAL (
+    SELECT {taken} FROM towpath.turn t JOIN towpath.job j ON j.seq = t.seq
+    WHERE t.queue = $1::text AND t.part = coalesce(p, '') AND t.ripe = 3
+        AND (t.expires_at IS NULL OR t.expires_at > $3::bigint) AND j.state = 'ready'
+    ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED) t;
+
 -- name: wake
 WITH u AS (
     UPDATE towpath.job SET state = 'ready', reason = CASE WHEN reason IN ({kept}) THEN reason ELSE '' END
-    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) RETURNING seq
+    WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) RETURNING seq, losses
 )
-UPDATE towpath.turn t SET ripe = 2 FROM u WHERE t.seq = u.seq;
+UPDATE towpath.turn t SET ripe = CASE WHEN u.losses < {suspect} THEN 2 ELSE 3 END FROM u WHERE t.seq = u.seq;
 
 -- name: late_jobs
 SELECT {job} FROM (SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease WHERE until < $1::bigint) l
@@ -997,7 +1015,7 @@ WITH u AS (
         ORDER BY seq FOR UPDATE SKIP LOCKED)
     RETURNING seq
 )
-UPDATE towpath.turn t SET priority = $1::int, ripe = 2 FROM u WHERE t.seq = u.seq;
+UPDATE towpath.turn t SET priority = $1::int, ripe = greatest(t.ripe, 2) FROM u WHERE t.seq = u.seq;
 
 -- name: old_loose
 -- Of each priority after $2, the ready jobs up to seq $3 that are ready since $4.
@@ -1025,6 +1043,10 @@ WITH RECURSIVE level (part, p) AS (
 SELECT t.seq FROM level JOIN towpath.turn t ON t.queue = $1::text AND t.part = level.part AND t.ripe = 2
     AND t.priority = level.p AND t.seq <= $3::bigint AND t.ready_at <= $4::bigint
 ORDER BY t.part, t.priority, t.seq LIMIT $5::bigint;
+
+-- name: old_suspects
+SELECT seq FROM towpath.turn WHERE queue = $1::text AND ripe = 3 AND priority > $2::int AND seq <= $3::bigint AND ready_at <= $4::bigint
+ORDER BY part, priority, seq LIMIT $5::bigint;
 
 -- name: drain_inbox
 DELETE FROM towpath.inbox WHERE seq IN (

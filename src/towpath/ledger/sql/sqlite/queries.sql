@@ -290,8 +290,9 @@ DELETE FROM towpath_job WHERE seq IN (SELECT value FROM json_each(?));
 UPDATE towpath_job SET losses = losses + 1 WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: give_back
-UPDATE towpath_job SET state = 'ready', reason = 'lost', owner = NULL, lease_until = NULL
-WHERE seq IN (SELECT value FROM json_each(?));
+UPDATE towpath_job SET state = v.value ->> 1, reason = 'lost', ready_at = coalesce(v.value ->> 2, ready_at), owner = NULL,
+    lease_until = NULL
+FROM json_each(?) v WHERE seq = v.value ->> 0;
 
 -- name: expired_jobs
 SELECT json_group_array(seq) FROM (
@@ -400,9 +401,11 @@ INSERT OR REPLACE INTO towpath_reply (token, answer, until) VALUES (?, ?, ?);
 
 -- name: oldest_ready
 SELECT min(at) FROM (
-    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
     UNION ALL
-    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL);
+    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2
+    UNION ALL
+    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2);
 
 -- name: read_note
 SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL OR expires_at > ?);
@@ -440,12 +443,18 @@ SELECT json_group_array(id) FROM (
 
 -- name: ahead_loose
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND (priority, seq) < (?2, ?3) LIMIT ?4);
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND (priority, seq) < (?2, ?3)
+    UNION ALL
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses >= 2 AND (priority, seq) < (?2, ?3)
+    LIMIT ?4);
 
 -- name: ahead_parted
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = ?2
-    AND (priority, seq) < (?3, ?4) LIMIT ?5);
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = ?2
+        AND (priority, seq) < (?3, ?4)
+    UNION ALL
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND part = ?2 AND (priority, seq) < (?3, ?4)
+    LIMIT ?5);
 
 -- name: by_seq
 SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.seq = v.value;
@@ -473,12 +482,23 @@ SELECT s.*, (SELECT q.retention FROM towpath_queue q WHERE q.name = s.first) FRO
 
 -- name: offer_loose
 SELECT json_group_array({taken}) FROM (
-    SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+    SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
     AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2) j;
 
 -- name: offer_parted
 SELECT json_group_array({taken}) FROM json_each(?7) p CROSS JOIN towpath_job j ON j.seq IN (
-    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = p.value
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = p.value
+    AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2);
+
+-- name: suspects_of
+-- Ready suspects (losses >= 2: see core.job.SUSPECT) of a queue, by part.
+SELECT json_group_array(json_array(part, n)) FROM (
+    SELECT part, count(*) AS n FROM towpath_job WHERE queue = ? AND state = 'ready' AND losses >= 2 GROUP BY part);
+
+-- name: offer_suspects
+-- The best suspects of each part (NULL: without a part).
+SELECT json_group_array({taken}) FROM json_each(?7) p CROSS JOIN towpath_job j ON j.seq IN (
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND part IS p.value
     AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2);
 
 -- name: wake
@@ -507,25 +527,30 @@ UPDATE towpath_job SET priority = ? WHERE seq IN (SELECT value FROM json_each(?)
 -- name: old_loose
 -- Of each priority after ?2, the ready jobs up to seq ?3 that are ready since ?4.
 WITH RECURSIVE level(p) AS (
-    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND priority > ?2)
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND priority > ?2)
     UNION ALL
-    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND priority > level.p)
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
 SELECT json_group_array(seq) FROM (
     SELECT j.seq FROM level CROSS JOIN towpath_job j
-    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NULL AND j.priority = level.p AND j.seq <= ?3
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NULL AND j.losses < 2 AND j.priority = level.p AND j.seq <= ?3
     AND j.ready_at <= ?4 ORDER BY j.priority, j.seq LIMIT ?5);
 
 -- name: old_parted
 WITH RECURSIVE level(part, p) AS (
     SELECT level.part, (SELECT min(priority) FROM towpath_job
-        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > ?2)
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part AND priority > ?2)
     FROM (SELECT name AS part FROM towpath_part WHERE queue = ?1 AND ready > 0) level
     UNION ALL
     SELECT level.part, (SELECT min(priority) FROM towpath_job
-        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND part = level.part AND priority > level.p)
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
 SELECT json_group_array(seq) FROM (
     SELECT j.seq FROM level CROSS JOIN towpath_job j
-    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NOT NULL AND j.part = level.part AND j.priority = level.p
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NOT NULL AND j.losses < 2 AND j.part = level.part AND j.priority = level.p
     AND j.seq <= ?3 AND j.ready_at <= ?4 ORDER BY j.part, j.priority, j.seq LIMIT ?5);
+
+-- name: old_suspects
+SELECT json_group_array(seq) FROM (
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND priority > ?2 AND seq <= ?3
+    AND ready_at <= ?4 ORDER BY part, priority, seq LIMIT ?5);

@@ -1,0 +1,3 @@
+-- Suspects, jobs that lost their lease twice or more, are ripe 3 when they are ready: a claim that takes none does not see them.
+UPDATE towpath.turn t SET ripe = 3 FROM towpath.job j WHERE j.seq = t.seq AND j.losses >= 2 AND t.ripe > 0;
+CREATE INDEX turn_suspect ON towpath.turn (queue, part, priority, seq) WHERE ripe = 3;
