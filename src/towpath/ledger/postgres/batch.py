@@ -46,8 +46,6 @@ class PostgresBatch(Batch):
         self.related = self.relates = False
         """Does it hold the relations; did it turn out to need them?"""
         self.gated: set[str] = set()
-        self._suspicious = ground.suspects
-        """May there be a ready suspect?"""
         self._tallies: Counter[tuple[str, str | None, State]] = Counter()
         self._version = self.next_version
         self._tidied: set[str] = set()
@@ -75,10 +73,6 @@ class PostgresBatch(Batch):
             self.db.run("make_queues", (array(wanted),))
             self.db.run("lock_queues", (array(wanted),))
             self._is_gated(wanted)
-
-    def suspects(self, queue: str) -> dict[str | None, int]:
-        # A round trip that most batches do without.
-        return super().suspects(queue) if self._suspicious else {}
 
     def relate(self) -> None:
         self.relates = True
@@ -179,7 +173,7 @@ class PostgresBatch(Batch):
             if new is not None:
                 self._count(queue, part, new, count)
                 self.news |= new is not RUNNING
-                self._suspicious |= new is READY and old is not None
+                self.suspicious |= new is READY and old is not None
 
     def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
         self._tallies[queue, part, state] += count

@@ -99,7 +99,7 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 class Ground(msgspec.Struct):
     """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
-    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: is a suspect ready?"""
+    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: may one be ready?"""
 
     schema: int
     min_schema: int
@@ -127,6 +127,8 @@ class Batch:
         self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
         """Ids that neither a job nor a tombstone has, as long as nothing is written."""
         self.expired = ground.expired
+        self.suspicious = ground.suspects
+        """May a suspect be ready?"""
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
         """Settles, by job, whose function ended the transaction when the batch was played before."""
@@ -142,10 +144,6 @@ class Batch:
 
     def gate(self, queues: Iterable[str]) -> None:
         """The same for the limits of these queues and the turns of their parts."""
-
-    def suspects(self, queue: str) -> dict[str | None, int]:
-        """How many ready suspects a queue has, by part."""
-        return dict(self.db.rows("suspects_of", (queue,), tuple[str | None, int]))
 
     def take_seqs(self, n: int) -> int:
         """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if no other

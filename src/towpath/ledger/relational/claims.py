@@ -58,7 +58,7 @@ def _at_once(batch: Batch, command: Claim, queues: Sequence[QueueRow], want: Wan
     (row,) = queues
     if row.paused or not row.ready or row.next_at > batch.now or is_limited(row):
         return []
-    if want.suspects != 0 and batch.suspects(row.name):
+    if want.suspects != 0 and _suspects(batch, row.name):
         return []
     single = want.once is None or want.once >= want.n
     args = (row.name, want.n, batch.now, command.owner, batch.now + command.lease, command.lease, single)
@@ -98,7 +98,7 @@ def _offer(batch: Batch, command: Claim, row: QueueRow, want: Want) -> _Offer:
         room = min(room, row.cap - row.running)
     if room <= 0:
         return _Offer(row, [], [])
-    suspects = batch.suspects(row.name)
+    suspects = _suspects(batch, row.name)
     hidden = passed_over(suspects, want.suspects)
     most = 0 if not suspects else room if want.suspects is None else min(room, want.suspects)
     # A part of which all ready jobs are passed over must not take the place of another.
@@ -112,6 +112,11 @@ def _offer(batch: Batch, command: Claim, row: QueueRow, want: Want) -> _Offer:
     if loose := row.loose - hidden.get(None, 0):
         turns.append(Turn(None, row.served, 1, loose))
     return _rotate(batch, command, row, share(turns, row.clock, room), most)
+
+
+def _suspects(batch: Batch, queue: str) -> dict[str | None, int]:
+    """How many ready suspects a queue has, by part."""
+    return dict(batch.db.rows("suspects_of", (queue,), tuple[str | None, int])) if batch.suspicious else {}
 
 
 def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
