@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, State
-from towpath.core.lifecycle import suspicion
+from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, Spec, State
+from towpath.core.lifecycle import LONGEST_SUSPICION, suspicion
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
 from towpath.testing.clock import START
@@ -290,6 +290,15 @@ class QueueGateSuite(Suite):
         assert desk.counts() == Counts()
 
 
+def _lose_twice(desk: Desk, *specs: Spec) -> None:
+    """Append jobs and let the leases of all of them run out twice; the delay is over."""
+    desk.append(*specs)
+    for _ in range(2):
+        desk.claim(*[Want(queue, len(specs)) for queue in sorted({spec.queue for spec in specs})])
+        desk.lose()
+        desk.jump(LONGEST_SUSPICION)
+
+
 class SuspectSuite(Suite):
     """Jobs that lost their lease twice: they come back late and apart, and a claim says how many of them it takes."""
 
@@ -331,7 +340,7 @@ class SuspectSuite(Suite):
         assert SECOND // 2 < times[-1] <= SECOND
 
     def test_a_claim_says_how_many_suspects_it_takes(self, desk: Desk) -> None:
-        desk.suspect(spec("a"), spec("b"), spec("c"))
+        _lose_twice(desk, spec("a"), spec("b"), spec("c"))
         desk.append(spec("d"), spec("e"))
         assert ids(desk.claim(Want("q", 9, suspects=0))) == ["d", "e"]
         assert ids(desk.claim(Want("q", 9, suspects=1))) == ["a"]
@@ -339,18 +348,18 @@ class SuspectSuite(Suite):
         assert ids(desk.claim(n=9)) == ["b", "c"]
 
     def test_without_a_limit_suspects_are_taken_in_order(self, desk: Desk) -> None:
-        desk.suspect(spec("a", priority=5), spec("b", priority=0))
+        _lose_twice(desk, spec("a", priority=5), spec("b", priority=0))
         desk.append(spec("c", priority=0), spec("d", priority=-1), spec("e", priority=9))
         assert ids(desk.claim(n=9)) == ["d", "b", "c", "a", "e"]
 
     def test_the_order_stays_as_far_as_the_limit_allows(self, desk: Desk) -> None:
-        desk.suspect(spec("a", priority=5), spec("b", priority=0))
+        _lose_twice(desk, spec("a", priority=5), spec("b", priority=0))
         desk.append(spec("c", priority=0), spec("d", priority=-1), spec("e", priority=9))
         assert ids(desk.claim(Want("q", 1, suspects=1))) == ["d"]
         assert ids(desk.claim(Want("q", 9, suspects=1))) == ["b", "c", "e"]
 
     def test_the_limit_of_a_claim_holds_for_all_its_wants(self, desk: Desk) -> None:
-        desk.suspect(spec("x0", "x"), spec("y0", "y"), spec("x1", "x"))
+        _lose_twice(desk, spec("x0", "x"), spec("y0", "y"), spec("x1", "x"))
         desk.append(spec("x2", "x"), spec("y2", "y"))
         claim = Claim(owner="w", wants=(Want("x", 9), Want("y", 9)), lease=LEASE, suspects=1)
         assert ids(desk.do(Claimed, claim).claims) == ["x0", "x2", "y2"]
@@ -358,13 +367,13 @@ class SuspectSuite(Suite):
         assert ids(desk.do(Claimed, claim).claims) == ["y0"]
 
     def test_several_queues_of_a_want_share_its_limit(self, desk: Desk) -> None:
-        desk.suspect(spec("x0", "x"), spec("y0", "y"))
+        _lose_twice(desk, spec("x0", "x"), spec("y0", "y"))
         desk.append(spec("x1", "x"), spec("y1", "y"), spec("y2", "y"))
         assert ids(desk.claim(Want("x,y", 9, suspects=1))) == ["x0", "x1", "y1", "y2"]
         assert ids(desk.claim(Want("x,y", 9, suspects=1))) == ["y0"]
 
     def test_a_part_of_suspects_only_keeps_no_other_part_from_its_turn(self, desk: Desk) -> None:
-        desk.suspect(spec("p0", part="p"), spec("r0", part="r"))
+        _lose_twice(desk, spec("p0", part="p"), spec("r0", part="r"))
         desk.append(spec("s0", part="s"), spec("s1", part="s"), spec("a"))
         assert ids(desk.claim(Want("q", 1, suspects=0))) == ["a"]
         assert ids(desk.claim(Want("q", 1, suspects=0))) == ["s0"]
@@ -373,7 +382,7 @@ class SuspectSuite(Suite):
         assert ids(desk.claim(Want("q", 1, suspects=1))) == ["r0"]
 
     def test_a_suspect_is_given_back_as_a_suspect(self, desk: Desk) -> None:
-        desk.suspect(spec("a"))
+        _lose_twice(desk, spec("a"))
         desk.settle(desk.take(), Release())
         assert desk.claim(Want("q", 1, suspects=0)) == []
         desk.settle(desk.take(), Retry(SECOND))
@@ -382,7 +391,7 @@ class SuspectSuite(Suite):
         assert desk.take().id == "a"
 
     def test_a_revived_job_is_no_suspect(self, desk: Desk) -> None:
-        desk.suspect(spec("a", max_losses=3))
+        _lose_twice(desk, spec("a", max_losses=3))
         desk.take()
         desk.lose()
         desk.revive("a")

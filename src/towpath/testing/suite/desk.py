@@ -42,7 +42,6 @@ from towpath.core.commands import (
 from towpath.core.commands import Appended as _Appended
 from towpath.core.job import After, Done, Fail, Job, Key, KeyPolicy, Outcome, Spec
 from towpath.core.job import Claim as Held
-from towpath.core.lifecycle import LONGEST_SUSPICION
 from towpath.core.views import Counts, GroupView, PartView, Query, QueueView
 from towpath.errors import Refused
 from towpath.ledger import Answer, Ledger
@@ -207,15 +206,6 @@ class Desk(Bench):
         """At most `n` of each queue named by text (of "q" if none is)."""
         chosen = tuple(Want(want, n, once) if isinstance(want, str) else want for want in wants or ("q",))
         return list(self.do(Claimed, Claim(owner=owner, wants=chosen, lease=lease, token=token)).claims)
-
-    def suspect(self, *specs: Spec, losses: int = 2) -> None:
-        """Append jobs and let the leases of all of them run out so often; the last delay is over."""
-        self.append(*specs)
-        for _ in range(losses):
-            wants = tuple(Want(queue, len(specs)) for queue in sorted({spec.queue for spec in specs}))
-            self.claim(*wants)
-            self.lose()
-            self.jump(LONGEST_SUSPICION)
 
     def take(self, queue: str = "q", owner: str = "worker", lease: int = LEASE) -> Held:
         """Claim one, which must be there."""
