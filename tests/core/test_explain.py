@@ -118,6 +118,17 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Gate.SCHEDULED,
         f"scheduled (retry) until {THEN}",
     ),
+    (
+        Facts(job=job(state=State.SCHEDULED, reason=Reason.LOST, losses=3, ready_at=LATER), queue=queue()),
+        Gate.SCHEDULED,
+        f"scheduled (lost) until {THEN}: its lease was lost 3 times, which makes it a suspect, so it is claimed again after a random delay",
+    ),
+    (
+        Facts(job=job(losses=2), queue=queue(), ahead=4),
+        Gate.SUSPECT,
+        "ready, 4 ahead of it in q: its lease was lost 2 times, which makes it a suspect, and a worker runs one suspect at a time",
+    ),
+    (Facts(job=job(losses=2), queue=queue(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
     (Facts(job=job(), queue=queue(paused=True), part=part(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
     (Facts(job=job(), queue=queue(paused=True, why="x")), Gate.QUEUE_PAUSED, "queue q is paused by hand: x"),
     (Facts(job=job(), queue=queue(next_at=LATER, why="x")), Gate.QUEUE_HELD, f"queue q is held until {THEN}: x"),
