@@ -411,19 +411,3 @@ class SuspectSuite(Suite):
         desk.seal("g")
         assert desk.claim(Want("q", 1, suspects=0)) == []
         assert desk.take().id == "a"
-
-    def test_a_suspect_is_explained(self, desk: Desk) -> None:
-        desk.started("a")
-        desk.lose()
-        desk.take()
-        desk.lose()
-        late = desk.ledger.explain("a", desk.now)
-        assert late.gate == "scheduled"
-        assert "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay" in str(late)
-        desk.jump(SECOND)
-        desk.upkeep()
-        desk.append(spec("b", priority=0))
-        ready = desk.ledger.explain("a", desk.now)
-        assert (ready.gate, ready.count) == ("suspect", 1)
-        assert "which makes it a suspect, and a worker runs one suspect at a time" in str(ready)
-        assert desk.ledger.explain("b", desk.now).count == 0

@@ -351,6 +351,22 @@ class ExplainSuite(Suite):
         self.explain(desk, "c", Gate.NEXT, "ready, first in line in q: the next claim takes it")
         self.explain(desk, "b", Gate.NEXT, "ready, 2 ahead of it in q", count=2)
 
+    def test_explain_suspect(self, desk: Desk) -> None:
+        desk.started("a")
+        desk.lose()
+        desk.take()
+        desk.lose()
+        late = desk.ledger.explain("a", desk.now)
+        assert late.gate == "scheduled"
+        assert "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay" in str(late)
+        desk.jump(SECOND)
+        desk.upkeep()
+        desk.append(spec("b", priority=0))
+        ready = desk.ledger.explain("a", desk.now)
+        assert (ready.gate, ready.count) == ("suspect", 1)
+        assert "which makes it a suspect, and a worker runs one suspect at a time" in str(ready)
+        assert desk.ledger.explain("b", desk.now).count == 0
+
     def test_every_gate_has_its_test(self) -> None:
         names = " ".join(name for name in dir(ExplainSuite) if name.startswith("test_explain_"))
         assert [gate for gate in set(Gate) - OF_WORKERS if gate.replace("-", "_") not in names] == []
