@@ -24,7 +24,7 @@ from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
-from towpath.ledger import Answer, Capabilities, LeasesOnly
+from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import guests, hosts, migrations, quick, state
 from towpath.ledger.postgres.batch import Before, PostgresBatch
 from towpath.ledger.postgres.connect import (
@@ -41,6 +41,7 @@ from towpath.ledger.postgres.connect import (
 )
 from towpath.ledger.postgres.db import PostgresDb, end_open
 from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
+from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.passage import Passage
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.postgres.statements import Statements
@@ -75,7 +76,6 @@ class PostgresLedger:
         self._inside: int | None = None
         self._tallies, self._related = 0, False
         self.repeats = 0
-        self.owners = LeasesOnly()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
@@ -85,8 +85,12 @@ class PostgresLedger:
             except BaseException:
                 self._drop_writer()
                 raise
-        self._ringing = Ringing(url, self._options, self._peek)
+        locks = OwnerLocks(self._statements)
+        self._ringing = Ringing(url, self._options, self._peek, locks)
         self._ringing.start()
+        self.owners: Owners = LeasesOnly()
+        if not self._options.pooled:
+            self.owners = PostgresOwners(locks, self._statements, lambda ask: self._read(ask, alone=True), self._ringing.wake)
 
     # Writing
 

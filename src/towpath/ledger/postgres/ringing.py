@@ -16,6 +16,7 @@ from psycopg.pq import ExecStatus
 from towpath.errors import TowpathError
 from towpath.ledger.postgres.connect import PostgresOptions, connect
 from towpath.ledger.postgres.db import Connection
+from towpath.ledger.postgres.owners import OwnerLocks
 
 log = logging.getLogger("towpath.postgres")
 
@@ -27,15 +28,18 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
 """Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is always something."""
 FIRST = 1.0
 """Seconds that whoever opens a ledger waits for the first attempt to listen."""
-AGAIN = 1.0
-"""Seconds between two attempts to connect."""
+AGAIN = (0.0, 0.25, 0.5, 1.0)
+"""Seconds between two attempts to connect, the last one again and again. The first comes at once: meanwhile the locks of this process's
+owners are free."""
+RELOCK = 0.25
+"""Seconds between two attempts to lock what another session still holds."""
 
 
 class Ringing:
     """`version` is different after every commit that this process made or heard of."""
 
-    def __init__(self, url: str, options: PostgresOptions, peek: Callable[[], str]) -> None:
-        self._url, self._options, self._peek = url, options, peek
+    def __init__(self, url: str, options: PostgresOptions, peek: Callable[[], str], locks: OwnerLocks) -> None:
+        self._url, self._options, self._peek, self._locks = url, options, peek, locks
         self.channel = f"{options.schema}_wake"
         self._changed = threading.Condition()
         self._version = self._waiting = 0
@@ -47,6 +51,7 @@ class Ringing:
         """Does a ring of another process reach us? Otherwise we look."""
         self._rung = False
         """This process has committed, and not yet told the others."""
+        self._failures = 0
         self._thread = threading.Thread(target=self._run, name="towpath-ringing", daemon=True)
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -65,6 +70,10 @@ class Ringing:
         self._thread.join()
         self._wake.close()
         self._woken.close()
+
+    def wake(self) -> None:
+        """There is something to do on the connection."""
+        self._wake.send(b"!")
 
     def ring(self) -> None:
         """This process has committed."""
@@ -124,13 +133,16 @@ class Ringing:
             self._tried.set()
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(AGAIN)
+                    self._changed.wait(AGAIN[min(self._failures, len(AGAIN) - 1)])
+                    self._failures += 1
 
     def _serve(self) -> None:
         with connect(self._url, self._options) as connection, selectors.DefaultSelector() as selector:
             if not self._options.pooled:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
                 self.listening = True
+            self._failures = 0
+            self._locks.begin()
             self._bump()
             self._tried.set()
             selector.register(connection.fileno(), selectors.EVENT_READ)
@@ -143,12 +155,16 @@ class Ringing:
                     pause = min(2 * pause, LONGEST_PAUSE) if busy else SHORTEST_PAUSE
                     next_ring, early = time.monotonic() + pause, pause
                 busy = self._rung
-                for key, _ in selector.select(early if busy else NET):
+                if self._locks.missing:
+                    self._locks.take(connection)
+                rest = RELOCK if self._locks.missing else NET
+                for key, _ in selector.select(early if busy else rest):
                     if key.fileobj is self._woken:
                         self._woken.recv(64)
                     else:
                         connection.pgconn.consume_input()
                 self._hear(connection)
+            self._locks.withdraw(connection)
 
     def _notify(self, connection: Connection) -> None:
         self._rung = False

@@ -1,0 +1,165 @@
+"""Which processes that claim jobs are alive: each holds a session advisory lock, which the server frees with the session.
+
+A session may end while its process lives: it was terminated, or the server was restarted. The process then takes the lock again on its
+next connection. So an owner counts as dead only if its lock was free for `FREE` seconds during which the server answered all the time;
+and not soon after the server was unreachable or restarted, when others may still be connecting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from psycopg import errors
+
+from towpath.ledger.postgres.db import Connection, Cursor, PostgresDb
+from towpath.ledger.postgres.statements import Statements
+
+log = logging.getLogger("towpath.postgres")
+
+FREE: Final = 2.0
+"""Seconds that the lock of a dead owner must have been free."""
+GAP: Final = 2.0
+"""Seconds between two looks, after which the time before does not count: the server may have been unreachable."""
+GRACE: Final = 5.0
+"""Seconds after the start of the server, and after an error of a look, in which nobody counts as dead."""
+ANNOUNCED: Final = 1.0
+"""Seconds that `announce` waits for the lock."""
+
+Rows = list[tuple[str, float]]
+Read = Callable[[Callable[[PostgresDb], Rows]], Rows]
+
+
+class OwnerLocks:
+    """The locks that this process holds, on the connection of the listener. All but `add` and `wait` are for the listener's thread."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._schema = statements.schema
+        self._insert = statements.place("INSERT INTO towpath.owner VALUES ($1, $2) ON CONFLICT DO NOTHING")
+        self._delete = statements.place("DELETE FROM towpath.owner WHERE name = $1")
+        self._announced: dict[str, int] = {}
+        self._held: set[str] = set()
+        self._changed = threading.Condition()
+
+    def add(self, owner: str) -> None:
+        with self._changed:
+            self._announced[owner] = lock_of(self._schema, owner)
+
+    def wait(self, owner: str, seconds: float) -> None:
+        """Until its lock is held."""
+        with self._changed:
+            self._changed.wait_for(lambda: owner in self._held, seconds)
+
+    @property
+    def missing(self) -> bool:
+        return len(self._held) < len(self._announced)
+
+    def begin(self) -> None:
+        """There is a new connection, which holds nothing."""
+        self._held.clear()
+
+    def take(self, connection: Connection) -> None:
+        """Try to lock what is missing. The session of a connection that was lost may still have it; then it is tried again."""
+        with self._changed:
+            missing = [(owner, lock) for owner, lock in self._announced.items() if owner not in self._held]
+        for owner, lock in missing:
+            row = _run(connection, b"SELECT pg_try_advisory_lock($1)", lock)
+            if row is None or not row[0]:
+                continue
+            # After the lock, so that nobody sees the row without it.
+            try:
+                _run(connection, self._insert, owner, lock)
+            except errors.InsufficientPrivilege as error:
+                log.warning("a killed worker is noticed by its lease only: %s", error)
+            with self._changed:
+                self._held.add(owner)
+                self._changed.notify_all()
+
+    def withdraw(self, connection: Connection) -> None:
+        for owner in self._held:
+            _run(connection, self._delete, owner)
+
+
+class PostgresOwners:
+    """`read` runs a statement on the ledger's own connection for reads; `wake` has the listener take what was announced."""
+
+    def __init__(
+        self,
+        locks: OwnerLocks,
+        statements: Statements,
+        read: Read,
+        wake: Callable[[], None],
+    ) -> None:
+        self._locks = locks
+        self._read = read
+        self._wake = wake
+        self._query = statements.place(_FREE)
+        self._delete = statements.place(_FORGET)
+        self._lock = threading.Lock()
+        self._since: dict[str, float] = {}
+        """Owners whose lock is free, and when that was first seen."""
+        self._looked_at = 0.0
+        self._spared_until = 0.0
+
+    @property
+    def uncertain(self) -> bool:
+        return bool(self._since)
+
+    def announce(self, owner: str) -> None:
+        self._locks.add(owner)
+        self._wake()
+        self._locks.wait(owner, ANNOUNCED)
+
+    def dead(self) -> tuple[str, ...]:
+        with self._lock:
+            try:
+                found = self._read(lambda db: cast(Rows, db.execute(self._query).fetchall()))
+            except BaseException:
+                self._since.clear()
+                self._spared_until = time.monotonic() + GRACE
+                raise
+            before, now = self._looked_at, time.monotonic()
+            self._looked_at = now
+            if now - before > GAP or now < self._spared_until:
+                self._since.clear()
+            self._since = {owner: self._since.get(owner, now) for owner, uptime in found if uptime >= GRACE}
+            if now < self._spared_until:
+                return ()
+            return tuple([owner for owner, at in self._since.items() if now - at >= FREE])
+
+    def forget(self, owners: Sequence[str]) -> None:
+        with self._lock:
+            self._read(lambda db: cast(Rows, db.execute(self._delete, (list(owners),)).fetchall()))
+            for owner in owners:
+                self._since.pop(owner, None)
+
+    def close(self) -> None:
+        """The listener withdraws them with its connection."""
+
+    def left_to_parent(self) -> None:
+        """The sockets are the parent's; nothing is sent on them here."""
+
+
+def lock_of(schema: str, owner: str) -> int:
+    digest = hashlib.blake2b(f"{schema}\0{owner}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+_HELD = """WITH held AS MATERIALIZED (
+    SELECT classid::bigint << 32 | objid::bigint AS lock FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+"""
+_FREE = f"""{_HELD}SELECT name, extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8
+FROM towpath.owner WHERE lock NOT IN (SELECT lock FROM held) ORDER BY name"""
+_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name, 0"""
+
+
+def _run(connection: Connection, query: bytes, *args: object) -> tuple[object, ...] | None:
+    cursor = Cursor(connection)
+    cursor.execute(query, args)
+    return cursor.fetchone() if cursor.description else None
