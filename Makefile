@@ -12,7 +12,7 @@ SECONDS ?= 30
 PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres test-postgres-versions fuzz clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres test-postgres-versions fuzz chaos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -64,6 +64,9 @@ test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the w
 		$$found/postgres --version; \
 		PG_BINDIR=$$found $(BIN)/python -m pytest -n auto tests/test_ledger_postgres.py tests/postgres tests/app/test_on.py $(ARGS); \
 	done
+
+chaos: $(VENV)/.dev ## kills, freezes, power cuts, full disks and damage on SQLite and PostgreSQL, audited (ARGS="--seconds 60 --backend sqlite --only kill")
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

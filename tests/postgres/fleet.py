@@ -31,9 +31,12 @@ class Fleet:
         self.members: dict[str, subprocess.Popen[bytes]] = {}
         for number, skew in enumerate(skews):
             name = f"w{number}"
-            command = [sys.executable, member.__file__, url, str(folder), name, str(feed), str(skew), str(lease)]
-            with (folder / f"{name}.log").open("wb") as log:
-                self.members[name] = subprocess.Popen(command, stderr=log, cwd=folder)
+            self.start(name, [member.__file__, url, str(folder), name, str(feed), str(skew), str(lease)])
+
+    def start(self, name: str, arguments: Sequence[str], cwd: Path | None = None) -> None:
+        """One more Python process, which belongs to the fleet from now on."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.members[name] = subprocess.Popen([sys.executable, *arguments], stderr=log, cwd=cwd or self.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +66,8 @@ class Fleet:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}"
-            assert all(process.poll() in (None, -signal.SIGKILL) for process in self.members.values()), self.said()
+            codes = {name: process.poll() for name, process in self.members.items()}
+            assert all(code in (None, -signal.SIGKILL) for code in codes.values()), f"{codes}\n{self.said()}"
             time.sleep(0.01)
 
     def wait_for_all(self, app: App) -> None:

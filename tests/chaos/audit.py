@@ -1,0 +1,163 @@
+"""The audit of an experiment: what was acknowledged and run outside of the ledger, compared with what the ledger has.
+
+- **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job whose commit function left no row.
+- **doubled**: one claim that was run twice, or a commit function that was applied more than once.
+- **rerun**: a further run of a job, which at-least-once allows. Each needs an event that explains it.
+- **unexplained**: a rerun without such an event, a finding of `check()`, a process that ended by itself, and the like.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tests.postgres.member import Line
+from towpath import Job, State
+
+EVERYBODY = "*"
+"""The victim of an event that concerns all processes, such as an outage of the server."""
+SETTLING = 5_000_000_000
+"""Nanoseconds. A run that began before an event for everybody may be repeated for so long after it."""
+
+
+class Event(msgspec.Struct):
+    """Something that was done to a process: a kill, or a freeze or an outage from `at` to `until` (nanoseconds, monotonic)."""
+
+    what: str
+    victim: str
+    at: int
+    until: int
+
+
+def event(what: str, victim: str, at: int | None = None) -> Event:
+    now = time.monotonic_ns()
+    return Event(what, victim, now if at is None else at, now)
+
+
+class Run(msgspec.Struct):
+    """A run of a handler in one process. `ended` is how, None if the process did not get so far."""
+
+    id: str
+    fence: int
+    process: str
+    at: int
+    ended: str | None = None
+
+
+class Findings(msgspec.Struct):
+    """A row of the table. `notes` say what each number is made of."""
+
+    events: int = 0
+    jobs: int = 0
+    lost: int = 0
+    doubled: int = 0
+    rerun: int = 0
+    unexplained: int = 0
+    notes: list[str] = []
+    skipped: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return not (self.lost or self.doubled or self.unexplained)
+
+    def lose(self, why: str) -> None:
+        self.lost += 1
+        self.notes.append(f"lost: {why}")
+
+    def double(self, why: str) -> None:
+        self.doubled += 1
+        self.notes.append(f"doubled: {why}")
+
+    def wonder(self, why: str) -> None:
+        self.unexplained += 1
+        self.notes.append(f"unexplained: {why}")
+
+
+def runs_of(lines: Mapping[str, Iterable[Line]]) -> list[Run]:
+    """The runs that the processes have recorded, by process."""
+    found: list[Run] = []
+    for process, recorded in lines.items():
+        open_: dict[tuple[str, int], Run] = {}
+        for line in recorded:
+            if line.what == "began":
+                run = Run(line.id, line.fence, process, line.at)
+                open_[line.id, line.fence] = run
+                found.append(run)
+            elif (line.id, line.fence) in open_:
+                open_[line.id, line.fence].ended = line.what
+    return found
+
+
+class Record(msgspec.Struct):
+    """What is known outside of the ledger. `applied`: rows of commit functions by job, None if there are none in this experiment."""
+
+    events: Sequence[Event]
+    asked: Sequence[str]
+    runs: Sequence[Run]
+    applied: Mapping[str, int] | None = None
+
+
+def audit(record: Record, jobs: Mapping[str, Job], check: Sequence[str]) -> Findings:
+    found = Findings(events=len(record.events), jobs=len(set(record.asked)))
+    _acknowledged(found, record, jobs)
+    _applied(found, record, jobs)
+    _reruns(found, record)
+    for line in check:
+        found.wonder(f"check: {line}")
+    return found
+
+
+def _acknowledged(found: Findings, record: Record, jobs: Mapping[str, Job]) -> None:
+    returned = {(run.id, run.fence) for run in record.runs if run.ended == "returned"}
+    for id in dict.fromkeys(record.asked):
+        job = jobs.get(id)
+        if job is None:
+            found.lose(f"job {id} was acknowledged and is not there")
+        elif job.state is not State.DONE:
+            found.lose(f"job {id} is {job.state} ({job.reason}) after {job.losses} losses: {(job.error or '')[:80]}")
+        elif (id, job.settled_fence) not in returned:
+            found.wonder(f"job {id} is done by fence {job.settled_fence}, and no handler returned with it")
+    for id in sorted({run.id for run in record.runs} - jobs.keys()):
+        found.lose(f"job {id} ran and is not there")
+
+
+def _applied(found: Findings, record: Record, jobs: Mapping[str, Job]) -> None:
+    if record.applied is None:
+        return
+    for id, rows in record.applied.items():
+        job = jobs.get(id)
+        if rows > 1:
+            found.double(f"the commit function of job {id} was applied {rows} times")
+        elif job is None or job.state is not State.DONE:
+            found.wonder(f"the commit function of job {id} was applied, and the job is not done")
+    for job in jobs.values():
+        if job.kind == "apply" and job.state is State.DONE and job.id not in record.applied:
+            found.lose(f"job {job.id} is done, and its commit function was not applied")
+
+
+def _reruns(found: Findings, record: Record) -> None:
+    claims = Counter((run.id, run.fence) for run in record.runs)
+    for (id, fence), count in claims.items():
+        if count > 1:
+            found.double(f"job {id} was run {count} times with fence {fence}")
+    by_job: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(record.runs, key=lambda run: run.at):
+        by_job[run.id].append(run)
+    for id, runs in by_job.items():
+        for run, later in pairwise(runs):
+            if run.ended == "raised":
+                continue
+            found.rerun += 1
+            if not any(_explains(each, run, later) for each in record.events):
+                how = run.ended or "did not end"
+                found.wonder(f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event explains it")
+
+
+def _explains(event: Event, run: Run, later: Run) -> bool:
+    if event.victim == EVERYBODY:
+        return event.at - SETTLING <= later.at and run.at <= event.until + SETTLING
+    return event.victim == run.process and event.at <= later.at and run.at <= event.until

@@ -1,0 +1,279 @@
+"""Experiments with processes: kills, freezes, outages and a full disk, while producers enqueue and workers work.
+
+Each experiment ends when everything that was acknowledged has ended, or when it takes too long, and is then audited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.chaos.audit import EVERYBODY, Event, Findings, Record, audit, event, runs_of
+from tests.chaos.stores import MB, PostgresStore, SqliteStore, Store, filled, postgres_store, small_disk
+from tests.postgres.fleet import Fleet, all_jobs, at_rest
+from towpath import App, Spec, open_ledger
+from towpath.core.commands import Append
+from towpath.errors import LedgerError
+from towpath.ledger.sqlite import FAULT_POINTS
+from towpath.runtime.upkeep import KEY as CARETAKER
+
+ROOT = Path(__file__).parents[2]
+LEASE = 2.0
+PATIENCE = 90.0
+"""Seconds after which what has not ended is lost."""
+STARTING = 5.0
+"""Seconds that a process may take until it handles signals."""
+PACE = 0.04
+"""Seconds between two requests of a producer, on average."""
+
+
+class Crew(Fleet):
+    """Two workers and two producers. A killed process is replaced by one with a new name."""
+
+    def __init__(self, store: Store, seed: int, size: int = 10) -> None:
+        super().__init__(store.url, store.folder, [])
+        self.store, self.dice, self.size = store, random.Random(seed), size
+        self.events: list[Event] = []
+        self.hired, self.numbers = 0.0, itertools.count()
+        self.armed: dict[str, int] = {}
+        """Workers that a fault point will kill, and when they were started."""
+        for _ in range(2):
+            self.hire("worker")
+            self.hire("producer")
+
+    def hire(self, role: str, fault: tuple[str, int] | None = None) -> str:
+        name, self.hired = f"{role}{next(self.numbers)}", time.monotonic()
+        more = [str(LEASE)] if role == "worker" else [str(PACE), str(self.size)]
+        if fault is not None:
+            more += [fault[0], str(fault[1])]
+            self.armed[name] = time.monotonic_ns()
+        self.start(name, ["-m", "tests.chaos.actor", self.store.url, str(self.folder), name, role, *more], ROOT)
+        return name
+
+    def alive(self, role: str) -> list[str]:
+        return [name for name, process in self.members.items() if name.startswith(role) and process.poll() is None]
+
+    def replace(self, name: str, fault: tuple[str, int] | None = None) -> None:
+        self.kill(name)
+        self.events.append(event("kill", name))
+        self.armed.pop(name, None)
+        self.hire(name.rstrip("0123456789"), fault)
+
+    def buried(self) -> bool:
+        """Replace the workers whose fault point has killed them."""
+        for name, at in list(self.armed.items()):
+            if self.members[name].poll() is not None:
+                del self.armed[name]
+                self.events.append(event("fault point", name, at))
+                self.hire("worker")
+        return True
+
+    def signal(self, name: str, number: int) -> None:
+        os.kill(self.members[name].pid, number)
+
+    def asked_ids(self) -> list[str]:
+        return [each.id for each in self.asked()]
+
+    def wait_for_work(self) -> None:
+        names = self.alive("worker")
+        self.until(lambda: all(self.runs(name) for name in names), "every worker has had a job")
+
+    def dismiss(self) -> None:
+        """Producers end, in order."""
+        names = self.alive("producer")
+        for name in names:
+            self.members[name].terminate()
+        for name in names:
+            code = self.members.pop(name).wait(PATIENCE)
+            # The signal may come before the handler for it is there.
+            assert code in (0, -signal.SIGTERM), f"{name} ended with {code}\n{self.said()}"
+
+    def settle_in(self) -> None:
+        """Wait until the youngest worker is ready for a signal."""
+        self.until(lambda: time.monotonic() - self.hired > STARTING, "the youngest process has started")
+
+    def last_words(self) -> list[str]:
+        """The ends of the logs of processes that ended by themselves."""
+        ended = [name for name, process in self.members.items() if process.poll() not in (None, 0, -signal.SIGKILL)]
+        logs = {name: (self.folder / f"{name}.log").read_text("utf-8", "replace") for name in ended}
+        return [f"{name} ended with {self.members[name].poll()}: {' '.join(log.split())[-300:]}" for name, log in logs.items()]
+
+    def record(self) -> Record:
+        lines = {name: self.runs(name) for name in self.members if name.startswith("worker")}
+        return Record(self.events, self.asked_ids(), runs_of(lines), self.store.applied())
+
+
+def run(store: Store, seed: int, trouble: Callable[[Crew], None], size: int = 10) -> Findings:
+    """Let a crew work while there is trouble, then until everything has ended; what the audit found."""
+    problems: list[str] = []
+    crew = Crew(store, seed, size)
+    with App(store.url) as app:
+        try:
+            with crew:
+                crew.wait_for_work()
+                trouble(crew)
+                crew.dismiss()
+                with contextlib.suppress(AssertionError):
+                    crew.until(lambda: crew.buried() and at_rest(app), "everything has ended", PATIENCE)
+                crew.settle_in()
+        except AssertionError as error:
+            problems.append(" ".join(str(error).split())[:300])
+            problems += crew.last_words()
+        found = audit(crew.record(), all_jobs(app), app.ledger.check())
+    for each in reversed(problems):
+        found.wonder(each)
+        found.notes.insert(0, found.notes.pop())
+    return found
+
+
+def kills(store: Store, seed: int, seconds: float) -> Findings:
+    """SIGKILL of workers, producers and the caretaker at random moments, and on SQLite at the named fault points."""
+
+    def trouble(crew: Crew) -> None:
+        until = time.monotonic() + seconds
+        with App(store.url) as app:
+            while time.monotonic() < until:
+                time.sleep(0.2 + 0.4 * crew.dice.random())
+                crew.buried()
+                choice = crew.dice.random()
+                if choice < 0.25:
+                    crew.replace(crew.dice.choice(crew.alive("producer")))
+                elif choice < 0.45:
+                    note = app.ledger.note(CARETAKER)
+                    named = "" if note is None else note.value.decode().rpartition("#")[0]
+                    crew.replace(named if named in crew.alive("worker") else crew.alive("worker")[0])
+                elif choice < 0.75 and isinstance(store, SqliteStore):
+                    point = crew.dice.choice(FAULT_POINTS)
+                    nth = 1 if point == "checkpointed" else crew.dice.randrange(1, 60)
+                    crew.replace(crew.dice.choice(crew.alive("worker")), (point, nth))
+                else:
+                    crew.replace(crew.dice.choice(crew.alive("worker")))
+
+    return run(store, seed, trouble)
+
+
+def freezes(store: Store, seed: int, seconds: float) -> Findings:
+    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have meanwhile."""
+
+    def trouble(crew: Crew) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            name, at = crew.dice.choice(crew.alive("worker")), time.monotonic_ns()
+            crew.signal(name, signal.SIGSTOP)
+            try:
+                time.sleep(LEASE * (1.2 + crew.dice.random()))
+            finally:
+                crew.signal(name, signal.SIGCONT)
+            time.sleep(0.5 + crew.dice.random())
+            crew.events.append(event("freeze", name, at))
+
+    return run(store, seed, trouble)
+
+
+def outages(store: PostgresStore, seed: int, seconds: float) -> Findings:
+    """The server is killed, or stopped without writing anything out, and started again: a power cut for the database."""
+
+    def trouble(crew: Crew) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(1 + crew.dice.random())
+            at = time.monotonic_ns()
+            if crew.dice.random() < 0.5:
+                store.server.kill()
+            else:
+                store.server.stop("immediate")
+            store.server.up()
+            crew.events.append(event("outage", EVERYBODY, at))
+
+    return run(store, seed, trouble)
+
+
+def full_disk_sqlite(seed: int, seconds: float, folder: Path) -> Findings:
+    """The file system of the ledger has no room for some seconds, twice."""
+    with small_disk(64 * MB) as disk:
+        return _full(SqliteStore(folder, disk), seed, seconds, disk, left=MB, size=4000)
+
+
+def full_disk_postgres(seed: int, seconds: float) -> Findings:
+    with small_disk(1500 * MB) as disk, postgres_store(parent=disk) as store:
+        return _full(store, seed, seconds, disk, left=MB, size=16000)
+
+
+def _full(store: Store, seed: int, seconds: float, disk: Path, left: int, size: int) -> Findings:
+    stuck: list[bool] = []
+
+    def trouble(crew: Crew) -> None:
+        for _ in range(2):
+            at = time.monotonic_ns()
+            with filled(disk, left):
+                stuck.append(_stands_still(crew, seconds))
+            if isinstance(store, PostgresStore):
+                _revive(store)
+            before = len(crew.asked())
+            crew.until(lambda before=before: len(crew.asked()) > before + 5, "jobs are acknowledged again")  # type: ignore[misc]
+            crew.events.append(event("full disk", EVERYBODY, at))
+
+    found = run(store, seed, trouble, size)
+    if not all(stuck):
+        found.notes.append("the disk did not become full")
+    return found
+
+
+def _stands_still(crew: Crew, seconds: float) -> bool:
+    """Wait until no job was acknowledged for two seconds, at most `seconds`."""
+    until, last, since = time.monotonic() + seconds, -1, time.monotonic()
+    while time.monotonic() < until:
+        now = len(crew.asked())
+        if now != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > 2:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _revive(store: PostgresStore) -> None:
+    """A server that could not write its log has ended, and is started again."""
+    import psycopg
+
+    try:
+        store.server.query("SELECT 1")
+    except psycopg.OperationalError:
+        with contextlib.suppress(Exception):
+            store.server.stop("immediate")
+        store.server.up()
+
+
+def damage_postgres(seed: int, cases: int) -> Findings:
+    """Bytes overwritten in the table of jobs of a stopped server with checksums: what is read is right, or an error."""
+    found, dice, ids = Findings(), random.Random(seed), [f"job{n}" for n in range(300)]
+    with postgres_store(checksums=True) as store:
+        with contextlib.closing(open_ledger(store.url)) as ledger:
+            ledger.apply([Append(tuple(Spec(id=id, queue="q", payload=id.encode() * 20) for id in ids))])
+        database = store.url.rpartition("/")[2]
+        store.server.query("CHECKPOINT")
+        [(file,)] = store.server.query("SELECT pg_relation_filepath('towpath.job')", database=database)
+        path = store.server.directory / "data" / file
+        sound = path.read_bytes()
+        for _ in range(cases):
+            hurt = bytearray(sound)
+            at, length = dice.randrange(len(hurt)), dice.choice((1, 64, 4096))
+            hurt[at : at + length] = dice.randbytes(len(hurt[at : at + length]))
+            with store.server.outage():
+                path.write_bytes(hurt)
+            found.events, found.jobs = found.events + 1, found.jobs + len(ids)
+            try:
+                with contextlib.closing(open_ledger(store.url)) as ledger:
+                    read = ledger.get_many(ids)
+            except LedgerError:
+                continue
+            for id in ids:
+                if id not in read or read[id].payload != id.encode() * 20:
+                    found.lose(f"{length} bytes at {at}: job {id} is missing or changed without an error")
+    return found

@@ -1,0 +1,57 @@
+"""Workloads that have provoked a defect once, at their full size: their short forms are tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.app.test_recovery import HELD, process, running
+from tests.chaos.audit import Findings
+from tests.chaos.stores import SqliteStore, Store
+from tests.sqlite.test_log import BOUND, write_together
+from towpath import App
+
+SOON = {"sqlite": 1.0, "postgresql": 4.0}
+"""Seconds until the jobs of a killed worker run again, on idle cores; the audit allows three times as much."""
+PATIENCE = 60.0
+
+
+def recovery(store: Store, seed: int, seconds: float) -> Findings:
+    """SIGKILL of a worker with 200 running jobs and default settings: how soon they run again elsewhere."""
+    told = Findings(events=1, jobs=HELD)
+    with App(store.url) as app, process(store.url, store.folder, "one") as one:
+        task = app.task(name="hold")(lambda n: None)
+        task.enqueue_many([task.of(n) for n in range(HELD)])
+        _until(lambda: running(app, "one") == HELD)
+        with process(store.url, store.folder, "two"):
+            _until(lambda: any(each.name == "two" for each in app.workers.list()))
+            killed = time.monotonic()
+            one.kill()
+            back = _until(lambda: running(app, "two") == HELD)
+            took = time.monotonic() - killed
+            told.rerun = running(app, "two")
+    told.lost = HELD - told.rerun
+    told.notes.append(f"{told.rerun} of {HELD} ran again after {took:.1f} s")
+    if not back or took > 3 * SOON[store.url.partition(":")[0]]:
+        told.wonder("recovery took too long")
+    return told
+
+
+def log_size(store: SqliteStore, seed: int, seconds: float) -> Findings:
+    """Two producers and two workers that write as fast as they can: the log stays below its bound."""
+    grown = write_together(Path(store.path), max(seconds, 20.0))
+    told = Findings(events=0, jobs=grown.done)
+    told.notes.append(f"the log had at most {grown.largest / 1e6:.1f} MB of {BOUND / 1e6:.1f} MB")
+    if grown.largest > BOUND:
+        told.wonder("the log is longer than its bound")
+    return told
+
+
+def _until(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
