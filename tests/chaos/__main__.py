@@ -54,6 +54,7 @@ EXPERIMENTS: dict[tuple[str, str], Experiment] = {
     ("sqlite", "checkpoint"): lambda seed, seconds: power.power_cuts(seed, round(seconds), big=True),
     ("sqlite", "full disk"): _full_disk,
     ("sqlite", "damage"): lambda seed, seconds: power.damage(seed, round(8 * seconds)),
+    ("sqlite", "poison"): _on_sqlite(workloads.poison),
     ("sqlite", "recovery"): _on_sqlite(workloads.recovery),
     ("sqlite", "log size"): _on_sqlite(workloads.log_size),
     ("postgres", "kill"): _on_postgres(experiments.kills),
@@ -61,6 +62,7 @@ EXPERIMENTS: dict[tuple[str, str], Experiment] = {
     ("postgres", "power cut"): _on_postgres(experiments.outages),
     ("postgres", "full disk"): experiments.full_disk_postgres,
     ("postgres", "damage"): lambda seed, seconds: experiments.damage_postgres(seed, max(2, round(seconds / 2))),
+    ("postgres", "poison"): _on_postgres(workloads.poison),
     ("postgres", "recovery"): _on_postgres(workloads.recovery),
 }
 

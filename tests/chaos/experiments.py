@@ -24,7 +24,7 @@ from towpath.ledger.sqlite import FAULT_POINTS
 from towpath.runtime.upkeep import KEY as CARETAKER
 
 ROOT = Path(__file__).parents[2]
-LEASE = 2.0
+LEASE = 3.0
 PATIENCE = 90.0
 """Seconds after which what has not ended is lost."""
 STARTING = 5.0
@@ -201,8 +201,8 @@ def full_disk_sqlite(seed: int, seconds: float, folder: Path) -> Findings:
 
 
 def full_disk_postgres(seed: int, seconds: float) -> Findings:
-    with small_disk(1500 * MB) as disk, postgres_store(parent=disk) as store:
-        return _full(store, seed, seconds, disk, left=MB, size=16000)
+    with small_disk(500 * MB) as disk, postgres_store(parent=disk) as store:
+        return _full(store, seed, seconds, disk, left=0, size=4000)
 
 
 def _full(store: Store, seed: int, seconds: float, disk: Path, left: int, size: int) -> Findings:

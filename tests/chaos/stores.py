@@ -91,7 +91,8 @@ def _enable_checksums(server: Server) -> None:
     try:
         server._tools.run(str(server._tools._bin() / "pg_checksums"), "--enable", "-D", str(server.directory / "data"))
     except ServerFailed as error:
-        raise NotPermitted(str(error)) from None
+        if "already enabled" not in str(error):
+            raise NotPermitted(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -112,7 +113,7 @@ def small_disk(size: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def filled(disk: Path, left: int) -> Iterator[None]:
-    """A file that takes all but `left` bytes of a file system while the block lasts."""
+    """A file that takes all but about `left` bytes of a file system while the block lasts."""
     ballast = disk / "ballast"
     try:
         with ballast.open("wb") as file:
