@@ -22,9 +22,9 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Appended, Note
 from towpath.core.ids import derived
 from towpath.core.job import Spec
-from towpath.core.schedule import CATCH_UP, Missed, Schedule, every_of, missed_of, next_fire, plan
+from towpath.core.schedule import Missed, Schedule, every_of, missed_of, next_fire, plan
 from towpath.core.views import NoteView
-from towpath.errors import InvalidInput, NoteConflict, QueueFull, Refused
+from towpath.errors import InvalidInput, NoteConflict, Refused
 from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
@@ -50,8 +50,6 @@ __all__ = [
 log = logging.getLogger("towpath.schedules")
 
 INDEX: Final = "towpath/schedules"
-AGAIN: Final = SECOND
-"""After a queue that was full."""
 SCHEDULED_AT: Final = "scheduled-at"
 """The header of a fired job with the time it was meant for (ISO 8601, UTC)."""
 
@@ -344,7 +342,6 @@ class Scheduler:
 
     def _fire(self, name: str, now: int) -> int | None:
         """When it fires next: it may be due again at once if much was missed."""
-        most = CATCH_UP
         while True:
             view = self._host.ledger.note(_key(name))
             schedule = _decode(view)
@@ -352,13 +349,8 @@ class Scheduler:
                 return None
             if schedule.next_at > now:
                 return schedule.next_at
-            times, following = plan(schedule, now, most)
+            times, following = plan(schedule, now)
             ids = self._append(schedule, times) if times else []
-            if ids is None:
-                if len(times) == 1:
-                    return now + AGAIN
-                most = 1
-                continue
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
             if _written(self._host, _key(name), moved, view):
                 # Others may have appended the same jobs at the same time; one alone moves the note.
@@ -372,14 +364,16 @@ class Scheduler:
             for id, time in fired:
                 bus.publish(ScheduleFired(name, id, time, max(0, now - time) / SECOND))
 
-    def _append(self, schedule: Schedule, times: list[int]) -> list[str] | None:
-        """The ids of the jobs, none if they were refused; None if there is no room for them now."""
+    def fire_all(self, now: int, stopped: Callable[[], bool]) -> None:
+        """Fire all that is due at `now`, however much was missed."""
+        while not stopped() and (due := self.due(now)) is not None and due <= now:
+            pass
+
+    def _append(self, schedule: Schedule, times: list[int]) -> list[str]:
+        """The ids of the jobs, none if they were refused."""
         jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
         try:
-            answer = self._host.committer.call(Append(tuple(jobs)), outside=False)
-        except QueueFull as full:
-            log.warning("schedule %s has to wait: %s", schedule.name, full)
-            return None
+            answer = self._host.committer.call(Append(tuple(jobs), inside=True), outside=False)
         except Refused as refusal:
             log.error("schedule %s did not fire: %s", schedule.name, refusal)
             return []

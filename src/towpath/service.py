@@ -237,7 +237,7 @@ class Service:
         await asyncio.to_thread(breakers.declare, self._app)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
-            await asyncio.to_thread(Scheduler(self._app).due, self._app.clock.now())
+            await asyncio.to_thread(Scheduler(self._app).fire_all, self._app.clock.now(), lambda: self._stopped)
         self._obey(self._orders)
         lookout = self._app.parts.lookout
         lookout.add(self)

@@ -210,6 +210,24 @@ def test_schedules_that_are_due_belong_to_it() -> None:
         assert {job.kind for job in app.ledger.find(Query()).jobs} == {tick.kind}
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_all_fires_that_were_missed_belong_to_it(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Also into a queue that is full. One round makes up for a hundred of them."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    clock = ManualClock()
+    with App(url, clock=clock) as app:
+
+        @app.every(60, name="minutely", missed="all")
+        def tick() -> None: ...
+
+        app.run(burst=True)
+        app.queue("default").configure(capacity=1)
+        clock.advance(24 * 3600)
+        app.run(burst=True)
+        assert states(app) == {"done": 1440}
+        assert app.schedules.get("minutely").next_at > clock.now()
+
+
 def test_rest_is_read_from_the_ledger(app: App) -> None:
     app.call(Append((Spec(id="a", queue="q"),)))
     now = app.clock.now()

@@ -337,19 +337,13 @@ class TestFiring:
         assert rounds == max(1, -(-count // CATCH_UP))
         assert scheduler.due(clock.now()) == wake
 
-    def test_a_full_queue_is_waited_for(self, desk: Desk, clock: ManualClock) -> None:
-        desk.committer.call(SetQueue(queue="q", capacity=2))
-        schedule = register(desk, every(60, "all"))
+    @pytest.mark.parametrize(("missed", "count"), [("skip", 1), ("all", 4)])
+    def test_a_full_queue_refuses_no_fire(self, desk: Desk, clock: ManualClock, missed: str, count: int) -> None:
+        desk.committer.call(SetQueue(queue="q", capacity=0))
+        schedule = register(desk, every(60, missed))
         clock.set(schedule.next_at + 3 * MINUTE)
-        scheduler = Scheduler(desk)
-        while (wake := scheduler.due(clock.now())) is not None and wake <= clock.now():
-            pass
-        assert wake == clock.now() + SECOND
-        assert len(jobs(desk.ledger)) == 2
-        desk.committer.call(SetQueue(queue="q", capacity=None))
-        clock.advance(1)
-        scheduler.due(clock.now())
-        assert len(jobs(desk.ledger)) == 4
+        assert Scheduler(desk).due(clock.now()) == clock.now() + MINUTE
+        assert len(jobs(desk.ledger)) == count
 
     def test_a_note_that_nobody_can_read_stops_only_itself(self, desk: Desk, clock: ManualClock) -> None:
         register(desk, cron("* * * * *", name="broken"))

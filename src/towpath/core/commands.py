@@ -65,9 +65,11 @@ def token_of(command: Any) -> str:
 
 
 class Append(_Value, frozen=True, gc=False, tag="append"):
-    """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs."""
+    """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs. `inside`: appended by
+    Towpath itself, for a schedule that fires, and so never refused for the capacity of a queue."""
 
     specs: tuple[Spec, ...]
+    inside: bool = False
 
     def __post_init__(self) -> None:
         specs = self.specs

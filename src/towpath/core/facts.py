@@ -59,7 +59,7 @@ class Facts(msgspec.Struct, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Where specs come from when not from outside: a settling job (which may add to its own group) or a closing group.
+    """Where specs come from when not from outside: a settling job (which may add to its own group), a closing group or a schedule.
     Neither is ever refused for want of room."""
 
     parent: str | None = None

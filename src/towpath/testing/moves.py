@@ -253,7 +253,7 @@ class Moves(Draws):
         del self.known[:-16]
 
     def append(self) -> Append:
-        return Append(self.specs(self.chance.choice((1, 2, 6))))
+        return Append(self.specs(self.chance.choice((1, 2, 6))), inside=self.chance.random() < 0.1)
 
     def claim(self) -> Claim:
         wants = tuple(

@@ -19,7 +19,7 @@ from towpath.ledger.memory.rows import Group
 
 
 def append(book: Book, command: Append, now: int) -> Appended:
-    admission = decide(book, command.specs, now)
+    admission = decide(book, command.specs, now, Origin() if command.inside else None)
     _write(book, admission, now)
     return Appended(admission.answers)
 

@@ -47,7 +47,7 @@ def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]
 
 def _append_one(batch: Batch, command: Append) -> Appended | Refused:
     try:
-        return Appended(place(batch, command.specs).answers)
+        return Appended(place(batch, command.specs, Origin() if command.inside else None).answers)
     except Refused as refusal:
         return refusal
 

@@ -334,6 +334,17 @@ class CapacitySuite(Suite):
         desk.done(desk.take("other"))
         assert desk.counts().ready == 2
 
+    def test_a_schedule_that_fires_is_never_refused(self, desk: Desk) -> None:
+        """`inside` is admitted alone, in a batch with refused neighbours, with a key, and again."""
+        desk.set_queue(capacity=0)
+        inside = Append((spec("a"), spec("b", key=unique("k"))), inside=True)
+        refused, first, again = desk.ask(Append((spec("x"),)), inside, inside)
+        assert isinstance(refused, QueueFull)
+        assert first == again == Appended((Placed("a", 1), Placed("b", 2)))
+        desk.do(Appended, Append((spec("c"),), inside=True))
+        assert desk.counts().ready == 3
+        assert desk.job("a").parent is None
+
     def test_what_comes_back_is_never_refused(self, desk: Desk) -> None:
         claim = desk.started("a")
         desk.cancel("a")
