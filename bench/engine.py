@@ -3,7 +3,8 @@
     python bench/engine.py [--quick] [--dir DIR]
 
 No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides take turns in every round;
-a ratio is the median over the rounds. Ours keep the history of every job. The last line is JSON. What each ratio must reach is in TARGETS.
+a ratio is the median over the rounds. Ours keep the history of every job. `commit_fn` compares jobs whose commit function inserts a row
+into a table of the user with plain ones. The last line is JSON. What each ratio must reach is in TARGETS.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TARGETS = {
     "enqueue_64_tasks": 8.0,
     "enqueue_many": 0.4,
     "threads_vs_async": 0.4,
+    "commit_fn": 0.3,
 }
 P50_IN_COMMITS, MAX_P99, MAX_OTHER_P50 = 3.0, 10.0, 5.0
 MAX_IDLE_CPU, MAX_GROWTH = 1.0, 1.1
@@ -65,10 +67,12 @@ def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     """Jobs completed per second: ours, the peers, and the claim-100/settle-100 loop of bench/ledger.py."""
     contest, raw = Contest(peers(folder, IN_TURNS)), Raw(folder / "raw.db", "q")
     with Ours(sqlite(folder / "ours.db")) as ours:
+        ours.make_table()
         runs: dict[str, Callable[[], float]] = {
             "async": lambda: ours.complete(sizes.jobs, ours.noop),
             "raw": lambda: raw_loop(raw, sizes.jobs),
             "threads": lambda: ours.complete(sizes.jobs // 2, ours.noop_sync),
+            "commit": lambda: ours.complete(sizes.jobs // 2, ours.pay),
         }
         for name, length in IN_TURNS.items():
             runs[name] = partial(contest.rate, name, int(sizes.peer_jobs * length))
@@ -77,6 +81,7 @@ def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     report.ratio("vs_best_peer", found["async"], found[best])
     report.ratio("vs_raw", found["async"], found["raw"])
     report.ratio("threads_vs_async", found["threads"], found["async"])
+    report.ratio("commit_fn", found["commit"], found["async"])
     rates = ", ".join(f"{name} {statistics.median(found[name]):,.0f}" for name in contest.peers)
     print(f"{'':20} peers, jobs/s: {rates}; {len(found['async'])} rounds")
     contest.close()

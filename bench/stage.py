@@ -19,10 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import apsw
+import psycopg
 from ledger import resident
 from rounds import rate
 
-from towpath import App
+from towpath import App, current
+from towpath.ledger.sqlite import SqliteLedger
 from towpath.service import RunOptions
 
 ARGUMENT = "x" * 100
@@ -56,9 +59,31 @@ class Ours:
             if next(self._left) == 1:
                 self._called.set()
 
+        async def pay(argument: str) -> None:
+            current().commit(self._insert)
+            if next(self._left) == 1:
+                self._called.set()
+
+        self.pay: Any = self.app.task(name="bench.pay", queue=QUEUE)(pay)
         self.noop: Any = self.app.task(name="bench.noop", queue=QUEUE)(noop)
         self.noop_sync: Any = self.app.task(name="bench.noop_sync", queue=QUEUE)(noop_sync)
         self.stamp: Any = self.app.task(name="bench.stamp", queue=QUEUE)(stamp)
+
+    def make_table(self) -> None:
+        """The user's table, which the commit function of `pay` inserts into."""
+        text = "CREATE TABLE paid (id {key} PRIMARY KEY, job text NOT NULL, amount bigint NOT NULL)"
+        ledger = self.app.ledger
+        if isinstance(ledger, SqliteLedger):
+            with contextlib.closing(apsw.Connection(str(ledger.path))) as connection:
+                connection.execute(text.format(key="INTEGER"))
+        else:
+            with psycopg.connect(self.app.url) as theirs:
+                theirs.execute(text.format(key="bigserial"))
+        mark = "?" if isinstance(ledger, SqliteLedger) else "%s"
+        self._text = f"INSERT INTO paid (job, amount) VALUES ({mark}, {mark})"
+
+    def _insert(self, connection: Any) -> None:
+        connection.execute(self._text, ("order", 17))
 
     def __enter__(self) -> Self:
         return self

@@ -24,6 +24,15 @@ def app(url: str) -> Iterator[App]:
         assert app.ledger.check() == []
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    """An App on each ledger with a database."""
+    url = f"sqlite:///{tmp_path}/work.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with App(url) as app:
+        yield app
+        assert app.ledger.check() == []
+
+
 def work(app: App, most: int = 1000) -> int:
     """Run what is ready, one after the other, in this thread."""
     ran = 0

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +20,9 @@ from towpath.events import JobSettled
 WAIT = 30.0
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
-    url = f"sqlite:///{tmp_path}/work.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with App(url) as app:
-        yield app
-        assert app.ledger.check() == []
+@pytest.fixture
+def app(database: App) -> App:
+    return database
 
 
 def calls(app: App) -> dict[str, Callable[[Any], object]]:

@@ -23,7 +23,7 @@ from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused
+from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import guests, hosts, migrations, quick, state
 from towpath.ledger.postgres.batch import Before, PostgresBatch
@@ -40,7 +40,7 @@ from towpath.ledger.postgres.connect import (
     translate,
 )
 from towpath.ledger.postgres.db import PostgresDb, end_open
-from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, RowsTaken, Survey, surveyed
+from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, Part, RowsTaken, Survey, apart, surveyed
 from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.passage import Passage
 from towpath.ledger.postgres.ringing import Ringing
@@ -49,6 +49,7 @@ from towpath.ledger.postgres.stride import Strides
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
 from towpath.ledger.relational.db import array
+from towpath.ledger.relational.functions import FunctionPace, Undone
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
@@ -57,10 +58,16 @@ T = TypeVar("T")
 
 REPLAYS = 5
 """How often a batch that met others at the wrong time is played again before it goes command by command."""
+FUNCTIONS = 50
+"""Commit functions of one transaction at most. Each is a subtransaction, of which the server has room for 64 in shared memory."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
 _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+
+
+class _Apart(Exception):
+    """Commit functions that share a transaction must be called in transactions of their own."""
 
 
 class PostgresLedger:
@@ -75,6 +82,7 @@ class PostgresLedger:
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related = 0, False
+        self._functions = FunctionPace(FUNCTIONS)
         self.repeats = 0
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
@@ -115,18 +123,28 @@ class PostgresLedger:
         return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """In one transaction; but a settle with a function of the user's has one of its own, so that nothing else is held while
-        that runs, and so has upkeep. If a later one fails, all may come again."""
+        """In one transaction; but see `surveyed`. If a later transaction fails, the whole batch may come again."""
         answers = self._in_one_step(commands, now)
         if answers and len(answers) == len(commands):
             return answers
-        parts = surveyed(commands[len(answers) :])
-        for part, found in parts:
-            done = self._in_one_step(part, now) if len(parts) > 1 else []
-            answers += done
-            if not done or len(done) < len(part):
-                answers += self._again_if_gone(part[len(done) :], found, now)
-        return answers
+        left = commands[len(answers) :]
+        parts = surveyed(left, self._functions.size)
+        if len(parts) == 1 and not parts[0].survey.calls_user:
+            return answers + self._again_if_gone(left, parts[0].survey, now)
+        found: dict[int, Answer] = {}
+        for part in parts:
+            found.update(zip(part.places, self._apply_part(part, now), strict=True))
+        return answers + [found[place] for place in range(len(left))]
+
+    def _apply_part(self, part: Part, now: int | None) -> list[Answer]:
+        done = self._in_one_step(part.commands, now)
+        if done and len(done) == len(part.commands):
+            return done
+        try:
+            return done + self._again_if_gone(part.commands[len(done) :], part.survey, now)
+        except _Apart:
+            self._functions.contended()
+            return [answer for each in apart(part) for answer in self._again_if_gone(each.commands, each.survey, now)]
 
     def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """The commonest batches, or what they begin with, in one statement each. No answer if it is none of them, is not so plain as
@@ -151,21 +169,34 @@ class PostgresLedger:
     def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
         applied twice, so once more on a new one; if that dies too, the server is away."""
-        try:
-            return self._transact(commands, found, now)
-        except psycopg.OperationalError as error:
-            if not is_gone(error):
-                raise
-            self._drop_writer()
-            self.repeats += 1
-        try:
-            return self._transact(commands, found, now)
-        except BaseException:
-            self._drop_writer()
-            raise
-
-    def _transact(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
         spoiled: dict[str, Refused] = {}
+        lost: str | None = None
+        """The job whose function ran when the connection was lost."""
+        for attempt in range(3):
+            try:
+                return self._transact(commands, found, now, spoiled)
+            except psycopg.OperationalError as error:
+                gone = is_gone(error)
+                if gone or attempt:
+                    self._drop_writer()
+                during = error.id if isinstance(error, guests.LostDuring) else None
+                if not gone or (attempt and (during is None or during != lost)):
+                    raise
+                if attempt and during is not None:
+                    spoiled[during] = UserFunctionFailed(
+                        id=during, error=f"the connection was lost twice while it ran: {error}"
+                    )
+                lost = during
+                self.repeats += 1
+            except BaseException:
+                if attempt:
+                    self._drop_writer()
+                raise
+        raise AssertionError("unreachable")
+
+    def _transact(
+        self, commands: Sequence[Command], found: Survey, now: int | None, spoiled: dict[str, Refused]
+    ) -> list[Answer]:
         locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
         replays = meetings = 0
         while True:
@@ -176,13 +207,19 @@ class PostgresLedger:
             except RowsTaken:
                 time.sleep(PAUSES[min(meetings, len(PAUSES) - 1)])
                 meetings += 1
-            except guests.TransactionEnded as ended:
-                # Its neighbours did nothing wrong: play them again, without the function that did.
-                spoiled[ended.answer.details["id"]] = ended.answer
+            except Undone as undone:
+                # Play the batch again without that function.
+                spoiled[undone.id] = undone.answer
             except psycopg.Error as error:
                 if is_gone(error):
                     raise
                 replays += 1
+                if found.calls_user and len(commands) > 1:
+                    # A deadlock, or a COMMIT that fails for what one of the functions wrote.
+                    raise _Apart from error
+                if found.calls_user and isinstance(error, psycopg.IntegrityError) and replays > 1:
+                    spoiled[commands[0].id] = _failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
+                    continue
                 if not is_replayable(error) and (run is play_one_by_one or not self._db.is_ours(error)):
                     raise
                 if replays > REPLAYS or not is_replayable(error):
@@ -219,6 +256,7 @@ class PostgresLedger:
             with suppress(psycopg.Error):
                 if shut:
                     db.execute(b"RESET default_transaction_read_only")
+        self._functions.took(*batch.called)
         self._related = batch.relates and not (before.survey.locks.relations or batch.calls_user)
         self._tallies += batch.tallies
         if batch.news:
@@ -409,3 +447,9 @@ class PostgresLedger:
             yield
         except psycopg.Error as error:
             raise translate(error, self.place) from error
+
+
+def _failed_at_commit(id: str, error: psycopg.Error) -> UserFunctionFailed:
+    failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

@@ -56,7 +56,7 @@ class PostgresBatch(Batch):
         self.meetings = 0
         """How often it met rows that somebody holds for long, when it was played before."""
         self.calls_user = False
-        """It is one settle with a function of the user's, which should not be called again for want of a lock."""
+        """It is of settles with commit functions, which should not be called again for want of a lock."""
 
     @property
     def _patience(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -21,6 +21,7 @@ from towpath.core.commands import Selector, Settle
 from towpath.core.job import BODIES, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
+from towpath.errors import Refused
 from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
@@ -28,6 +29,7 @@ from towpath.ledger.postgres.marks import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array, plain_end
+from towpath.ledger.relational.functions import Undone
 
 log = logging.getLogger("towpath.postgres")
 
@@ -212,12 +214,13 @@ class PostgresDb:
     def keep(self) -> None:
         self.execute(b"RELEASE SAVEPOINT towpath_save")
 
-    def call(self, id: str, function: Callable[[Any], object]) -> None:
-        way = guests.Way(self._statements.guests_in, self._statements.guests_out)
-        guests.call_within(self.connection, way, id, function)
+    def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
+        if not functions:
+            return {}
+        return guests.call_all(self.connection, self._statements.guests_in, self._statements.guests_out, functions)
 
     def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, NeedsLock | RowsTaken | guests.TransactionEnded):
+        if isinstance(error, NeedsLock | RowsTaken | Undone):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 

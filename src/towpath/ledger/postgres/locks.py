@@ -3,15 +3,16 @@
 Whoever holds jobs never waits for one of the first two. It tries, and if somebody else has it, the batch begins anew with that
 lock first. So there is no circle of waiters, whatever the batches do.
 
-A job may be held for long: by the settle whose function of the user's runs. Whoever has the relations and meets such a job gives
-them back (`RowsTaken`), holds nothing for a moment, and begins anew. That settle itself takes them last, after the function,
-and waits for them there, so that the function is not called again for it.
+Jobs may be held for long: by settles whose commit functions run. A batch that has the relations and meets such a job releases
+them (`RowsTaken`), holds nothing for a moment, and begins anew. Those settles take the relations last, after the functions,
+and wait for them there, so that the functions are not called again for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,9 @@ from towpath.core.commands import (
     Command,
     Note,
     Open,
+    Progress,
     Purge,
+    Renew,
     Revive,
     Seal,
     SetPart,
@@ -33,6 +36,7 @@ from towpath.core.commands import (
     Upkeep,
 )
 from towpath.core.job import KeyPolicy, Spec
+from towpath.ledger.relational.functions import has_function
 
 
 class Locks(msgspec.Struct, frozen=True):
@@ -64,6 +68,7 @@ PAUSES = (0.02, 0.05, 0.1, 0.2)
 """Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that one gets before it.)"""
 
 
+_EARLY = (Settle, Renew, Progress)
 _RELATING = (Cancel, Revive, Purge, Open, Seal, Unseal, Abort, Note)
 _TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 
@@ -115,16 +120,47 @@ def _relates(specs: Sequence[Spec]) -> bool:
     return False
 
 
-def surveyed(commands: Sequence[Command]) -> list[tuple[Sequence[Command], Survey]]:
-    """What is played in one transaction: those that call a function of the user's one by one, and so an Upkeep, which folds the counts
-    of whatever queues there are and so must hold none before; the others together."""
+class Part(NamedTuple):
+    """Commands that are played in one transaction, with their places in the batch."""
+
+    places: Sequence[int]
+    commands: Sequence[Command]
+    survey: Survey
+
+
+def surveyed(commands: Sequence[Command], functions: int) -> list[Part]:
+    """The transactions of a batch. Settles with a commit function have transactions of their own, `functions` of them in each, so that
+    no lock but those of their jobs is held while the functions run. So has an Upkeep, which folds the counts of any queues and
+    so must hold none before."""
     whole = survey(commands)
     if not (whole.calls_user or whole.keeps_up) or len(commands) == 1:
-        return [(commands, whole)]
-    alike = groupby(enumerate(commands), lambda each: each[0] if _goes_alone(each[1]) else -1)
-    parts = [[command for _, command in part] for _, part in alike]
-    return [(part, survey(part)) for part in parts]
+        return [Part(range(len(commands)), commands, whole)]
+    parts = [(places, [commands[n] for n in places]) for places in _places(commands, functions)]
+    return [Part(places, some, survey(some)) for places, some in parts]
 
 
-def _goes_alone(command: Command) -> bool:
-    return isinstance(command, Upkeep) or (isinstance(command, Settle) and command.within is not None)
+def apart(part: Part) -> list[Part]:
+    """Each command in a transaction of its own."""
+    return [Part((place,), (each,), survey((each,))) for place, each in zip(part.places, part.commands, strict=True)]
+
+
+def _places(commands: Sequence[Command], functions: int) -> Iterator[list[int]]:
+    kept: list[int] = []
+    for early, run in groupby(range(len(commands)), lambda n: isinstance(commands[n], _EARLY)):
+        places = list(run)
+        if called := [n for n in places if early and has_function(commands[n])]:
+            # They go before the other settles of their run, but not before the progress of their own jobs.
+            kept += [n for n in places if type(commands[n]) is Progress]
+            if kept:
+                yield kept
+            yield from [called[at : at + functions] for at in range(0, len(called), functions)]
+            kept, gone = [], {*kept, *called}
+            places = [n for n in places if n not in gone]
+        for n in places:
+            if type(commands[n]) is Upkeep:
+                yield from [each for each in (kept, [n]) if each]
+                kept = []
+            else:
+                kept.append(n)
+    if kept:
+        yield kept

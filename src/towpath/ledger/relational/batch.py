@@ -131,7 +131,9 @@ class Batch:
         """May a suspect be ready?"""
         self.wrote = False
         self.spoiled: dict[str, Refused] = {}
-        """Settles, by job, whose function ended the transaction when the batch was played before."""
+        """The answers to settles, by job, whose commit function must not be called again: see `functions.Undone`."""
+        self.called = 0, 0.0
+        """How many commit functions were called, and for how many seconds."""
         self.parts: dict[tuple[str, str], PartRow] = {}
         self.groups: dict[str, GroupRow | None] = {}
         self._changed_queues: set[str] = set()

@@ -16,6 +16,7 @@ import msgspec
 from towpath.core.commands import Selector, Settle
 from towpath.core.job import Done, Job, Reason, State
 from towpath.core.views import Query
+from towpath.errors import Refused
 
 T = TypeVar("T")
 Args = Sequence[Any]
@@ -125,8 +126,9 @@ class Db(Protocol):
 
     def keep(self) -> None: ...
 
-    def call(self, id: str, function: Callable[[Any], object]) -> None:
-        """The user's own function in this transaction, for the settle of a job."""
+    def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
+        """Call commit functions in this transaction, by the jobs of their settles, each in a savepoint. The failures; what a
+        failed function wrote is undone. Raises `functions.Undone` if a function ended the transaction."""
         ...
 
     def is_ours(self, error: Exception) -> bool:

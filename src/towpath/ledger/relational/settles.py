@@ -31,6 +31,7 @@ from towpath.errors import LostClaim, Refused
 from towpath.ledger.relational import appends, endings, notes
 from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, by_id, flush_queues
 from towpath.ledger.relational.db import CURSOR, ERROR, RESULT, Body, Held, array
+from towpath.ledger.relational.functions import settle_with_functions
 
 Settling = Job | Held
 
@@ -47,7 +48,16 @@ class _Gathered(msgspec.Struct):
 
 
 def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """A run of settles. Those that touch nothing else are done first, in one step; they are nobody's consequence either."""
+    """A run of settles. Their commit functions are called first."""
+    if any(command.within is not None for command in commands):
+        return settle_with_functions(batch, commands, _settle_run)
+    return _settle_run(batch, commands)
+
+
+def _settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
+    """Settles without dependents, groups or keys are applied first, as one statement; no other settle depends on them."""
+    if not commands:
+        return []
     flush_queues(batch)
     counts, done = batch.db.finish_plain(commands, batch.now)
     if not done:
@@ -80,7 +90,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
     gathered = _Gathered([], [], [], [], [])
     plain: list[Settle] = []
     for command in commands:
-        if command.spawn or command.notes or command.within is not None:
+        if command.spawn or command.notes:
             break
         plain.append(command)
     if not plain:
@@ -202,32 +212,14 @@ def _settle_alone(batch: Batch, command: Settle) -> Settled | Refused:
     job = by_id(batch, [command.id]).get(command.id)
     if job is None or job.state is not State.RUNNING or job.fence != command.fence:
         return _not_held(batch, job, command)
-    if command.within is None:
-        try:
-            return _settle_with_care(batch, job, command)
-        except Refused as refusal:
-            return refusal
-    if (spoiled := batch.spoiled.get(command.id)) is not None:
-        return spoiled
-    mark = batch.mark()
-    batch.db.save()
     try:
-        answer = _settle_with_care(batch, job, command)
+        return _settle_with_care(batch, job, command)
     except Refused as refusal:
-        batch.db.undo()
-        batch.db.keep()
-        batch.forget(mark)
         return refusal
-    batch.flush()
-    batch.db.keep()
-    return answer
 
 
 def _settle_with_care(batch: Batch, job: Job, command: Settle) -> Settled:
-    """Decide all of it first: a refusal leaves nothing behind but what `within` wrote, which is under a savepoint. That may take
-    long, so it comes before anything is held that others could want."""
-    if command.within is not None:
-        batch.db.call(command.id, command.within)
+    """Decide all of it first: a refusal leaves nothing behind."""
     decision = None
     if command.spawn:
         origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)

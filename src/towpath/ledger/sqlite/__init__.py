@@ -29,6 +29,7 @@ from towpath.core.views import GroupView, NoteView, Page, PartView, Query, Queue
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.relational import reads
+from towpath.ledger.relational.functions import FunctionPace, Undone, has_function, slices
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
@@ -60,6 +61,8 @@ RESTART_PAUSE = 1.0
 """Seconds until a restart that such a transaction prevented is tried again."""
 CHECK_EVERY = 200
 """Jobs and commands after which the length of the write-ahead log is looked at."""
+FUNCTIONS = 256
+"""Commit functions of one transaction at most."""
 FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
 """Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of them."""
 LOOK_AGAIN = 0.25
@@ -82,10 +85,11 @@ class SqliteLedger:
         self._unchecked = 0
         self._restart_due = 0.0
         self._inside: int | None = None
+        self._functions = FunctionPace(FUNCTIONS)
         self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
         with ExitStack() as stack:
-            self._db = connect(self.path, self._options)
-            stack.callback(self._db.close)
+            self._db = self._connect()
+            stack.callback(self._close_writer)
             with self._translated(self._db):
                 migrations.migrate(self._db, self.path)
                 self._page_size = int(one(self._db, "PRAGMA page_size")[0])
@@ -105,6 +109,14 @@ class SqliteLedger:
             self._opened = stack.pop_all()
         forks.open_here.add(self)
 
+    def _connect(self) -> apsw.Connection:
+        connection = connect(self.path, self._options)
+        connection.authorizer = guests.Guard()
+        return connection
+
+    def _close_writer(self) -> None:
+        self._db.close()
+
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._guard()
         now = self._now(now)
@@ -115,15 +127,10 @@ class SqliteLedger:
             self._guard()
             self._inside = threading.get_ident()
             try:
-                with self._turnstile:
-                    answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
-                # After the commit: what went into a file that nobody finds again is not acknowledged.
-                log = self._presence.check_file()
-                self._fault("committed")
-                if wrote:
-                    self._wake.ring()
-                    self._fault("rung")
-                    self._checkpoint(commands, log)
+                if specs or not any(map(has_function, commands)):
+                    return self._apply(commands, specs, now)
+                parts = list(slices(commands, self._functions.size))
+                return [answer for part in parts for answer in self._apply(part, (), now)]
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
             except BaseException:
@@ -131,6 +138,18 @@ class SqliteLedger:
                 raise
             finally:
                 self._inside = None
+
+    def _apply(self, commands: Sequence[Command], specs: Sequence[Spec], now: int) -> list[Answer]:
+        """One transaction."""
+        with self._turnstile:
+            answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
+        # After the commit: what went into a file that nobody finds again is not acknowledged.
+        log = self._presence.check_file()
+        self._fault("committed")
+        if wrote:
+            self._wake.ring()
+            self._fault("rung")
+            self._checkpoint(commands, log)
         return answers
 
     def _append_plain(self, commands: Sequence[Any], specs: Sequence[Spec], now: int) -> tuple[list[Answer], bool] | None:
@@ -161,9 +180,11 @@ class SqliteLedger:
         while True:
             try:
                 return self._play_safely(commands, now, spoiled)
-            except guests.TransactionEnded as ended:
-                # Its neighbours did nothing wrong: play them again, without the function that did.
-                spoiled[ended.answer.details["id"]] = ended.answer
+            except Undone as undone:
+                # Play the batch again without that function.
+                spoiled[undone.id] = undone.answer
+                if guests.is_closed(self._db):
+                    self._db = self._connect()
 
     def _play_safely(self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]) -> tuple[list[Answer], bool]:
         try:
@@ -200,7 +221,7 @@ class SqliteLedger:
     @staticmethod
     def _undo(db: apsw.Connection) -> None:
         """Also before every transaction: a second interrupt may have come before the first one's transaction was undone."""
-        if db.in_transaction:
+        if guests.in_transaction(db):
             db.execute("ROLLBACK")
 
     def _play(
@@ -211,6 +232,7 @@ class SqliteLedger:
         migrations.check_schema(self.path, batch.schema, batch.min_schema)
         self._jumps.note(batch.now)
         answers = run(batch, commands)
+        self._functions.took(*batch.called)
         self._fault("played")
         batch.finish()
         return answers, batch.wrote

@@ -18,8 +18,10 @@ from towpath.core.commands import Selector, Settle
 from towpath.core.job import DONE, Job, State
 from towpath.core.lifecycle import REASONS, purge_time
 from towpath.core.views import Query
+from towpath.errors import Refused
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
 from towpath.ledger.relational.db import RESULT, TABLES, Args, Body, Finished, array, plain_end, script
+from towpath.ledger.relational.functions import Undone
 from towpath.ledger.sqlite import guests, jobs, where
 
 T = TypeVar("T")
@@ -114,11 +116,11 @@ class SqliteDb:
     def keep(self) -> None:
         self.connection.execute("RELEASE towpath_save")
 
-    def call(self, id: str, function: Callable[[Any], object]) -> None:
-        guests.call_within(self.connection, id, function)
+    def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
+        return guests.call_all(self.connection, functions)
 
     def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, guests.TransactionEnded):
+        if isinstance(error, Undone):
             return False
         return isinstance(error, OUR_OWN) or not isinstance(error, apsw.Error)
 

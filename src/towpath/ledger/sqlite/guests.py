@@ -1,14 +1,22 @@
-"""The user's own function on our connection, in the same transaction as the settle it belongs to."""
+"""Commit functions of the user on the ledger's connection.
+
+The connection has one authorizer for life, because setting an authorizer makes SQLite prepare every statement of the connection anew.
+It is asked when a statement is prepared, and denies only while functions run. A statement in apsw's cache was prepared before, so
+functions get cursors that mark their statements: the cache keeps marked and unmarked statements apart.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import apsw
 
 from towpath.errors import UserFunctionFailed
+from towpath.ledger.relational.functions import Undone
 
 _CONTROL = {
     apsw.SQLITE_TRANSACTION,
@@ -22,56 +30,112 @@ _READING = {apsw.SQLITE_READ, apsw.SQLITE_SELECT, apsw.SQLITE_FUNCTION, apsw.SQL
 _NOT_ITS_FAULT = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NoMemError, apsw.BusyError)
 """What ends a transaction without the function's doing."""
 
+# A name that no function uses by accident.
+_NAME = f"towpath_{secrets.token_hex(8)}"
+_SAVE, _UNDO, _RELEASE = f"SAVEPOINT {_NAME}", f"ROLLBACK TO {_NAME}", f"RELEASE {_NAME}"
 
-def _authorize(operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
-    """Deny what would end our transaction, and every write to our tables (also by a trigger of theirs)."""
-    if operation in _CONTROL:
-        return apsw.SQLITE_DENY
-    tables = (one,) if operation == apsw.SQLITE_UPDATE else (one, two)  # the second name of an update is a column
-    ours = any(name is not None and name.lower().startswith("towpath_") for name in tables)
-    return apsw.SQLITE_DENY if ours and operation not in _READING else apsw.SQLITE_OK
+_MARK = apsw.SQLITE_PREPARE_PERSISTENT
+"""A flag of `sqlite3_prepare_v3` that the ledger's own statements do not have."""
 
 
-class TransactionEnded(Exception):
-    """The function rolled the whole batch back, with a conflict clause (`OR ROLLBACK`), which no authorizer sees."""
+class Guard:
+    """The authorizer of a connection. While functions run it denies what would end the transaction, and every write to the ledger's
+    tables (also by a trigger of theirs)."""
 
-    def __init__(self, answer: UserFunctionFailed) -> None:
-        super().__init__(str(answer))
-        self.answer = answer
+    def __init__(self) -> None:
+        self.lent = False
+
+    def __call__(self, operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
+        if not self.lent:
+            return apsw.SQLITE_OK
+        if operation in _CONTROL:
+            return apsw.SQLITE_OK if operation == apsw.SQLITE_SAVEPOINT and two == _NAME else apsw.SQLITE_DENY
+        tables = (one,) if operation == apsw.SQLITE_UPDATE else (one, two)  # the second name of an update is a column
+        ours = any(name is not None and name.lower().startswith("towpath_") for name in tables)
+        return apsw.SQLITE_DENY if ours and operation not in _READING else apsw.SQLITE_OK
 
 
-def call_within(db: apsw.Connection, id: str, function: Callable[[Any], object]) -> None:
-    """Run the user's function of a settle. Setting an authorizer also expires cached statements, so it sees them all."""
+class _MarkedCursor(apsw.Cursor):
+    """The cursor of a function."""
+
+    def execute(self, statements: str, bindings: Any = None, **options: Any) -> Any:
+        return super().execute(statements, bindings, **{**options, "prepare_flags": options.get("prepare_flags", 0) | _MARK})
+
+    def executemany(self, statements: str, sequenceofbindings: Any, **options: Any) -> Any:
+        flags = options.get("prepare_flags", 0) | _MARK
+        return super().executemany(statements, sequenceofbindings, **{**options, "prepare_flags": flags})
+
+
+def call_all(db: apsw.Connection, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> dict[str, UserFunctionFailed]:
+    """Call the functions, each in a savepoint. The failures, by job."""
+    if not isinstance(guard := db.authorizer, Guard):
+        db.authorizer = guard = Guard()
     cursors: list[apsw.Cursor] = []
 
     def cursor(connection: apsw.Connection) -> apsw.Cursor:
-        cursors.append(apsw.Cursor(connection))
+        cursors.append(_MarkedCursor(connection))
         return cursors[-1]
 
-    db.authorizer = _authorize
-    db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
+    own, failed, process = apsw.Cursor(db), dict[str, UserFunctionFailed](), os.getpid()
+    guard.lent = True
     db.cursor_factory = cursor
-    process = os.getpid()
+    db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
+    try:
+        for id, function in functions:
+            own.execute(_SAVE)
+            if (failure := _call(db, id, function, cursors)) is not None:
+                failed[id] = failure
+                own.execute(_UNDO)
+            own.execute(_RELEASE)
+    finally:
+        if os.getpid() != process:
+            # A function forked, and this is the child: the transaction and the connection are its parent's.
+            os._exit(1)
+        guard.lent = False
+        with suppress(apsw.ConnectionClosedError):
+            db.cursor_factory = apsw.Cursor
+            db.set_commit_hook(None)
+            if db.authorizer is not guard:
+                db.authorizer = guard
+    return failed
+
+
+def _call(
+    db: apsw.Connection, id: str, function: Callable[[Any], object], cursors: list[apsw.Cursor]
+) -> UserFunctionFailed | None:
+    failure: UserFunctionFailed | None = None
     try:
         function(db)
     except Exception as error:
-        if isinstance(error, _NOT_ITS_FAULT) and not db.in_transaction:
+        if isinstance(error, _NOT_ITS_FAULT) and not in_transaction(db):
             raise
-        failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
-        failed.__cause__ = error
-        raise (failed if db.in_transaction else TransactionEnded(failed)) from error
+        failure = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
     finally:
-        if os.getpid() != process:
-            # It forked, and this is the child: the transaction and the connection are its parent's.
-            os._exit(1)
-        db.cursor_factory = apsw.Cursor
         for each in cursors:
-            # One that was left in the middle of a statement would keep our transaction from ending.
+            # A cursor in the middle of a statement would keep the transaction from ending.
             each.close(True)
-        db.authorizer = db.row_trace = db.exec_trace = None
-        db.set_commit_hook(None)
+        cursors.clear()
+    if is_closed(db):
+        raise Undone(id, UserFunctionFailed(id=id, error="it closed the ledger's connection"))
+    db.row_trace = db.exec_trace = None
     if not db.in_transaction:
-        raise TransactionEnded(UserFunctionFailed(id=id, error="it rolled the ledger's transaction back"))
+        raise Undone(id, failure or UserFunctionFailed(id=id, error="it rolled the ledger's transaction back"))
+    if failure is None and db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
+        # COMMIT would fail, and with it every other settle of the transaction.
+        failure = UserFunctionFailed(id=id, error="it leaves a row that violates a deferred foreign key")
+    return failure
+
+
+def is_closed(db: apsw.Connection) -> bool:
+    try:
+        return db.in_transaction is None
+    except apsw.ConnectionClosedError:
+        return True
+
+
+def in_transaction(db: apsw.Connection) -> bool:
+    return not is_closed(db) and db.in_transaction
 
 
 def _refuse_commit() -> bool:
