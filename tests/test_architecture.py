@@ -16,18 +16,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-_BASE = ("errors", "clock", "events")
-_DRIVER = ("ledger", "ledger.sql", "core", "errors", "clock")
+_BASE = ("errors", "clock", "events", "escapes")
+_DRIVER = ("ledger", "ledger.sql", "core", "errors", "clock", "escapes")
 _FRONT = ("core", "fleet", "ledger", "runtime", *_BASE)
 # The rooms between the engine and the App, each may import those before it.
 _TASKS = ("codec", "control", "handles", "options", "tasks")
 
 # Room -> the rooms it may import, besides itself. The room "" is the public surface, `towpath/__init__.py`.
 MAY_IMPORT: Mapping[str, Sequence[str]] = {
-    "errors": (),
+    "escapes": (),
+    "errors": ("escapes",),
     "clock": (),
-    "events": (),
-    "core": ("errors",),
+    "events": ("escapes",),
+    "core": ("errors", "escapes"),
     "ledger": ("core", "errors", "clock"),
     "ledger.sql": ("errors",),
     "ledger.memory": _DRIVER,
@@ -57,7 +58,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
     "timetable": (*_TASKS, "schedules", *_FRONT),
     "attempts": (*_TASKS, "context", "tracing", *_FRONT),
     "progress": ("attempts", "context", *_FRONT),
-    "display": ("progress",),
+    "display": ("escapes", "progress"),
     "breakers": (*_TASKS, "attempts", "context", *_FRONT),
     "workers": ("core", "fleet", "ledger", "runtime", *_BASE),
     "care": ("core", "fleet", "ledger", "ledger.relational", "workers", *_BASE),
@@ -259,6 +260,17 @@ def clock_readers(module: str, source: str) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: {full} is read; only clock.py reads the time"
 
 
+def raw_loggers(module: str, source: str) -> Iterator[str]:
+    """Loggers that do not escape what a stranger chose: `escapes.get_logger` makes those that do."""
+    if module != "towpath.escapes":
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute | ast.Name) and "getLogger" in (
+                getattr(node, "attr", ""),
+                getattr(node, "id", ""),
+            ):
+                yield f"{module}:{node.lineno} must use escapes.get_logger"
+
+
 def too_long(module: str, source: str, most: int = MOST_LINES) -> Iterator[str]:
     lines = source.count("\n")
     if lines > (WALL_OF_LINES if module in MAY_BE_LONG else most):
@@ -303,6 +315,16 @@ def test_imports_follow_the_arrows(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_only_the_clock_reads_the_time(module: str) -> None:
     assert list(clock_readers(module, MODULES[module])) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_logger_escapes(module: str) -> None:
+    assert list(raw_loggers(module, MODULES[module])) == []
+
+
+@pytest.mark.parametrize("source", ["import logging\nlogging.getLogger('a')", "from logging import getLogger\ngetLogger('a')"])
+def test_a_raw_logger_is_caught(source: str) -> None:
+    assert len(list(raw_loggers("towpath.app", source))) == 1
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -93,7 +93,7 @@ def test_names_come_when_they_are_used() -> None:
     program = "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) - before))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     ours = [name for name in ended.stdout.split() if name.startswith("towpath")]
-    assert ours == ["towpath.core", "towpath.core.checks", "towpath.core.job", "towpath.errors"]
+    assert ours == ["towpath.core", "towpath.core.checks", "towpath.core.job", "towpath.errors", "towpath.escapes"]
 
 
 def test_type_checkers_are_told_of_the_same_homes() -> None:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from towpath.escapes import escape
 from towpath.progress import RunningJob, Snapshot, size_of
 
 LINES = 12
@@ -40,8 +41,8 @@ def drawn(snapshot: Snapshot, transfers: Mapping[str, str]) -> RenderableType:
     if len(known) > LINES:
         rows.append(Text(f"and {len(known) - LINES} more"))
     if snapshot.lanes:
-        rows.append(Text(snapshot.by_lane(transfers)))
-    return Group(*rows, Text(sentence(snapshot, transfers)))
+        rows.append(Text(escape(snapshot.by_lane(transfers))))
+    return Group(*rows, Text(escape(sentence(snapshot, transfers))))
 
 
 def sentence(snapshot: Snapshot, transfers: Mapping[str, str]) -> str:
@@ -64,7 +65,8 @@ def _line(job: RunningJob, transfers: Mapping[str, str]) -> list[RenderableType]
     amount = f"{spell(done)} of {spell(total)}" if total else spell(done)
     speed = f"{spell(job.rate)}/s" if job.rate > 0 else ""
     left = f"{_span(job.eta)} left" if job.eta is not None else ""
-    return [Text(transfers.get(job.kind, job.kind)), Text(job.id[-8:], style="dim"), bar, Text(amount), Text(speed), Text(left)]
+    kind, id = escape(transfers.get(job.kind, job.kind)), escape(job.id[-8:])
+    return [Text(kind), Text(id, style="dim"), bar, Text(amount), Text(speed), Text(left)]
 
 
 def _span(seconds: float) -> str:

@@ -45,6 +45,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from towpath.escapes import escape
+
 
 class TowpathError(Exception):
     sentence: ClassVar[str] = "Towpath failed"
@@ -53,7 +55,9 @@ class TowpathError(Exception):
 
     def __init__(self, **details: Any) -> None:
         self.details = details
-        super().__init__(self.sentence.format_map(details))
+        super().__init__(
+            escape(self.sentence.format_map({name: _harmless(name, each) for name, each in details.items()}), lines=True)
+        )
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.details == getattr(other, "details", None)
@@ -63,6 +67,11 @@ class TowpathError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.details)
+
+
+def _harmless(name: str, value: Any) -> Any:
+    """A detail in the sentence. Only the text of an error may have several lines."""
+    return escape(value, lines=name == "error") if isinstance(value, str) else value
 
 
 def _rebuild(cls: type[TowpathError], details: dict[str, Any]) -> TowpathError:

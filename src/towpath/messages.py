@@ -12,7 +12,6 @@ Every verb has an async form with an `a` in front. A message in hand is kept on 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
@@ -30,6 +29,7 @@ from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renew
 from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
+from towpath.escapes import get_logger
 from towpath.queues import QueueGate
 from towpath.runtime.document import Document
 from towpath.runtime.hosting import aappend_on, append_on
@@ -37,7 +37,7 @@ from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun,
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
 
-log = logging.getLogger("towpath.messages")
+log = get_logger("towpath.messages")
 
 Span = float | timedelta
 

@@ -7,7 +7,6 @@ everything else is counted from the events of this process. All names start with
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from towpath.clock import Clock, SystemClock
 from towpath.core import breaker as breakers
 from towpath.core.job import State
 from towpath.errors import TowpathError
+from towpath.escapes import get_logger
 from towpath.events import (
     BatchCommitted,
     BatchFailed,
@@ -38,7 +38,7 @@ from towpath.events import (
 )
 from towpath.ledger import Ledger
 
-log = logging.getLogger("towpath.metrics")
+log = get_logger("towpath.metrics")
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 DURATIONS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)

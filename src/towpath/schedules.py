@@ -8,7 +8,6 @@ another worker, appends nothing new. The note `towpath/schedules` lists the name
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
@@ -25,6 +24,7 @@ from towpath.core.job import Spec
 from towpath.core.schedule import Missed, Schedule, every_of, missed_of, next_fire, plan
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, NoteConflict, Refused
+from towpath.escapes import get_logger
 from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
@@ -47,7 +47,7 @@ __all__ = [
     "trigger",
 ]
 
-log = logging.getLogger("towpath.schedules")
+log = get_logger("towpath.schedules")
 
 INDEX: Final = "towpath/schedules"
 SCHEDULED_AT: Final = "scheduled-at"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
@@ -21,6 +20,7 @@ from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
+from towpath.escapes import get_logger
 from towpath.queues import set_limits
 from towpath.runtime.engine import Parts
 from towpath.runtime.office import Office, WorkerOptions
@@ -33,7 +33,7 @@ from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.timetable import from_settings, write_down
 from towpath.workers import AGAIN, Badge, Orders
 
-log = logging.getLogger("towpath.worker")
+log = get_logger("towpath.worker")
 
 
 RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")

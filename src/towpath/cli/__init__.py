@@ -53,6 +53,8 @@ def _run(arguments: list[str]) -> int:
         if os.environ.get("TOWPATH_DEBUG") == "1" and failure.message:
             import traceback
 
-            traceback.print_exception(error)
+            from towpath.escapes import escape
+
+            sys.stderr.write(escape("".join(traceback.format_exception(error)), lines=True))
         return report(failure, as_json="--json" in arguments)
     return code if isinstance(code, int) else 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from towpath.cli.failures import EXIT_CODES
+from towpath.escapes import escape
 
 if TYPE_CHECKING:
     from towpath import Ledger
@@ -126,7 +127,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(f"{question} Say so with --yes.", click.get_current_context())
-    if not click.confirm(question, err=True):
+    if not click.confirm(escape(question), err=True):
         raise click.Abort
 
 

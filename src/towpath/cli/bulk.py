@@ -120,8 +120,8 @@ def purge(ledger: Ledger, where: Selector) -> dict[str, Any]:
             return {"purged": purged}
 
 
-def told_revived(data: dict[str, Any]) -> str:
+def told_revived(data: dict[str, Any]) -> list[str]:
     lines = [f"{data['revived']} came back"] + [f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]]
     if len(data["refused"]) > 20:
         lines.append(f"and {len(data['refused']) - 20} more were refused; --json lists them")
-    return "\n".join(lines)
+    return lines

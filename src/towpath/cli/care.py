@@ -65,7 +65,7 @@ def check(session: Session, /) -> int:
         problems = examine(ledger)
     lines = [*problems, "Stop every process, keep a copy, restore a backup."] if problems else ["Everything adds up."]
     data: dict[str, Any] = {"ok": not problems, "problems": problems}
-    show(session.json, data, "\n".join(lines))
+    show(session.json, data, lines)
     return REFUSED if problems else OK
 
 

@@ -25,6 +25,7 @@ from towpath.cli.output import emit
 from towpath.cli.proof import DELAY, Check, Crash, Written, jobs_of, prove
 from towpath.cli.showcase import app
 from towpath.cli.stage import Stage
+from towpath.escapes import get_logger
 
 TARGET = "towpath.cli.showcase:app"
 FERRIES, REMINDERS = 100, 20
@@ -52,7 +53,7 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     if keep is not None and (keep.exists() or not keep.absolute().parent.is_dir()):
         raise bad_input(f"{keep} is there already, or its directory is not.", "Name a new file.")
     # The worker logs failures, and here they are on purpose.
-    logging.getLogger("towpath").addHandler(logging.NullHandler())
+    get_logger("towpath").addHandler(logging.NullHandler())
     path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="towpath-demo-")) / "work.db"
     stage = Stage(session.json)
     app.url = f"sqlite:///{quote(str(path))}"

@@ -47,7 +47,7 @@ def doctor(session: Session, /) -> int:
     values = {name: getattr(settings, name) for name in NAMES} | {"url": shown(settings.url)}
     told = {name: {"value": values[name], "from": _origin(session, settings, name)} for name in NAMES}
     data = {"settings": told, "versions": versions(), "ledger": health, "findings": findings, "ok": code == OK}
-    show(session.json, data, lambda: show(False, None, _report(told, health, findings)))
+    show(session.json, data, lambda: _report(told, health, findings))
     return code
 
 
@@ -55,25 +55,16 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
     return "--url" if name == "url" and session.url is not None else settings.origins[name]
 
 
-def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> str:
+def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> list[str]:
     settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
-    lines = [
-        "Settings",
-        pairs(settings),
-        "",
-        "Versions",
-        pairs(versions()),
-        "",
-        "Ledger",
-        pairs({name: _words(value) for name, value in health.items()}),
-        "",
-    ]
+    facts = {name: _words(value) for name, value in health.items()}
+    lines = ["Settings", *pairs(settings), "", "Versions", *pairs(versions()), "", "Ledger", *pairs(facts), ""]
     if not findings:
-        return "\n".join([*lines, "Nothing is wrong."])
+        return [*lines, "Nothing is wrong."]
     lines.append("Findings")
     for finding in findings:
         lines += [f"{'!' if finding.grave else '-'} {finding.what}", f"  {finding.advice}"]
-    return "\n".join(lines)
+    return lines
 
 
 def _words(value: object) -> object:

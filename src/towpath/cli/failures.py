@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from towpath import errors
+from towpath.escapes import escape, escape_json
 
 OK, REFUSED, BAD_INPUT, NOTHING, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -150,18 +151,20 @@ def report(failure: Failure, as_json: bool) -> int:
     if failure.message and as_json:
         content = {"type": failure.kind, "message": failure.message, "code": failure.code, "next": failure.step or None}
         content["details"] = failure.details
-        say([msgspec.json.encode({"error": content}).decode()])
+        say([escape_json(msgspec.json.encode({"error": content}).decode())])
     elif failure.message:
-        say([failure.message if failure.message.startswith("Usage:") else f"Error: {failure.message}"])
+        first, *more = failure.message.split("\n")
+        is_usage = first.startswith("Usage:")
+        say([first if is_usage else f"Error: {first}", *(line if is_usage else f"  {line}" for line in more)])
         say([*filter(None, [failure.step])])
     return failure.code
 
 
 def say(lines: Sequence[str]) -> None:
-    """To stderr; if nobody listens there, there is nobody to tell."""
+    """Lines to stderr; if nobody reads them there, that is no error."""
     try:
         # In one piece, so that two processes do not write into each other's lines.
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.write("".join(f"{escape(line)}\n" for line in lines))
         sys.stderr.flush()
     except OSError:
         pass

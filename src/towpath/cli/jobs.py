@@ -115,7 +115,7 @@ def _get(ledger: Ledger, id: str) -> Job:
     return job
 
 
-def _described(job: Job, why: str) -> None:
+def _described(job: Job, why: str) -> list[str]:
     values: dict[str, object] = {
         "id": job.id,
         "queue": job.queue + (f", part {job.part}" if job.part else ""),
@@ -147,7 +147,7 @@ def _described(job: Job, why: str) -> None:
         "result": None if job.result is None else shown_body(job.result),
         "error": job.error,
     }
-    show(False, None, pairs(values | {name: value for name, value in extra.items() if value is not None}))
+    return pairs(values | {name: value for name, value in extra.items() if value is not None})
 
 
 @jobs.command("explain")
@@ -210,7 +210,7 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
             confirm(f"This cancels {where.words('unfinished')}.", yes)
         data = {**bulk.cancel(ledger, selector), "finished": over}
     lines = [f"{data['canceled']} canceled, {data['requested']} asked to stop"]
-    show(session.json, data, "\n".join([*lines, *(f"{each['id']} is {each['state']} already" for each in over)]))
+    show(session.json, data, [*lines, *(f"{each['id']} is {each['state']} already" for each in over)])
     return REFUSED if any(each["state"] != State.CANCELED for each in over) else OK
 
 
@@ -239,5 +239,5 @@ def purged(session: Session, where: Where, yes: bool, states: tuple[State, ...])
         data = bulk.purge(ledger, selector)
         left = [id for id in where.ids if ledger.get(id) is not None]
     lines = [f"{data['purged']} deleted", *(f"{id} is not finished: cancel it first" for id in left)]
-    show(session.json, {**data, "unfinished": left}, "\n".join(lines))
+    show(session.json, {**data, "unfinished": left}, lines)
     return REFUSED if left else OK

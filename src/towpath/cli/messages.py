@@ -13,7 +13,7 @@ import click
 from towpath import Claim, Ledger, Spec, State, commands
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import NOTHING, OK, REFUSED, Failure, say
-from towpath.cli.output import body, emit, moment, pairs, show, shown_body
+from towpath.cli.output import body, moment, pairs, show, shown_body
 from towpath.cli.specs import SpecOptions, append, spec_options, tell
 from towpath.cli.values import Json, Receipt, ReceiptType, Span
 from towpath.errors import LostClaim, UnknownJob
@@ -115,7 +115,9 @@ def _show_claim(session: Session, claim: Claim) -> None:
         "attempt": job.attempts,
         "lease until": moment(job.lease_until),
     }
-    show(session.json, data, pairs({**people, **job.headers, "payload": shown_body(job.payload)}))
+    # A header must not stand in the place of what is ours.
+    headers = {f"header {name}" if name in (*people, "payload") else name: value for name, value in job.headers.items()}
+    show(session.json, data, pairs({**people, **headers, "payload": shown_body(job.payload)}))
 
 
 @command("ack")
@@ -168,11 +170,8 @@ def extend(session: Session, /, receipt: Receipt, span: int) -> int:
         raise LostClaim(id=receipt.id, fence=receipt.fence)
     asked = next((reason for _, reason in answer.cancel), None)
     data = {"id": receipt.id, "lease_until": moment(answer.until), "cancel_requested": asked}
-    if session.json:
-        emit(data)
-    else:
-        stop = f"; it was asked to stop ({asked})" if asked else ""
-        click.echo(f"{receipt.id} is yours until {moment(answer.until)}{stop}")
+    stop = f"; it was asked to stop ({asked})" if asked else ""
+    show(session.json, data, f"{receipt.id} is yours until {moment(answer.until)}{stop}")
     return OK
 
 

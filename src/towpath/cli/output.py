@@ -12,36 +12,41 @@ import click
 import msgspec
 
 from towpath import Job, Rate
+from towpath.escapes import escape, escape_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+MAX_NAME = 40
+"""Columns for the names of `pairs`; a longer name, of a header for one, is not cut but moves its value."""
 _SPANS = ("timeout", "retention", "lease_len")
 _BODIES = ("payload", "result", "cursor")
 
 
 def emit(data: object) -> None:
     """One JSON document on one line."""
-    click.echo(msgspec.json.encode(data).decode())
+    click.echo(escape_json(msgspec.json.encode(data).decode()))
     sys.stdout.flush()
 
 
-def show(as_json: bool, data: object, people: str | Callable[[], object]) -> None:
-    """The same fact for a machine or for people. `people` is a sentence, or a function that prints or gives something rich."""
+def show(as_json: bool, data: object, people: str | list[str] | Callable[[], object]) -> None:
+    """The same fact for a machine or for people. `people` is one line, a list of lines, or a function that returns these or
+    something rich. A line stays one line whatever is in it."""
     if as_json:
         emit(data)
-    elif isinstance(people, str):
-        click.echo(clean(people))
-    elif (renderable := people()) is not None:
-        console().print(renderable)
+        return
+    shown = people() if callable(people) else people
+    if isinstance(shown, str | list):
+        click.echo("\n".join(map(escape, [shown] if isinstance(shown, str) else shown)))
+    elif shown is not None:
+        console().print(shown)
 
 
 def console() -> Console:
     """Colours only on a terminal and without NO_COLOR (rich sees to both). In a pipe lines are not broken."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> object:
@@ -55,12 +60,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Seq
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(clean(_cell(value))) for value in row))
+        made.add_row(*(Text(_cell(value)) for value in row))
     return made
 
 
 def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str]) -> str:
-    lines = [list(columns), *([clean(_cell(value)).replace("\n", " ") for value in row] for row in rows)]
+    lines = [list(columns), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
     sides = [str.rjust if column in numbers else str.ljust for column in columns]
     return "\n".join(
@@ -68,22 +73,22 @@ def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], num
     )
 
 
-def pairs(values: Mapping[str, object]) -> str:
-    """Names and values, one per line."""
-    width = max(map(len, values), default=0)
-    lines = (f"{name:{width}}  {_cell(value)}".replace("\n", "\n" + " " * (width + 2)) for name, value in values.items())
-    return "\n".join(line.rstrip() for line in lines)
+def pairs(values: Mapping[str, object]) -> list[str]:
+    """Lines with names and values. Further lines of a value are indented, so that none of them looks like another name."""
+    shown = [(escape(name), _plain(value).split("\n")) for name, value in values.items()]
+    width = min(max((len(name) for name, _ in shown), default=0), MAX_NAME)
+    lines = [f"{'' if number else name:{width}}  {line}" for name, each in shown for number, line in enumerate(each)]
+    return [line.rstrip() for line in lines]
 
 
 def _cell(value: object) -> str:
+    return escape(_plain(value))
+
+
+def _plain(value: object) -> str:
     if value is None:
         return "-"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def clean(text: str) -> str:
-    """Without control characters: what a job carries must not steer the terminal."""
-    return text.translate(_CONTROLS)
 
 
 def moment(at: int | None) -> str | None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from towpath.cli.output import clean, console
+from towpath.cli.output import console
+from towpath.escapes import escape
 
 Draw = Callable[[Mapping[str, int]], None]
 
@@ -27,7 +28,7 @@ class Stage:
 
     def say(self, text: str = "", bold: bool = False) -> None:
         if not self._quiet:
-            console().print(clean(text), style="bold" if bold else None, soft_wrap=True)
+            console().print(escape(text, lines=True), style="bold" if bold else None, soft_wrap=True)
 
     @contextmanager
     def bars(self, totals: Mapping[str, int]) -> Iterator[Draw]:

@@ -11,8 +11,9 @@ import click
 from towpath import Job, Ledger, Query, QueueView, State
 from towpath.cli.base import Session, command, names, pass_session
 from towpath.cli.failures import OK, nothing
-from towpath.cli.output import ago, clean, console, emit, seconds, show, table
+from towpath.cli.output import ago, console, emit, seconds, show, table
 from towpath.cli.values import now
+from towpath.escapes import escape
 from towpath.fleet import WorkerView, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
@@ -127,10 +128,10 @@ def _picture(data: dict[str, Any]) -> object:
     if rows:
         parts.append(table(("kind", "job", "done", "total", "%", "per second"), rows, ("done", "total", "%", "per second")))
     if data["lanes"]:
-        parts.append(clean(spell_lanes(data["lanes"], {})))
+        parts.append(escape(spell_lanes(data["lanes"], {})))
     kinds = Counter(entry["kind"] or "(message)" for entry in running)
     waiting = sum(data["total"][state] for state in ("ready", "scheduled", "blocked"))
-    parts.append(clean(", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])))
+    parts.append(escape(", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])))
     return Group(*parts)  # type: ignore[arg-type]
 
 

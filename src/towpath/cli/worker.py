@@ -19,6 +19,7 @@ from towpath.cli.family import Child, caught, hold_on_to_parent
 from towpath.cli.output import emit
 from towpath.cli.reload import Reporter, keep_running
 from towpath.cli.values import Span
+from towpath.escapes import EscapeFilter
 from towpath.events import WorkerStarted
 from towpath.settings import lanes_of, resolve
 
@@ -114,8 +115,10 @@ def worker(
         return _several(session, each)
     if wanted.name is not None:
         app.name = wanted.name
+    handler = logging.StreamHandler()
+    handler.addFilter(EscapeFilter())  # the program's own lines may hold a job's text as well
     # What the program has set up itself stays as it is.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
     app.bus.subscribe(WorkerStarted, lambda started: _greet(target, app.url, started))
     # Closed at the end, so that another process can do the upkeep at once.
     with app, serving(app, exporter):

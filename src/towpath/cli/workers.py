@@ -49,7 +49,7 @@ def list_workers(session: Session, /) -> int:
 def _table(found: Sequence[WorkerView], paused: dict[str, str | None]) -> object:
     pauses = [f"Paused: {name} ({why})" if why else f"Paused: {name}" for name, why in sorted(paused.items())]
     if not found:
-        return "\n".join(["Nobody works here now.", *pauses])
+        return ["Nobody works here now.", *pauses]
     at, rows = now(), []
     for each in found:
         state = "draining" if each.draining else "paused" if each.paused else "working"

@@ -12,6 +12,7 @@ from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState
 from towpath.core.job import FINISHED, SUSPECT, Job, Reason, State
 from towpath.core.views import GroupView, PartView, QueueView
+from towpath.escapes import escape
 
 
 class Gate(StrEnum):
@@ -53,6 +54,9 @@ class Explanation(msgspec.Struct, frozen=True):
     by: tuple[str, ...] = ()
     count: int = 0
     until: int | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "sentence", escape(self.sentence))
 
     def __str__(self) -> str:
         return self.sentence

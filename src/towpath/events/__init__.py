@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
+from towpath.escapes import escape, get_logger
 from towpath.events.collected import Collected as Collected
 from towpath.events.delivery import MAX_BACKLOG as MAX_BACKLOG
 from towpath.events.delivery import Delivery
 
-log = logging.getLogger("towpath.events")
+log = get_logger("towpath.events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,10 +445,10 @@ class Bus:
 def log_events(bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO) -> Callable[[], None]:
     """Write events to `logger` (default `towpath`) by their sentence, with the event itself as `record.event`. Kinds below
     `level` are not even listened to, so that nobody builds them. The answer ends it."""
-    target = logger or logging.getLogger("towpath")
+    target = logger or get_logger("towpath")
 
     def write(event: Event) -> None:
         if target.isEnabledFor(event.level):
-            target.log(event.level, "%s", event, extra={"event": event})
+            target.log(event.level, "%s", escape(str(event)), extra={"event": event})
 
     return bus.subscribe(tuple(kind for kind in KINDS if kind.level >= level), write)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
-log = logging.getLogger("towpath.events")
+from towpath.escapes import get_logger
+
+log = get_logger("towpath.events")
 
 MAX_BACKLOG = 10_000
 """Events that may wait for their listeners. Further ones are dropped and counted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,9 +10,10 @@ from msgspec.structs import replace
 from towpath.core.breaker import Phase, Record
 from towpath.core.checks import SECOND
 from towpath.core.views import PartView, QueueView
+from towpath.escapes import get_logger
 from towpath.runtime.breakers import Breakers, running
 
-log = logging.getLogger("towpath.breakers")
+log = get_logger("towpath.breakers")
 
 View = QueueView | PartView | None
 

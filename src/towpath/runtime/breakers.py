@@ -7,7 +7,6 @@ reads the note again and decides again. Successes of a closed breaker write noth
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,12 +21,13 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Noted
 from towpath.core.views import PartView, QueueView
 from towpath.errors import NoteConflict, TowpathError
+from towpath.escapes import get_logger
 from towpath.events import BreakerChanged
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
-log = logging.getLogger("towpath.breakers")
+log = get_logger("towpath.breakers")
 
 FRESH: Final = SECOND // 10
 """How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an ordinary call."""

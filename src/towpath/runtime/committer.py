@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Protocol
 
 from towpath.core.commands import Claim, Claimed, Command, Result, Settle
 from towpath.errors import LedgerClosed, LedgerError, NestedCall, QueueFull, TowpathError
+from towpath.escapes import get_logger
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime import news
@@ -28,7 +28,7 @@ from towpath.runtime.outage import Outage
 from towpath.runtime.own_claims import OwnClaims
 from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Reply, ThreadTicket, Ticket, deliver, sort_of
 
-log = logging.getLogger("towpath.committer")
+log = get_logger("towpath.committer")
 
 MAX_BATCH = 1000
 """Commands (an append counts its specs) per batch. An append that is larger goes alone."""

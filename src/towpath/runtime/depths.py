@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from towpath.core.checks import SECOND
 from towpath.core.depths import KEY, Alarm, depths_of
+from towpath.escapes import get_logger
 from towpath.events import Bus, QueueDeep
 from towpath.ledger import Ledger
 
-log = logging.getLogger("towpath.queues")
+log = get_logger("towpath.queues")
 
 EVERY = SECOND
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -11,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-log = logging.getLogger("towpath.worker")
+from towpath.escapes import get_logger
+
+log = get_logger("towpath.worker")
 
 _generation = 0
 _undone: list[Callable[[], None]] = []

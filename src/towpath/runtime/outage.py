@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from towpath.errors import TowpathError
+from towpath.escapes import get_logger
 
-log = logging.getLogger("towpath.ledger")
+log = get_logger("towpath.ledger")
 
 
 class Outage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,12 +10,13 @@ from typing import Any
 from towpath.core.commands import MAX_BULK, Settle, Settled
 from towpath.core.job import Done, Job, Outcome, Retry, State
 from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
+from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.office import Attempt, Office
 from towpath.runtime.pace import Pace
 from towpath.runtime.tickets import Reply
 
-log = logging.getLogger("towpath.worker")
+log = get_logger("towpath.worker")
 
 AT_ONCE = min(500, MAX_BULK)
 """Settles that stay together: a batch has room for others beside them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import time
@@ -12,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from towpath.core.job import Job
+from towpath.escapes import get_logger
 from towpath.events import Bus, HandlerBlocked
 
-log = logging.getLogger("towpath.worker")
+log = get_logger("towpath.worker")
 
 BEAT = 0.5
 BLOCKED = 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -12,9 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from towpath.escapes import get_logger
 from towpath.runtime import forks
 
-log = logging.getLogger("towpath.worker")
+log = get_logger("towpath.worker")
 
 ECHO = 0.5
 """Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""

@@ -8,7 +8,6 @@ same time only do the same harmless thing twice.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -17,12 +16,13 @@ from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
 from towpath.errors import LedgerClosed, NoteConflict, TowpathError
+from towpath.escapes import get_logger
 from towpath.events import CaretakerElected
 from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.tickets import Reply
 
-log = logging.getLogger("towpath.upkeep")
+log = get_logger("towpath.upkeep")
 
 KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -20,6 +19,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
 from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
+from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.executors import ProcessDied, Processes, Threads
 from towpath.runtime.intake import Intake, Plain
@@ -30,7 +30,7 @@ from towpath.runtime.pace import Pace
 from towpath.runtime.pulse import Blocked, Pulse
 from towpath.runtime.runs import Run, in_process, until
 
-log = logging.getLogger("towpath.worker")
+log = get_logger("towpath.worker")
 
 SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,13 +13,14 @@ from msgspec.structs import asdict
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.errors import Refused
+from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import PostgresDb, take_seqs
 from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, Survey
 from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
-log = logging.getLogger("towpath.postgres")
+log = get_logger("towpath.postgres")
 
 DRAIN = 200
 """Appends from users' transactions that one batch plays at most."""

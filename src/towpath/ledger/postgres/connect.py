@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from urllib.parse import parse_qsl, quote, urlencode
@@ -23,9 +22,10 @@ from towpath.errors import (
     ReadOnly,
     StoreFailed,
 )
+from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import Connection, prepare
 
-log = logging.getLogger("towpath.postgres")
+log = get_logger("towpath.postgres")
 
 SCHEMA = "towpath"
 ROUNDS = 25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from towpath.core.job import BODIES, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.errors import Refused
+from towpath.escapes import get_logger
 from towpath.ledger.postgres import guests
 from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
@@ -31,7 +31,7 @@ from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array, plain_end
 from towpath.ledger.relational.functions import Undone
 
-log = logging.getLogger("towpath.postgres")
+log = get_logger("towpath.postgres")
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -8,7 +8,6 @@ and not soon after the server was unreachable or restarted, when others may stil
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +15,11 @@ from typing import Final, cast
 
 from psycopg import errors
 
+from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import Connection, Cursor, PostgresDb
 from towpath.ledger.postgres.statements import Statements
 
-log = logging.getLogger("towpath.postgres")
+log = get_logger("towpath.postgres")
 
 FREE: Final = 2.0
 """Seconds that the lock of a dead owner must have been free."""

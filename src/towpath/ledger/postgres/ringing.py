@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -14,11 +13,12 @@ from psycopg import errors, sql
 from psycopg.pq import ExecStatus
 
 from towpath.errors import TowpathError
+from towpath.escapes import get_logger
 from towpath.ledger.postgres.connect import PostgresOptions, connect
 from towpath.ledger.postgres.db import Connection
 from towpath.ledger.postgres.owners import OwnerLocks
 
-log = logging.getLogger("towpath.postgres")
+log = get_logger("towpath.postgres")
 
 LOOK = 1.0
 """Seconds between two looks where nobody rings: behind a pooler, or while the listener has no connection."""

@@ -10,7 +10,6 @@ them. A forked child shares them, and so closes its copy at once. Without this f
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import sys
@@ -19,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from towpath.escapes import get_logger
 from towpath.ledger import LeasesOnly
 from towpath.ledger.sqlite.files import open_beside
 
 if sys.platform == "linux":
     import fcntl
 
-log = logging.getLogger("towpath.sqlite")
+log = get_logger("towpath.sqlite")
 
 SUFFIX: Final = "-live"
 SLOT: Final = 1024

@@ -1,0 +1,99 @@
+"""Text that a stranger chose, made harmless for terminals and logs.
+
+A job's kind, key, headers or error may hold what steers a terminal (C0 and C1 controls, DEL), what reorders or hides text on
+the screen (bidirectional controls, zero-width and tag characters), or what begins a new line of a log. `escape` writes such characters
+as Python does: `\\x1b`, `\\u202e`. Errors and explanations escape their text when they are made, and every logger of Towpath comes from
+`get_logger`, which escapes what is logged, so that no line of a log has to think of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, Final
+
+_CONTROLS: Final = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u3164\uffa0"  # invisible, and the Arabic letter mark
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # zero-width, bidirectional, line and paragraph separators
+    "\ud800-\udfff\U000e0000-\U000e007f"  # lone surrogates, tags
+)
+_ANY: Final = re.compile(f"[\t\n{_CONTROLS}]")
+_BUT_LINES: Final = re.compile(f"[{_CONTROLS}]")
+_SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def escape(text: str, lines: bool = False) -> str:
+    """The text without characters that steer a terminal or mislead a reader. With `lines`, tabs and line feeds stay."""
+    return (_BUT_LINES if lines else _ANY).sub(_python_escape, text)
+
+
+def _python_escape(found: re.Match[str]) -> str:
+    letter = found[0]
+    code = ord(letter)
+    if letter in _SHORT:
+        return _SHORT[letter]
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def escape_json(document: str) -> str:
+    """The same JSON, with such characters as JSON's own escapes: what reads it gets the text as it was."""
+    return _BUT_LINES.sub(_json_escape, document)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+class EscapeFilter(logging.Filter):
+    """Escapes the arguments, the message and the traceback of each record, and indents further lines of these. An argument that needs no
+    escape stays the object it is."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, dict):
+            record.args = {name: _harmless(value) for name, value in record.args.items()}
+        elif record.args:
+            record.args = tuple([_harmless(value) for value in record.args])
+        if isinstance(record.msg, str):
+            record.msg = escape(record.msg, lines=True).replace("\n", "\n  ")
+        else:
+            record.msg = _harmless(record.msg)
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None and not record.exc_text:
+            record.exc_text = _traceback(record.exc_info)
+        return True
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, int | float | None):
+        return value
+    try:
+        text = str(value)
+    except Exception:
+        return value  # `logging` reports it
+    escaped = escape(text)
+    return value if escaped == text else escaped
+
+
+def _traceback(info: Any) -> str | None:
+    """The text of a traceback whose message could be taken for other lines of the log; None if there is no such message, and then
+    the formatter makes it as always."""
+    text = logging.Formatter().formatException(info)
+    messages: list[str] = []
+    error: BaseException | None = info[1]
+    while error is not None and len(messages) < 100:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    if not any("\n" in message for message in messages) and escape(text, lines=True) == text:
+        return None
+    return "\n".join(f"  {escape(line)}" for line in text.split("\n"))
+
+
+_escapes: Final = EscapeFilter()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of this name, which escapes what is logged. All loggers of Towpath are made here."""
+    found = logging.getLogger(name)
+    found.addFilter(_escapes)  # once: `logging` looks whether it is there
+    return found
