@@ -40,11 +40,20 @@ class App(Steering):
     """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the settings say.
 
     Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a forked child opens a
-    ledger of its own. `name` is how it appears as the owner of what it runs."""
+    ledger of its own. `name` is how it appears as the owner of what it runs. `priorities` are names for priorities
+    (`{"urgent": -10}`), beside `high` 0, `normal` 5 and `low` 10 or instead of them; smaller runs sooner."""
 
-    def __init__(self, url: str | None = None, *, name: str | None = None, clock: Clock | None = None) -> None:
-        self.settings = resolve(url, {"name": name})
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        clock: Clock | None = None,
+        priorities: Mapping[str, int] | None = None,
+    ) -> None:
+        self.settings = resolve(url, {"name": name, "priorities": priorities})
         super().__init__(self.settings.url, self.settings.name, clock)
+        self.priorities = self.settings.priorities
         self.tasks: dict[str, Task[..., Any]] = {}
         """The tasks by their names, which are the kinds of their jobs."""
         self.declared: dict[str, Schedule] = {}

@@ -26,7 +26,7 @@ from towpath import codec
 from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
 from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renewed, Result, Settle, Settled
-from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec
+from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec, rank
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
@@ -36,11 +36,13 @@ from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
+from towpath.tracing import inject
 
 log = get_logger("towpath.messages")
 
 Span = float | timedelta
 
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 STATE_TTL: Final = 90 * checks.DAY
 """How long the state of a message is kept after it was last saved, if no ack takes it away."""
 _POLICIES: Final[Mapping[str, KeyPolicy]] = {
@@ -169,8 +171,11 @@ class Queue(QueueGate):
             fields["key"] = _key(fields["key"], conflict or "keep")
         elif conflict is not None:
             raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
+        fields["priority"] = rank(fields.get("priority", "normal"), self._host.priorities)
         if (parent := running.get()) is not None:
             fields = inherited(parent.job, fields)
+        elif isinstance(headers := fields.get("headers", _NO_HEADERS), Mapping) and (carried := inject(headers)) is not headers:
+            fields["headers"] = carried
         return Spec(queue=self.name, **fields)
 
 

@@ -14,7 +14,7 @@ from towpath.codec import AFTER, Codec
 from towpath.control import Span
 from towpath.core import checks
 from towpath.core.breaker import Breaker
-from towpath.core.job import After, Job, Key, KeyPolicy, rank
+from towpath.core.job import PRIORITIES, After, Job, Key, KeyPolicy, rank
 from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
@@ -96,7 +96,8 @@ class Terms(msgspec.Struct, frozen=True):
         force_setattr(self, "named", any(each not in (None, False) for each in (self.unique, self.part, self.key, self.route)))
 
 
-def task_terms(kind: str, options: TaskOptions) -> Terms:
+def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
+    """`priorities`: the names that a priority may have; one that is left out is `normal`."""
     _known(options, TaskOptions, f"options of task {kind}")
     checks.text("name", kind, least=1)
     queue = options.get("queue", "default")
@@ -108,17 +109,17 @@ def task_terms(kind: str, options: TaskOptions) -> Terms:
         )
     if options.get("resource") is not None:
         checks.name(f"resource of {kind}", options["resource"])
-    fields: dict[str, Any] = {"queue": queue, **_common(options)}
+    fields: dict[str, Any] = {"queue": queue, "priority": priorities["normal"], **_common(options, priorities)}
     breaker = breaker_of(options.get("breaker"))
     if breaker is not None and options.get("part") is None:
         fields["part"] = breaker.part
     return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"), route=route)
 
 
-def call_terms(terms: Terms, options: CallOptions) -> Terms:
+def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
     """The same with these options. What a value may be is said by the field in the error."""
     _known(options, CallOptions, f"options of task {terms.kind}")
-    fields = {**terms.fields, **_common(options), **_when(options)}
+    fields = {**terms.fields, **_common(options, priorities), **_when(options)}
     for name in ("queue", "correlation_id", "id"):
         if name in options:
             fields[name] = options[name]
@@ -250,13 +251,13 @@ def waited_for(job: Job) -> list[After]:
     return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
 
 
-def _common(options: TaskOptions | CallOptions) -> dict[str, Any]:
+def _common(options: TaskOptions | CallOptions, priorities: Mapping[str, int]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if "max_attempts" in options:
         checks.whole("max_attempts", options["max_attempts"], 1, 1_000_000)
         fields["max_attempts"] = options["max_attempts"]
     if "priority" in options:
-        fields["priority"] = rank(options["priority"])
+        fields["priority"] = rank(options["priority"], priorities)
     if "timeout" in options:
         fields["timeout"] = _span("timeout", options["timeout"])
     if "retention" in options:

@@ -20,6 +20,7 @@ from towpath.core import checks
 from towpath.core.bandwidth import plan
 from towpath.core.commands import SetQueue
 from towpath.core.depths import check_depth
+from towpath.core.job import HIGHEST, LOWEST, PRIORITIES, rank
 from towpath.core.lanes import Lane, check
 from towpath.core.lanes import lanes_of as lanes_of
 from towpath.core.limits import Rate
@@ -57,7 +58,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Schedules, from `[schedules.<name>]` in the file; the same."""
     bandwidth: Mapping[str, Any] = {}
     """The limits of `app.bandwidth`, from `[bandwidth]` in the file: what `Bandwidth` takes; the same."""
+    priorities: Mapping[str, int] = msgspec.field(default_factory=lambda: PRIORITIES)
+    """Names of priorities: `high`, `normal` and `low`, changed and added to by `[priorities]` in the file."""
     origins: Mapping[str, str] = {}
+
+    def rank(self, priority: int | str) -> int:
+        """A priority as a number."""
+        return rank(priority, self.priorities)
 
     @property
     def origin(self) -> str:
@@ -101,7 +108,7 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    of_files = (*TABLES, "bandwidth")
+    of_files = (*TABLES, "bandwidth", "priorities")
     found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in of_files}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
@@ -227,6 +234,8 @@ def _right(name: str, value: Any, where: str) -> Any:
         return _tables(name, value, where)
     elif name == "bandwidth":
         return _bandwidth(value, where)
+    elif name == "priorities":
+        return _priorities(value, where)
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value
@@ -285,6 +294,15 @@ def _bandwidth(value: Any, where: str) -> Mapping[str, Any]:
     except InvalidInput as error:
         raise InvalidInput(**{**error.details, "field": f"{error.details['field']} of {where}"}) from None
     return found
+
+
+def _priorities(value: Any, where: str) -> Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(field=where, value=value, expected="a table of names and numbers")
+    for name, number in value.items():
+        checks.name(f"a name of {where}", name)
+        checks.whole(f"{name} of {where}", number, HIGHEST, LOWEST)
+    return {**PRIORITIES, **value}
 
 
 def _without_none(value: Any) -> Any:

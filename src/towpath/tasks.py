@@ -60,7 +60,7 @@ class Task(Generic[P, R]):
         self.breaker = breaker_of(options.get("breaker"))
         self.resource = options.get("resource")
         """The service whose load is watched while its jobs run, by name."""
-        self._terms = task_terms(self.kind, options)
+        self._terms = task_terms(self.kind, options, engine.priorities)
         self._on: Any = None
         """The connection of the user's whose transaction has what is enqueued."""
         self._model: Spec | None = None
@@ -112,7 +112,7 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[CallOptions]) -> Self:
         """The same task with options for what is enqueued through it."""
         other = copy.copy(self)
-        other._terms = call_terms(self._terms, options)
+        other._terms = call_terms(self._terms, options, self.app.priorities)
         other._on = options.get("on", self._on)
         other._model = None
         return other

@@ -195,3 +195,38 @@ def test_a_pyproject_without_our_table_is_nobodys_concern(tmp_path: Path) -> Non
     (tmp_path / "pyproject.toml").write_text('tool = "a text"\n')
     tmp_path.chmod(0o1777)
     assert here(tmp_path).concurrency == 32
+
+
+def test_priorities_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "towpath.toml").write_text('url = "memory://"\n[priorities]\nurgent = -10\nnormal = 50\n')
+    monkeypatch.chdir(tmp_path)
+    with App() as app:
+
+        @app.task(priority="urgent")
+        def first() -> None: ...
+
+        @app.task
+        def second() -> None: ...
+
+        mail = app.queue("mail")
+        handles = [first.enqueue(), second.enqueue(), second.options(priority="low").enqueue()]
+        ids = [mail.put(b"", priority="urgent"), mail.put(b""), mail.put(b"", priority=7)]
+        found = app.ledger.get_many([*[handle.id for handle in handles], *ids])
+        assert [found[handle.id].priority for handle in handles] == [-10, 50, 10]
+        assert [found[id].priority for id in ids] == [-10, 50, 7]
+        with pytest.raises(InvalidInput, match="one of high, normal, low, urgent"):
+            mail.put(b"", priority="soon")
+
+
+def test_the_names_of_an_app_replace_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "towpath.toml").write_text("[priorities]\nurgent = -10\n")
+    monkeypatch.chdir(tmp_path)
+    with App("memory://", priorities={"bulk": 100}) as app:
+        assert app.priorities == {"high": 0, "normal": 5, "low": 10, "bulk": 100}
+
+
+@pytest.mark.parametrize("table", ["priorities = 3", '[priorities]\nurgent = "soon"', "[priorities]\nurgent = 40000"])
+def test_priorities_that_are_none(tmp_path: Path, table: str) -> None:
+    (tmp_path / "towpath.toml").write_text(table)
+    with pytest.raises(InvalidInput, match="priorities"):
+        here(tmp_path)

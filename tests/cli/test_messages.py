@@ -232,3 +232,12 @@ def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], say
     (shell.folder / "shop.py").write_text(SHOP)
     assert says in shell.run("enqueue", *arguments, "--app", "shop:app", code=2).err
     assert not Path("towpath.db").exists()
+
+
+def test_priorities_by_the_names_of_the_settings(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "towpath.toml").write_text("[priorities]\nurgent = -10\n")
+    monkeypatch.chdir(tmp_path)
+    id = shell.run("put", "orders", "1", "--priority", "urgent").out.strip()
+    assert shell.run("jobs", "show", id, "--json").json["priority"] == -10
+    assert "-10 (urgent)" in shell.run("jobs", "show", id).out
+    assert "urgent" in shell.run("put", "orders", "1", "--priority", "soon", code=2).err

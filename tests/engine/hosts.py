@@ -10,7 +10,7 @@ from typing import Any, Self
 from towpath.clock import Clock, SystemClock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claim, Upkeep, Want
-from towpath.core.job import Job, State
+from towpath.core.job import PRIORITIES, Job, State
 from towpath.ledger import Ledger
 from towpath.messages import Message, Queue
 from towpath.runtime.committer import Committer
@@ -23,6 +23,8 @@ WAIT = 20.0
 
 class Desk:
     """A host. `attended` counts how often somebody asked to be woken by other processes."""
+
+    priorities = PRIORITIES
 
     def __init__(self, ledger: Ledger, clock: Clock | None = None, owner: str = "me") -> None:
         self.ledger = ledger

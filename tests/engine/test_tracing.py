@@ -158,3 +158,20 @@ def test_what_a_handler_enqueues_is_a_child_of_its_span() -> None:
     assert [job.headers["traceparent"].split("-")[1:3] for job in children] == [
         [format(run.context.trace_id, "032x"), format(run.context.span_id, "016x")]
     ] * 2
+
+
+def test_a_message_carries_the_trace_of_its_put() -> None:
+    with App("memory://") as app:
+        mail = app.queue("mail")
+        with trace.get_tracer("test").start_as_current_span("request"):
+            mail.put("one", headers={"mine": "kept"})
+            mail.put_many(["two", "three"])
+            asyncio.run(mail.aput("four"))
+        mail.put("five")
+        messages = mail.get_many(5)
+    request = finished()["request"].context
+    carried = [request.trace_id, request.span_id]
+    *traced, untraced = [message.headers for message in messages]
+    assert [[int(each, 16) for each in headers["traceparent"].split("-")[1:3]] for headers in traced] == [carried] * 4
+    assert traced[0]["mine"] == "kept"
+    assert untraced == {}

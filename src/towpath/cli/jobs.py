@@ -16,6 +16,7 @@ from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, s
 from towpath.cli.values import Header, Moment, now
 from towpath.errors import UnknownJob
 from towpath.fleet import explained
+from towpath.settings import resolve
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")
@@ -115,6 +116,11 @@ def _get(ledger: Ledger, id: str) -> Job:
     return job
 
 
+def _with_name(priority: int) -> str:
+    names = [name for name, number in resolve().priorities.items() if number == priority]
+    return f"{priority} ({', '.join(names)})" if names else str(priority)
+
+
 def _described(job: Job, why: str) -> list[str]:
     values: dict[str, object] = {
         "id": job.id,
@@ -123,7 +129,7 @@ def _described(job: Job, why: str) -> list[str]:
         "state": f"{job.state} ({job.reason})" if job.reason else job.state,
         "why": why.partition(": ")[2],
         "attempts": f"{job.attempts} of {job.max_attempts}, {job.failures} failed, {job.losses} lost",
-        "priority": job.priority,
+        "priority": _with_name(job.priority),
         "created": moment(job.created_at),
         "ready": moment(job.ready_at),
         "started": moment(job.started_at),

@@ -12,6 +12,7 @@ from towpath import After, Key, KeyPolicy, Ledger, Spec, commands, new_id
 from towpath.cli.base import all_of
 from towpath.cli.values import Header, Moment, Priority, Span
 from towpath.errors import InvalidInput, Refused
+from towpath.settings import resolve
 
 CONFLICTS = {"keep": KeyPolicy.UNIQUE, "replace": KeyPolicy.REPLACE, "serial": KeyPolicy.SERIAL}
 
@@ -46,7 +47,7 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
             "delay": self.delay,
             "ready_at": self.at,
             "ttl": self.ttl,
-            "priority": self.priority,
+            "priority": None if self.priority is None else resolve().rank(self.priority),
             "part": self.part,
             "correlation_id": self.correlation_id,
             "max_attempts": self.max_attempts,
@@ -82,7 +83,9 @@ spec_options = all_of(
     click.option("--delay", type=Span(), help="Not before this span has passed."),
     click.option("--at", type=Moment(past=False), help="Not before this time (ISO 8601)."),
     click.option("--ttl", type=Span(), help="Give it up if it has not started after this span."),
-    click.option("--priority", type=Priority(), help="high, normal, low, or a number; smaller is sooner."),
+    click.option(
+        "--priority", type=Priority(), help="high, normal, low, a name of the settings, or a number; smaller is sooner."
+    ),
     click.option("--part", help="The slice of the queue with limits of its own, such as a customer."),
     click.option("--key", help="At most one unfinished job has this key."),
     click.option("--on-conflict", type=click.Choice(list(CONFLICTS)), help="What a second job with the key does: keep."),

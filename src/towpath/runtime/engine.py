@@ -13,13 +13,14 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.commands import Command, Result
+from towpath.core.job import PRIORITIES
 from towpath.errors import LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
@@ -77,6 +78,8 @@ class Engine:
         self.url = url
         self.name = name
         self.clock: Clock = clock or SystemClock()
+        self.priorities: Mapping[str, int] = PRIORITIES
+        """The names that a priority may have."""
         self.bus = Bus()
         self._parts: Parts | None = None
         self._closed = False

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -51,6 +51,9 @@ class Host(Protocol):
 
     @property
     def owner(self) -> str: ...
+
+    @property
+    def priorities(self) -> Mapping[str, int]: ...
 
     def attend(self) -> None: ...
 
