@@ -34,15 +34,13 @@ from towpath.queues import QueueGate
 from towpath.runtime.document import Document
 from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
-from towpath.runtime.lineage import inherited, running
+from towpath.runtime.lineage import inherited, running, traced
 from towpath.runtime.newids import new_id
-from towpath.tracing import inject
 
 log = get_logger("towpath.messages")
 
 Span = float | timedelta
 
-_NO_HEADERS: Final[Mapping[str, str]] = {}
 STATE_TTL: Final = 90 * checks.DAY
 """How long the state of a message is kept after it was last saved, if no ack takes it away."""
 _POLICIES: Final[Mapping[str, KeyPolicy]] = {
@@ -172,10 +170,8 @@ class Queue(QueueGate):
         elif conflict is not None:
             raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
         fields["priority"] = rank(fields.get("priority", "normal"), self._host.priorities)
-        if (parent := running.get()) is not None:
-            fields = inherited(parent.job, fields)
-        elif isinstance(headers := fields.get("headers", _NO_HEADERS), Mapping) and (carried := inject(headers)) is not headers:
-            fields["headers"] = carried
+        parent = running.get()
+        fields = traced(fields) if parent is None else inherited(parent.job, fields)
         return Spec(queue=self.name, **fields)
 
 

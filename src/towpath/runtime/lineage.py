@@ -10,6 +10,9 @@ from towpath.core.job import Job
 from towpath.tracing import CONTEXT, HEADER, inject
 
 
+_NONE: Mapping[str, str] = {}
+
+
 class Running(Protocol):
     """An attempt that is being made."""
 
@@ -31,3 +34,10 @@ def inherited(job: Job, fields: Mapping[str, Any]) -> dict[str, Any]:
     if HEADER not in headers and HEADER in job.headers:
         headers = {**headers, **{name: job.headers[name] for name in CONTEXT if name in job.headers}}
     return {"correlation_id": job.correlation_id, **fields, "headers": headers}
+
+
+def traced(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that no job enqueues, with the trace context of the caller in its headers."""
+    headers = fields.get("headers", _NONE)
+    carried = inject(headers) if isinstance(headers, Mapping) else headers
+    return fields if carried is headers else {**fields, "headers": carried}
