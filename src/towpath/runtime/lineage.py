@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from towpath.core.job import Job
 from towpath.tracing import CONTEXT, HEADER, inject
 
-
 _NONE: Mapping[str, str] = {}
 
 
