@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,7 +17,7 @@ from towpath.core.job import After, Spec
 from towpath.errors import InvalidInput
 from towpath.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
 from towpath.runtime.engine import Engine
-from towpath.runtime.hosting import aappend_on, append_on
+from towpath.runtime.hosting import aappend_on, append_on, begin_on
 from towpath.runtime.newids import new_id
 from towpath.tasks import Call, R
 
@@ -92,11 +93,13 @@ class Group:
 class Batch(Collector):
     """Collects enqueues and appends them all at the end of its `with`; nothing if the block raises. Inside, `task.enqueue` of
     the same thread or coroutine goes here too. The handles can be waited for after the block. With `on` the append is part of the
-    transaction on that connection."""
+    transaction on that connection. On SQLite the block is that transaction, if none is open: it begins with the write lock, is
+    committed at the end, and rolled back if the block raises."""
 
     def __init__(self, engine: Engine, on: Any = None) -> None:
         super().__init__(engine)
         self._on = on
+        self._begun = False
         self._token: Token[Collector | None] | None = None
 
     def add(self, call: Call[R]) -> JobHandle[R]:
@@ -104,14 +107,18 @@ class Batch(Collector):
         return self.collect(call.spec(), call.task.decode_result)
 
     def __enter__(self) -> Self:
+        self._begun = self._on is not None and begin_on(self.engine.ledger, self._on)
         self._token = open_collector.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._leave()
-        if error is None and self.specs:
-            specs = tuple(self.specs)
-            self.placed(self.engine.call(Append(specs)) if self._on is None else append_on(self.engine.ledger, self._on, specs))
+        with self._ending(error):
+            if error is None and self.specs:
+                specs = tuple(self.specs)
+                self.placed(
+                    self.engine.call(Append(specs)) if self._on is None else append_on(self.engine.ledger, self._on, specs)
+                )
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -120,10 +127,27 @@ class Batch(Collector):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-        if error is None and self.specs:
-            specs = tuple(self.specs)
-            calling = self.engine.acall(Append(specs)) if self._on is None else aappend_on(self.engine.ledger, self._on, specs)
-            self.placed(await calling)
+        with self._ending(error):
+            if error is None and self.specs:
+                specs = tuple(self.specs)
+                on = self._on
+                self.placed(
+                    await (self.engine.acall(Append(specs)) if on is None else aappend_on(self.engine.ledger, on, specs))
+                )
+
+    @contextmanager
+    def _ending(self, error: BaseException | None) -> Iterator[None]:
+        """Commit the transaction that the block began, or roll it back."""
+        try:
+            yield
+        except BaseException:
+            self._end("ROLLBACK")
+            raise
+        self._end("COMMIT" if error is None else "ROLLBACK")
+
+    def _end(self, statement: str) -> None:
+        if self._begun and self._on.in_transaction:
+            self._on.execute(statement)
 
     def _leave(self) -> None:
         assert self._token is not None

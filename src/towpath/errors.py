@@ -21,6 +21,7 @@
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by somebody else for too long
+        │   └── StaleTransaction    a transaction of the user that has read cannot write any more
         ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
@@ -199,6 +200,13 @@ class WorkerStuck(TowpathError):
 class LedgerBusy(LedgerError):
     sentence = "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
     retryable = True
+
+
+class StaleTransaction(LedgerBusy):
+    sentence = (
+        "{path}: your transaction has read, and another connection has written since, so it cannot write and waiting is of no use; "
+        "roll it back and begin your transaction with BEGIN IMMEDIATE, or enqueue before you read"
+    )
 
 
 class LedgerAway(LedgerError):

@@ -23,6 +23,12 @@ async def aappend_on(ledger: Ledger, connection: Any, specs: Sequence[Spec]) -> 
     return Appended(host.append_on(connection, specs) if append is None else await append(connection, specs))
 
 
+def begin_on(ledger: Ledger, connection: Any) -> bool:
+    """On SQLite: begin a transaction with the write lock, in turn with the processes that use the ledger. False if one is open."""
+    users = getattr(_transactional(ledger), "users", None)
+    return users is not None and bool(users.begin(connection))
+
+
 def _transactional(ledger: Ledger) -> Transactional:
     if not ledger.capabilities.transactional:
         raise Unsupported(what="an append in a transaction of yours; that needs a ledger on SQLite or PostgreSQL")

@@ -106,6 +106,9 @@ class SqliteLedger:
             stack.callback(self._presence.close)
             self.owners = owners_of(self.path)
             stack.callback(self.owners.close)
+            self.users = hosts.UserConnections(self.path, self._options.busy_timeout)
+            """Writes on connections of the user."""
+            stack.callback(self.users.close)
             self._opened = stack.pop_all()
         forks.open_here.add(self)
 
@@ -281,7 +284,7 @@ class SqliteLedger:
             raise NestedCall(path=str(self.path))
         self._presence.check_file()
         with self._translated():
-            return hosts.append_on(connection, self.path, Append(tuple(specs)).specs, self._now(now))
+            return self.users.append(connection, Append(tuple(specs)).specs, self._now(now))
 
     def get(self, id: str) -> Job | None:
         return self._read(lambda db: reads.get(SqliteDb(db), id))
@@ -363,6 +366,7 @@ class SqliteLedger:
         self._forked = True
         # A child that holds it open would keep the turn of a parent that was killed.
         self._turnstile.close()
+        self.users.left_to_parent()
         self.owners.left_to_parent()
 
     def _read(self, question: Callable[[apsw.Connection], T]) -> T:

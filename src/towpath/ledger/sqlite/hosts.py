@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,42 +13,99 @@ import apsw
 from towpath.core.commands import Placed
 from towpath.core.job import Spec
 from towpath.core.jumps import Jumps
-from towpath.errors import LedgerBusy, WrongConnection
+from towpath.errors import LedgerBusy, StaleTransaction, WrongConnection
 from towpath.ledger.relational import appends
 from towpath.ledger.sqlite.ground import begin
 from towpath.ledger.sqlite.migrations import check_schema
+from towpath.ledger.sqlite.turnstile import Turnstile
+
+_LOCK = "UPDATE towpath_meta SET last = last"
+"""Takes the write lock inside a transaction, and reads nothing before."""
 
 
-def append_on(connection: apsw.Connection, path: Path, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-    """Append as part of the transaction that is open on the user's connection, or in one of its own if there is none."""
-    check_connection(connection, path)
-    traces = connection.row_trace, connection.exec_trace
-    connection.row_trace = connection.exec_trace = None
-    try:
-        return _append_in_transaction(connection, specs, now)
-    finally:
-        connection.row_trace, connection.exec_trace = traces
+class UserConnections:
+    """Writing on connections of the user. The busy handling of such a connection is the user's and stays as it is: the wait for the
+    write lock is a loop here, for up to `timeout` seconds, in turn with the processes that use the ledger."""
 
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._turnstile: Turnstile | None = None
 
-def _append_in_transaction(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-    begun = connection.in_transaction
-    connection.execute("SAVEPOINT towpath_append" if begun else "BEGIN IMMEDIATE")
-    try:
-        answers = _append(connection, specs, now)
-        connection.execute("RELEASE towpath_append" if begun else "COMMIT")
-    except BaseException as error:
+    def append(self, connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
+        """Append as part of the transaction that is open on the connection, or in one of its own if there is none."""
+        check_connection(connection, self._path)
+        traces = connection.row_trace, connection.exec_trace
+        connection.row_trace = connection.exec_trace = None
+        try:
+            return self._append(connection, specs, now)
+        finally:
+            connection.row_trace, connection.exec_trace = traces
+
+    def begin(self, connection: apsw.Connection) -> bool:
+        """Begin a transaction that has the write lock. False if one is open already."""
+        check_connection(connection, self._path)
         if connection.in_transaction:
-            connection.execute("ROLLBACK TO towpath_append; RELEASE towpath_append" if begun else "ROLLBACK")
-        if isinstance(error, apsw.BusyError) and begun:
-            seconds = "its busy timeout (begin your transaction with BEGIN IMMEDIATE)"
-            raise LedgerBusy(path=connection.filename, seconds=seconds) from error
-        raise
-    return answers
+            return False
+        self._wait(connection, "BEGIN IMMEDIATE")
+        return True
+
+    def close(self) -> None:
+        with self._lock:
+            self.left_to_parent()
+
+    def left_to_parent(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not there."""
+        if self._turnstile is not None:
+            self._turnstile.close()
+            self._turnstile = None
+
+    def _append(self, connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
+        begun = connection.in_transaction
+        if begun:
+            connection.execute("SAVEPOINT towpath_append")
+        else:
+            self._wait(connection, "BEGIN IMMEDIATE")
+        try:
+            if begun:
+                # Before the first read: what is read must still hold when it is written.
+                self._wait(connection, _LOCK)
+            answers = _place(connection, specs, now)
+            connection.execute("RELEASE towpath_append" if begun else "COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO towpath_append; RELEASE towpath_append" if begun else "ROLLBACK")
+            raise
+        return answers
+
+    def _wait(self, connection: apsw.Connection, statement: str) -> None:
+        """Execute the statement that takes the write lock. If another connection has the lock, wait in turn."""
+        if self._take(connection, statement):
+            return
+        began = time.monotonic()
+        with self._lock:
+            if self._turnstile is None:
+                self._turnstile = Turnstile(self._path, self._timeout)
+            with self._turnstile:
+                # Nobody of ours is before us now, but a connection of a user may be.
+                while not self._take(connection, statement):
+                    waited = time.monotonic() - began
+                    if waited >= self._timeout:
+                        raise LedgerBusy(path=str(self._path), seconds=round(waited, 1))
+                    time.sleep(min(max(waited / 8, 0.0005), 0.005))
+
+    def _take(self, connection: apsw.Connection, statement: str) -> bool:
+        try:
+            connection.execute(statement)
+        except apsw.BusyError as error:
+            if getattr(error, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
+                raise StaleTransaction(path=str(self._path)) from error
+            return False
+        return True
 
 
-def _append(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-    # Take the write lock before the first read: what is read must still hold when it is written.
-    connection.execute("UPDATE towpath_meta SET last = last")
+def _place(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
     batch = begin(connection, now, Jumps(), specs)
     check_schema(Path(connection.filename), batch.schema, batch.min_schema)
     answers = appends.place(batch, specs).answers
