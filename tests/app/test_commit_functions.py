@@ -57,6 +57,12 @@ def rolled_back(connection: Any, n: int) -> None:
     execute(connection, "ROLLBACK")
 
 
+def chained(connection: Any, n: int) -> None:
+    """It is in a transaction all the time, but not in the one that it was given."""
+    pay(connection, n)
+    execute(connection, "ROLLBACK AND CHAIN" if isinstance(connection, psycopg.Connection) else "ROLLBACK")
+
+
 def committed(connection: Any, n: int) -> None:
     pay(connection, n)
     execute(connection, "COMMIT")
@@ -92,7 +98,7 @@ def dangling(connection: Any, n: int) -> None:
 
 
 WAYS: dict[str, Callable[[Any, int], None]] = {
-    each.__name__: each for each in (raised, rolled_back, committed, begun, closed, hidden, dangling)
+    each.__name__: each for each in (raised, rolled_back, chained, committed, begun, closed, hidden, dangling)
 }
 
 

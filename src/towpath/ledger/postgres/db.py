@@ -38,6 +38,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
 _ids = msgspec.json.Decoder(list[str]).decode
+CAREFUL = 16
+"""Transactions after a failed commit function in which each has its savepoint at once."""
 _OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
 
 
@@ -64,13 +66,15 @@ class Look(NamedTuple):
 class PostgresDb:
     """`relational.db.Db` on a connection."""
 
-    __slots__ = ("_cursor", "_statements", "append_new", "append_one", "connection", "marks")
+    __slots__ = ("_careful", "_cursor", "_statements", "append_new", "append_one", "connection", "marks")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
         self._statements = statements
         self._cursor = Cursor(connection)
         self.marks = Marks()
+        self._careful = 0
+        """For how many transactions commit functions are not called eagerly."""
         self.append_one: Direct | None = None
         self.append_new: Direct | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
@@ -217,7 +221,16 @@ class PostgresDb:
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
         if not functions:
             return {}
-        return guests.call_all(self.connection, self._statements.guests_in, self._statements.guests_out, functions)
+        around = guests.Around(self._statements.guests_in, self._statements.guests_out)
+        eager, self._careful = len(functions) > 1 and self._careful == 0, max(0, self._careful - 1)
+        clean = False
+        try:
+            failed = guests.call_all(self.connection, around, functions, eager)
+            clean = not failed
+        finally:
+            if not clean:
+                self._careful = CAREFUL
+        return failed
 
     def is_ours(self, error: Exception) -> bool:
         if isinstance(error, NeedsLock | RowsTaken | Undone):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from towpath.errors import UserFunctionFailed
 from towpath.ledger.relational.functions import Undone
@@ -25,10 +25,20 @@ class LostDuring(psycopg.OperationalError):
         self.id = id
 
 
+class Around(NamedTuple):
+    """Statements before and after the functions."""
+
+    begin: bytes
+    end: bytes
+
+
 def call_all(
-    connection: psycopg.Connection[Any], begin: bytes, end: bytes, functions: Sequence[tuple[str, Function]]
+    connection: psycopg.Connection[Any], around: Around, functions: Sequence[tuple[str, Function]], eager: bool
 ) -> dict[str, UserFunctionFailed]:
-    """Call the functions, each in a savepoint; one round trip of ours for each. The failures, by job.
+    """Call the functions, each in a savepoint. The failures, by job.
+
+    A savepoint is a round trip for each function, as many as most functions have themselves. With `eager` they are called without;
+    if one fails, all are undone and called again in savepoints.
 
     `begin` leaves a row that no COMMIT passes, `end` removes it: COMMIT as text fails. ROLLBACK ends the savepoint, whose name a
     function does not know. `commit()` and `rollback()` of the connection are refused by its `transaction()`.
@@ -38,10 +48,11 @@ def call_all(
     process = os.getpid()
     try:
         with connection.transaction():
-            calls.must(begin + b"; SAVEPOINT " + name)
-            for id, function in functions:
-                calls.call(id, function)
-            calls.must(b"RELEASE SAVEPOINT " + name + b"; " + end)
+            calls.must(around.begin + b"; SAVEPOINT " + name)
+            if not (eager and calls.call_eagerly(functions)):
+                for id, function in functions:
+                    calls.call(id, function)
+            calls.must(b"RELEASE SAVEPOINT " + name + b"; " + around.end)
     except Exception:
         # Leaving `transaction()` may raise once more, for want of a transaction.
         if calls.ended is not None:
@@ -63,17 +74,35 @@ class _Calls:
         self.ended: Exception | None = None
         """Why the transaction is over, if it is."""
 
+    def call_eagerly(self, functions: Sequence[tuple[str, Function]]) -> bool:
+        """False if one failed. Nothing is left of any of them then."""
+        for id, function in functions:
+            error = self._error_of(function)
+            if error is None and self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+                error = psycopg.ProgrammingError("it left a failed transaction, or none")
+            if error is not None:
+                self._undo_failed(id, error)
+                return False
+        return True
+
     def call(self, id: str, function: Function) -> None:
-        error: Exception | None = None
-        try:
-            function(self._connection)
-        except Exception as raised:
-            error = raised
+        error = self._error_of(function)
         if error is None:
             said = self._execute(self._again)
             if said is None:
                 return
             error = psycopg.ProgrammingError(said)
+        self.failed[id] = self._undo_failed(id, error)
+
+    def _error_of(self, function: Function) -> Exception | None:
+        try:
+            function(self._connection)
+        except Exception as error:
+            return error
+        return None
+
+    def _undo_failed(self, id: str, error: Exception) -> UserFunctionFailed:
+        """Back to the savepoint. Raises if the transaction is over."""
         failure = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
         failure.__cause__ = error
         if isinstance(error, errors.DeadlockDetected | errors.SerializationFailure):
@@ -87,12 +116,15 @@ class _Calls:
             self.ended = Undone(id, failure)
         if self.ended is not None:
             raise self.ended
-        self.failed[id] = failure
+        return failure
 
     def must(self, statements: bytes) -> None:
-        """Statements of ours that cannot fail unless the transaction is over."""
+        """Statements of ours that cannot fail unless the connection or, by a function that was called eagerly, the transaction is
+        lost."""
         if (said := self._execute(statements)) is not None:
-            raise psycopg.OperationalError(said)
+            lost = self._connection.closed
+            self.ended = psycopg.OperationalError(said) if lost else psycopg.ProgrammingError(said)
+            raise self.ended
 
     def _execute(self, statements: bytes) -> str | None:
         """What the server has to complain of. Past the driver: it takes a third of the time."""
