@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,7 +24,7 @@ import msgspec
 from towpath import control, tracing
 from towpath.context import Host, Running
 from towpath.core.checks import SECOND
-from towpath.core.commands import Command, Note, Progress, Progressed, Settle
+from towpath.core.commands import Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
@@ -190,7 +190,7 @@ class Attempt:
             return self._settle_of(report)
         if report.done is not None:
             self.running.at = report.done, report.total
-        self._app.committer.post([report], self.running.heard)
+        self._app.committer.post_progress(report, self.running.heard)
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
@@ -285,9 +285,8 @@ class _Pipe:
         self._connection = connection
         self._born, self._pid = forks.generation(), os.getpid()
 
-    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None]) -> None:
+    def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
         if self._born != forks.generation():
             raise Forked(path="the pipe to the worker", opener=self._pid)
-        for command in commands:
-            self._connection.send_bytes(msgspec.msgpack.encode(command))
-            call([Progressed()])
+        self._connection.send_bytes(msgspec.msgpack.encode(progress))
+        call(Progressed())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar, overload
 from towpath.codec import decode, encode
 from towpath.control import StopRequested
 from towpath.core.checks import DAY
-from towpath.core.commands import Command, Note, Progress, Progressed
+from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
 from towpath.core.views import MAX_PAGE
-from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, TowpathError, UnknownJob, Unsupported
+from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, UnknownJob, Unsupported
 from towpath.handles import JobHandle, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import waited_for
@@ -50,9 +50,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Poster(Protocol):
-    """Somebody who takes commands and calls back with the replies."""
+    """Takes the progress of a running job and calls back with the reply, unless a newer one took its place or the job was settled."""
 
-    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], /) -> None: ...
+    def post_progress(self, progress: Progress, call: Callable[[Reply], None], /) -> None: ...
 
 
 class Host(Protocol):
@@ -137,12 +137,10 @@ class Running(Stoppable):
         "_app",
         "_cursor",
         "_functions",
-        "_in_flight",
         "_span",
         "_spawn",
         "_state",
         "_token",
-        "_waiting",
         "at",
         "job",
         "task",
@@ -159,8 +157,6 @@ class Running(Stoppable):
         self._functions: list[Callable[[Any], object]] | None = None
         self._state: Document | None = None
         self._span = span
-        self._waiting: Progress | None = None
-        self._in_flight = False
         self.at: tuple[int, int | None] | None = None
         """How far it said it is, and of how much; for whoever watches."""
         self._token: Token[lineage.Running | None] | None = None
@@ -204,12 +200,12 @@ class Running(Stoppable):
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is left out."""
         self.at = done, total
-        self._post(Progress(self.id, self.fence, done, total))
+        self._app.committer.post_progress(Progress(self.id, self.fence, done, total), self.heard)
 
     def checkpoint(self, cursor: Any) -> None:
         """Remember where to go on if this attempt fails. Any JSON value. Never waits."""
         self._cursor = encode(cursor, "cursor")
-        self._post(Progress(self.id, self.fence, cursor=self._cursor))
+        self._app.committer.post_progress(Progress(self.id, self.fence, cursor=self._cursor), self.heard)
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
         """A child: it is enqueued in the transaction that settles this job as done, and not at all if the attempt fails."""
@@ -241,16 +237,8 @@ class Running(Stoppable):
 
     # For whoever runs it
 
-    def _post_last(self) -> None:
-        with _telling:
-            last, self._waiting = self._waiting, None
-        if last is not None:
-            self._app.committer.post([last], self.heard)
-
     def outcome_extras(self) -> Extras | None:
-        """What the handler collected, if anything. Posts the last progress, which must come before the settle."""
-        if self._waiting is not None:
-            self._post_last()
+        """What the handler collected, if anything."""
         if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
             return None
         children = tuple((self._spawn or {}).values())
@@ -288,30 +276,12 @@ class Running(Stoppable):
 
         return within
 
-    def _post(self, progress: Progress) -> None:
-        with _telling:
-            if self._in_flight:
-                self._waiting = _merged(self._waiting, progress)
-                return
-            self._in_flight = True
-        self._app.committer.post([progress], self.heard)
-
-    def heard(self, replies: Sequence[Reply]) -> None:
-        """In the committing thread: at most one progress of a job is on its way."""
-        (reply,) = replies
+    def heard(self, reply: Reply) -> None:
+        """In the committing thread: a progress was committed."""
         if isinstance(reply, Progressed) and reply.cancel is not None:
             self.ask(reply.cancel)
         elif isinstance(reply, LostClaim):
             self.lose()
-        with _telling:
-            following, self._waiting = self._waiting, None
-            self._in_flight = following is not None
-        if following is not None:
-            try:
-                self._app.committer.post([following], self.heard)
-            except TowpathError:
-                # The engine closes. Progress is a courtesy, and this is not the handler's thread.
-                return
 
     def _awaited(self) -> list[Job]:
         after = waited_for(self.job)
@@ -342,18 +312,6 @@ class Running(Stoppable):
 
 def _plain(data: bytes | None) -> Any:
     return None if data is None else decode(data)
-
-
-def _merged(older: Progress | None, newer: Progress) -> Progress:
-    if older is None:
-        return newer
-    return Progress(
-        newer.id,
-        newer.fence,
-        older.done if newer.done is None else newer.done,
-        older.total if newer.total is None else newer.total,
-        older.cursor if newer.cursor is None else newer.cursor,
-    )
 
 
 def current() -> Running:

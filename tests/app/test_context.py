@@ -109,7 +109,7 @@ def test_at_most_one_progress_is_on_its_way() -> None:
         assert running.outcome_extras() is None
         committer.close()
         sent = [each for batch in gate.batches for each in batch if isinstance(each, commands.Progress)]
-        assert len(sent) == 2
+        assert 1 <= len(sent) <= 2, "the first may be in a batch already when the others come"
         assert (sent[-1].done, sent[-1].total, sent[-1].cursor) == (49, 50, b'"here"')
 
 

@@ -116,6 +116,30 @@ def test_a_lane_that_does_not_lend_never_waits_for_another() -> None:
     assert world.step() == [0]
 
 
+def test_lanes_do_not_lend_unless_they_are_told_to() -> None:
+    world = World(8, Lane(queues=("a",), reserved=3), Lane(queues=("b",), reserved=2))
+    world.backlog = [0, 100]
+    world.step(ahead=4)
+    assert world.running == [0, 5]
+    world.backlog[0] = 3
+    assert world.step() == [0, 0, 0]
+
+
+def test_what_ended_and_is_not_settled_counts_as_claimed_ahead() -> None:
+    shares = Shares(8, {"a": lane(2), "b": lane(2)})
+    most = [max(call.upto for call in shares.calls([4, 4], [0, 0], [30, 10], unsettled)) for unsettled in (0, 20)]
+    assert most == [40, 20]
+    assert shares.calls([4, 4], [0, 0], [30, 10], 40) == []
+    assert max(call.upto for call in shares.calls([2, 2], [0, 0], [30, 10], 42)) == 2, "beyond that it takes slots"
+
+
+def test_a_lane_claims_nothing_for_slots_that_are_taken() -> None:
+    """What ran before the lane was declared has its slots: its jobs would wait for the end of those."""
+    shares = Shares(4, {"a": lane(2, lends=False), "b": lane(2, lends=False)})
+    assert shares.calls([0, 4], [0, 0], [0, 0]) == []
+    assert [(call.lane, call.n) for call in shares.calls([0, 3], [0, 0], [0, 0])] == [(0, 1)]
+
+
 def test_a_lane_that_does_not_lend_may_borrow() -> None:
     world = World(8, lane(2), lane(3, lends=False))
     world.backlog = [0, 100]

@@ -21,10 +21,33 @@ from towpath.runtime.ageing import Ageing
 from towpath.runtime.laned import Laned
 from towpath.runtime.newids import new_id
 from towpath.runtime.office import WorkerOptions
+from towpath.runtime.pace import Pace
 
 SLOTS = 8
 LIMIT = 2
 HOUR = 3_600_000_000
+
+
+TWO_LANES: dict[str, Any] = {
+    "lanes": {"short": Lane(queues=("api",), reserved=2), "long": Lane(queues=("other",), reserved=2)},
+    "resources": {},
+    "needs": {},
+    "sources": {},
+}
+
+
+class Steady(Pace):
+    """Predicts the same number at all times."""
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__(SLOTS)
+        self._steady = ahead
+
+    def ahead(self) -> int:
+        return self._steady
+
+    def forget(self) -> None:
+        self._steady = 0
 
 
 class Desk:
@@ -80,13 +103,10 @@ class Desk:
         self.running = []
 
     def quick(self, ahead: int) -> None:
-        """All that has ended lately was of `api`, and the worker is so quick."""
-        for _ in range(30):
-            self.claim()
-            self.start()
-            self.end()
-            self.intake.ask(SLOTS, 0, kick=False)
-        self.intake.ask(SLOTS, ahead, kick=False)
+        """Jobs of `api` are so quick; nothing is known of the others."""
+        for number, line in enumerate(self.intake._lines):
+            self.intake.paces.each[number] = Steady(ahead if line.queues == "api" else 0)
+        self.intake.ask(SLOTS, kick=False)
 
 
 def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -133,7 +153,7 @@ def test_a_service_that_is_asked_too_much_gets_nothing_that_was_claimed_ahead(af
         desk.claim()
         desk.start()
         desk.end(throttled=after)
-        desk.intake.ask(SLOTS, 100, kick=False)
+        desk.intake.ask(SLOTS, kick=False)
         given = desk.intake.surplus()
         left = len(desk.intake)
         assert len(given) > 40
@@ -155,7 +175,7 @@ async def test_jobs_with_one_attempt_are_not_claimed_ahead_of_their_resource() -
         desk.start()
         desk.end()
     desk.put("api", 100, max_attempts=1)
-    desk.intake.ask(SLOTS, 100, kick=False)
+    desk.intake.ask(SLOTS, kick=False)
     assert desk.claim() + desk.claim() == {"api": LIMIT}
 
 
@@ -178,7 +198,7 @@ async def test_what_runs_when_the_options_change_is_counted_on() -> None:
     desk.end()
     for claim in desk.intake.clear():
         assert claim.job.queue == "other"
-    desk.intake.ask(SLOTS, 0, kick=False)
+    desk.intake.ask(SLOTS, kick=False)
     assert desk.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
 
 
@@ -189,7 +209,7 @@ async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
     desk.claim()
     desk.start()
     desk.end(throttled=20_000)
-    desk.intake.ask(SLOTS, 0, kick=False)
+    desk.intake.ask(SLOTS, kick=False)
     desk.intake.close()
     desk.intake.open()
     desk.kicked.clear()
@@ -207,3 +227,61 @@ async def test_ageing_goes_on_after_a_pause() -> None:
         ageing.start()
         ageing.stop()
         assert posted == [Hasten("bulk", 60_000_000)] * rounds
+
+
+@scenario
+async def test_long_jobs_in_one_lane_do_not_slow_down_the_prediction_for_another() -> None:
+    desk = Desk(**TWO_LANES)
+    now = [100.0]
+    short, long = desk.intake.paces.each = [Pace(SLOTS, lambda: now[0]) for _ in range(2)]
+    for pace in (short, long):
+        pace.fed(0.005)
+    for _ in range(20):
+        now[0] += 0.010
+        desk.intake.paces.measure([ended("api", 0.010)] * 6)
+    now[0] += 0.8
+    desk.intake.paces.measure([ended("other", 1.0)] * 2)
+    short.fed()
+    for _ in range(20):
+        now[0] += 0.010
+        desk.intake.paces.measure([ended("api", 0.010)] * 6)
+    assert desk.intake.paces.ahead() == [6, 0]
+
+
+def ended(queue: str, seconds: float) -> Any:
+    return SimpleNamespace(within=None), SimpleNamespace(queue=queue), seconds, object()
+
+
+@scenario
+async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> None:
+    """Also where more is claimed ahead than comes with one batch."""
+    desk = Desk(**TWO_LANES)
+    desk.intake.paces.each = [Steady(10), Steady(0)]
+    desk.put("api", 1000)
+    desk.put("other", 1000)
+    assert desk.claim() == {"api": SLOTS - 2 + 5, "other": 2}
+    assert desk.start() == {"api": SLOTS - 2, "other": 2}
+    for _ in range(10):
+        short = [claim for claim in desk.running if claim.job.queue == "api"]
+        desk.running = [claim for claim in desk.running if claim not in short]
+        for claim in short:
+            desk.intake.ended(claim, True, None)
+        assert set(desk.claim()) <= {"api"}
+        assert desk.start() == {"api": SLOTS - 2}
+
+
+@scenario
+async def test_claims_that_cannot_start_in_time_go_back() -> None:
+    desk = Desk(**TWO_LANES)
+    desk.intake.paces.each = [Steady(100), Steady(100)]
+    desk.put("api", 200)
+    desk.put("other", 200)
+    desk.claim()
+    desk.intake.paces.watch()
+    desk.start()
+    at_hand = len(desk.intake)
+    started = desk.intake.paces.starts
+    assert (len(desk.intake.late()), len(desk.intake)) == (at_hand - 2 * sum(started), 2 * sum(started))
+    desk.intake.paces.watch()
+    assert len(desk.intake.late()) == 2 * sum(started), "none has started since"
+    assert len(desk.intake) == 0

@@ -17,7 +17,7 @@ from towpath.runtime.laned import Laned
 from towpath.runtime.office import Attempt, WorkerOptions
 from towpath.testing import ManualClock
 
-LANES = {"front": Lane(queues=("f",), reserved=2), "back": Lane(queues=("b",), reserved=2)}
+LANES = {"front": Lane(queues=("f",), reserved=2, lends=True), "back": Lane(queues=("b",), reserved=2, lends=True)}
 
 
 class Throttled:
@@ -108,7 +108,7 @@ def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
 
 
 def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
-    lanes = {"front": LANES["front"], "back": Lane(queues=("b", "c"), reserved=2, adaptive=(1, 8))}
+    lanes = {"front": LANES["front"], "back": Lane(queues=("b", "c"), reserved=2, lends=True, adaptive=(1, 8))}
     intake = Intake(lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"})
     assert intake.asks() == {"f": 32, "b": 4, "c": 4}
     intake.deliver(*claims("b", 2), claim("c", kind="x"))

@@ -22,6 +22,7 @@ from towpath.service import RunOptions, worker_options
 INTERACTIVE = Lane(queues=("interactive",), reserved=2)
 BULK = Lane(queues=("bulk",), reserved=2)
 LANES = {"interactive": INTERACTIVE, "bulk": BULK}
+LENDING = {name: replace(lane, lends=True) for name, lane in LANES.items()}
 
 
 @pytest.fixture
@@ -57,10 +58,10 @@ def running(app: App) -> Counter[str]:
     return Counter(job.queue for job in app.ledger.find(Query(states=(State.RUNNING,))).jobs)
 
 
-def test_an_empty_lane_lends_everything_and_gets_its_own_back(app: App) -> None:
+def test_an_empty_lane_that_lends_gets_its_own_back(app: App) -> None:
     gate = Gate(app)
     gate.put("bulk", 30)
-    with app.bus.collect(JobStarted) as started, working(app, lanes=LANES, concurrency=6):
+    with app.bus.collect(JobStarted) as started, working(app, lanes=LENDING, concurrency=6):
         started.expect(6)
         assert running(app) == {"bulk": 6}
         gate.put("interactive", 30)
@@ -73,6 +74,23 @@ def test_an_empty_lane_lends_everything_and_gets_its_own_back(app: App) -> None:
         assert ended <= 6
         gate.let(60)
         started.expect(60)
+
+
+def test_the_reserved_slots_of_an_empty_lane_stay_free(app: App) -> None:
+    gate = Gate(app)
+
+    @app.task(queue="interactive")
+    async def quick(n: int) -> int:
+        return n
+
+    gate.put("bulk", 30)
+    with app.bus.collect(JobStarted) as started, working(app, lanes=LANES, concurrency=6):
+        started.expect(4)
+        # No bulk job ends meanwhile.
+        assert [quick.enqueue(n).result(WAIT) for n in range(5)] == list(range(5))
+        assert running(app) == {"bulk": 4}
+        gate.let(30)
+        started.expect(35)
 
 
 @pytest.mark.parametrize(("flooded", "other"), [("bulk", "interactive"), ("interactive", "bulk")])
@@ -157,7 +175,7 @@ def test_a_burst_ends_with_lanes(app: App) -> None:
 def test_what_was_claimed_and_not_started_is_given_back(app: App) -> None:
     gate = Gate(app)
     gate.put("bulk", 10)
-    with app.bus.collect(JobStarted) as started, working(app, lanes=LANES, concurrency=4, grace=0.1):
+    with app.bus.collect(JobStarted) as started, working(app, lanes=LENDING, concurrency=4, grace=0.1):
         started.expect(4)
         gate.let(4)
         started.expect(8)

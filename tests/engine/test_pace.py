@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from towpath.runtime.pace import MAX_AHEAD, MEMORY, Pace
+import pytest
+
+from towpath.runtime.pace import LONG, MAX_AHEAD, MEMORY, SOONEST, Pace, most_ended
 
 SLOTS = 32
 
@@ -43,9 +45,21 @@ def test_as_much_as_starts_within_two_commits() -> None:
     assert pace.ahead() == 80
 
 
-def test_slow_jobs_are_not_hoarded() -> None:
-    pace, _ = working(10.0, 32, commit=0.004)
+def test_a_slow_start() -> None:
+    pace = Pace(SLOTS, Time(), slow_start=True)
+    pace.fed(0.004)
+    pace.ended(1, 0.0001)
+    assert pace.ahead() == 0
+    pace.ended(9, 0.0001)
+    assert pace.ahead() == 5
+    pace.forget()
+    pace.ended(2, 0.0001)
     assert pace.ahead() == 1
+
+
+def test_slow_jobs_are_not_claimed_ahead() -> None:
+    pace, _ = working(10.0, 32, commit=0.004)
+    assert pace.ahead() == 0
 
 
 def test_jobs_that_end_together_are_not_fast() -> None:
@@ -73,7 +87,7 @@ def test_waiting_for_claims_is_not_slowness() -> None:
 def test_jobs_that_do_not_end_slow_it_down_before_they_end() -> None:
     pace, time = working(0.01, 100, commit=0.004)
     time.now += 1.0
-    assert pace.ahead() == 1
+    assert pace.ahead() == pace.startable() == 0
 
 
 def test_what_was_long_ago_means_nothing() -> None:
@@ -86,7 +100,42 @@ def test_what_was_long_ago_means_nothing() -> None:
 
 def test_there_is_an_end_to_it() -> None:
     pace, _ = working(0.01, 100_000, commit=1.0)
+    pace.ended(100_000, 1.0)
+    pace.ended(100_000, 1.0)
+    pace.ended(100_000, 1.0)
     assert pace.ahead() == MAX_AHEAD
+
+
+def test_less_is_claimed_ahead_where_handlers_take_long() -> None:
+    pace, _ = working(0.02, 10_000, commit=1.0)
+    pace.ended(1, 2 * LONG)
+    assert pace.ahead() == 4 * SLOTS
+
+
+def test_less_is_claimed_ahead_where_handlers_use_commit() -> None:
+    pace, time = working(0.001, 1000, commit=1.0)
+    assert pace.ahead() == MAX_AHEAD
+    pace.ended(1, 0.0, within=True)
+    assert pace.ahead() == 4 * SLOTS
+    time.now += 0.001
+    pace.ended(1000, 0.0)
+    assert pace.ahead() == 4 * SLOTS, "a moment ago one did"
+    time.now += MEMORY
+    pace.ended(1_000_000, 0.0)
+    assert pace.ahead() == MAX_AHEAD
+
+
+def test_a_claim_may_wait_four_times_as_long_as_was_predicted() -> None:
+    pace, _ = working(0.01, 100, commit=0.004)
+    assert pace.patience == SOONEST
+    assert pace.startable() in (499, 500)
+    slow, _ = working(0.01, 100, commit=0.1)
+    assert slow.patience == 4 * 2 * 0.1
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 256), (64, 256), (100, 400)])
+def test_handlers_that_may_have_ended_without_a_settle(slots: int, most: int) -> None:
+    assert most_ended(slots) == most
 
 
 def test_a_slow_commit_counts_little_by_little() -> None:

@@ -20,8 +20,8 @@ AGEING_STEPS = 10
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
 
-    Reserved slots that the lane does not need are lent to the others, and come back as what runs there ends. With `lends=False`
-    they stay free, so that a job of this lane never waits for one of another.
+    Reserved slots stay free for the lane, so that a job of it never waits for the end of a job of another lane. With `lends=True` the
+    slots that the lane does not need are lent to the others, and come back as the jobs that borrowed them end.
 
     With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was appended after it, and is
     not more urgent than that, comes before it any more.
@@ -31,7 +31,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     queues: tuple[str, ...]
     reserved: int | None = None
-    lends: bool = True
+    lends: bool = False
     ageing: float | None = None
     adaptive: tuple[int, int] | None = None
 
@@ -60,15 +60,21 @@ class Shares:
         """These lanes, and no others, start nothing and keep no slots."""
         self.paused = frozenset([lane for lane, name in enumerate(self.names) if name in names])
 
-    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int]) -> list[Call]:
+    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int], unsettled: int = 0) -> list[Call]:
         """What to claim now, where so many run in each lane and so many were claimed and not started: reservations first, then
         the rest for the first lane that has something. Each lane may have `ahead` more at hand than there are free slots, but
-        what others have ahead does not keep it from a free slot that is reserved for it."""
+        what others have ahead does not keep it from a free slot that is reserved for it. Jobs that ended and are not settled (`unsettled`)
+        count as claimed ahead, and beyond that as slots that are taken."""
+        total = self.total
+        if unsettled:
+            most = sum(ahead)
+            ahead = [count * max(0, most - unsettled) // most for count in ahead] if most else ahead
+            total -= max(0, unsettled - most)
         held = [first + second for first, second in zip(running, at_hand, strict=True)]
         short = self._short(held)
         kept = sum([short[lane] for lane in self._keeps])
-        free = self.total - sum(running)
-        shared = self.total + sum(ahead) - sum(held) - kept
+        free = total - sum(running)
+        shared = total + sum(ahead) - sum(held) - kept
         own = max(0, shared, free - kept)
         calls = [Call(lane, min(n, own), own) for lane, n in enumerate(short) if n and own and lane not in self._keeps]
         empty = self._short(running)
@@ -78,7 +84,10 @@ class Shares:
                 if calls and calls[-1].lane == lane and calls[-1].n <= n:
                     calls.pop()
                 calls.append(Call(lane, n, shared))
-        return calls + [Call(lane, short[lane], own + kept) for lane in self._keeps if short[lane]]
+        if free <= 0:
+            # Slots of a lane may be taken by what ran before the lane was declared or resumed.
+            return calls
+        return calls + [Call(lane, min(free, short[lane]), own + min(free, kept)) for lane in self._keeps if short[lane]]
 
     def next(self, running: Sequence[int], waiting: Sequence[object]) -> int | None:
         """The lane whose job starts next, where so many run in each and something (not 0, not empty) waits at hand; None if none may."""
@@ -97,6 +106,12 @@ class Shares:
                 if first is None:
                     first = lane
         return first
+
+    def open_to(self, running: Sequence[int]) -> list[bool]:
+        """For each lane: would a job of it start now?"""
+        short, free = self._short(running), self.total - sum(running)
+        kept = sum([short[lane] for lane in self._keeps])
+        return [free > kept - (short[lane] if lane in self._keeps else 0) for lane in range(len(running))]
 
     def _short(self, held: Sequence[int]) -> list[int]:
         return [self._short_of(lane, held) for lane in range(len(held))]

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from towpath.core.commands import Claim, Claimed, Command, Result, Settle
+from towpath.core.commands import Claim, Claimed, Command, Progress, Result, Settle
 from towpath.errors import LedgerClosed, LedgerError, NestedCall, QueueFull, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import BatchFailed, Bus
@@ -26,7 +26,7 @@ from towpath.runtime import news
 from towpath.runtime.drains import Drains
 from towpath.runtime.outage import Outage
 from towpath.runtime.own_claims import OwnClaims
-from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Reply, ThreadTicket, Ticket, deliver, sort_of
+from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Progresses, Reply, ThreadTicket, Ticket, deliver, sort_of
 
 log = get_logger("towpath.committer")
 
@@ -36,6 +36,8 @@ MAX_BACKLOG = 10_000
 """Appends from outside, by their specs, that may wait for a commit."""
 STUCK = 5.0
 """Seconds that a batch with a commit function may take while the committer closes. After that the batch is abandoned."""
+MIN_PROGRESSES = 100
+"""Progress commands that a batch has room for, however many settles wait."""
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds to wait after a ledger that was busy or gone, the last one again and again."""
 
@@ -68,6 +70,9 @@ class Committer:
         self._first: deque[Ticket] = deque()
         self._rest: deque[Ticket] = deque()
         self._backlog = 0
+        self._progresses = Progresses()
+        self.batch: Sequence[Ticket] = ()
+        """The batch that is being applied, for the standing demand; under the commit lock."""
         self._outside: deque[Ticket] = deque()
         """Appends that wait, in their order, until the backlog has room for them. There is none while it is empty."""
         self._demands: list[Demand] = []
@@ -187,6 +192,27 @@ class Committer:
         if self._applying == threading.get_ident() and self._leads():
             raise NestedCall(path="the engine")
 
+    def post_settles(self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object) -> None:
+        """`post` for the settles of a worker."""
+        self.refuse_nested()
+        ticket = CallTicket(settles, call)
+        ticket.sender = sender
+        with self._lock:
+            self._add(ticket, outside=False)
+
+    def settles_in_batch(self, sender: object) -> int:
+        """How many settles of this sender are in the batch that is being applied."""
+        return sum([len(ticket.commands) for ticket in self.batch if type(ticket) is CallTicket and ticket.sender is sender])
+
+    def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
+        """Hand over how far a running job is; never waits. A newer one of the same job takes its place until it is committed."""
+        self.refuse_nested()
+        with self._lock:
+            if self._closing and not self._leads():
+                raise LedgerClosed(path="the engine")
+            self._progresses.add(progress, call)
+            self._wake()
+
     def add_demand(self, demand: Demand) -> None:
         self.refuse_nested()
         with self._lock:
@@ -222,8 +248,13 @@ class Committer:
         if outside and room and (self._outside or (self._backlog + room > self._max_backlog and not self._has_room(ticket))):
             self._outside.append(ticket)
             return
+        if ticket.early and self._progresses and (last := self._progresses.before(ticket)) is not None:
+            self._first.append(last)
         (self._first if ticket.early else self._rest).append(ticket)
         self._backlog += room
+        self._wake()
+
+    def _wake(self) -> None:
         if self._idle:
             # In this order: an interrupt between them must not leave a thread asleep that counts as told.
             self._work.notify()
@@ -234,11 +265,17 @@ class Committer:
         taken: list[Ticket] = []
         weight = 0
         for queue in (self._first, self._rest):
-            while queue and (not taken or weight + queue[0].weight <= MAX_BATCH):
+            # The first of each always has room: neither may wait for the other's queue to become empty.
+            least = True
+            while queue and (least or weight + queue[0].weight <= MAX_BATCH):
+                least = False
                 ticket = queue.popleft()
                 taken.append(ticket)
                 weight += ticket.weight
                 self._backlog -= ticket.room
+            if queue is self._first and (progress := self._progresses.ticket(max(MIN_PROGRESSES, MAX_BATCH - weight))):
+                taken.append(progress)
+                weight += progress.weight
         self._kicked = False
         self._company = sum([len(ticket.commands) if type(ticket) is LoopTicket else 1 for ticket in taken]) > 1
         while self._outside and self._has_room(self._outside[0]):
@@ -268,7 +305,7 @@ class Committer:
             if not self._commit.acquire(blocking=False):
                 return None
             with self._lock:
-                if self._closing or self._failures or self._first or self._rest:
+                if self._closing or self._failures or self._first or self._rest or self._progresses:
                     return None
                 self._kicked = False
             return self._lead_with_demand(command) if self._demands else self._lead_one(command)
@@ -276,7 +313,7 @@ class Committer:
             # Not `_leads`: a call of our own is where an interrupt can come between.
             if self._commit._is_owned():  # type: ignore[attr-defined]
                 self._commit.release()
-            if self._first or self._rest or self._kicked:
+            if self._first or self._rest or self._progresses or self._kicked:
                 with self._lock:
                     self._work.notify()
 
@@ -303,6 +340,13 @@ class Committer:
     def _lead(self, batch: Sequence[Ticket]) -> None:
         """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds
         being applied twice."""
+        self.batch = batch
+        try:
+            self._apply_and_answer(batch)
+        finally:
+            self.batch = ()
+
+    def _apply_and_answer(self, batch: Sequence[Ticket]) -> None:
         commands: list[Command] = []
         asked: list[Demand] = []
         try:
@@ -391,7 +435,7 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not (self._first or self._rest or self._kicked or self._closing):
+                while not (self._first or self._rest or self._progresses or self._kicked or self._closing):
                     self._idle = True
                     self._work.wait()
                 self._idle = False

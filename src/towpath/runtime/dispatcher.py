@@ -19,8 +19,9 @@ from towpath.runtime.tickets import Reply
 
 
 class Waiter:
-    """`want` is how many claims it takes, `at_once` how many of them with one batch (None: all); `once` how many may be jobs with
-    a single attempt (None: all). `suspects` is how many suspects it takes in all, of which it has got `given` (None: it takes all).
+    """`want` is how many claims it takes; `once` how many of them may be jobs with a single attempt (None: all). `suspects` is how many
+    suspects it takes in all, of which it has got `given` (None: it takes all). With `demand` the first two are read from that function
+    before every claim, under the commit lock; it may set `suspects`.
     `deliver` is called in the committing thread; it must be quick and must not raise. So are `failed`, with the error of a batch
     that could not bring anything, and `empty`, whenever a claim brought nothing for it."""
 
@@ -31,14 +32,15 @@ class Waiter:
         lease: int,
         failed: Callable[[TowpathError], None] | None = None,
         empty: Callable[[], None] | None = None,
+        demand: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self.queues = ",".join(queues)
         self.deliver = deliver
         self.failed = failed
         self.empty = empty
         self.lease = lease
+        self.demand = demand
         self.want = 0
-        self.at_once: int | None = None
         self.once: int | None = None
         self.suspects: int | None = None
         self.given = 0
@@ -72,12 +74,11 @@ class Dispatcher:
         elif waiter.want:
             self._committer.kick()
 
-    def more(self, waiter: Waiter, n: int, kick: bool = True) -> None:
-        """The waiter takes n more. Without `kick` they come with the next batch, whoever causes it."""
+    def more(self, waiter: Waiter, n: int) -> None:
+        """The waiter takes n more."""
         with self._lock:
             waiter.want += n
-        if kick:
-            self._committer.kick()
+        self._committer.kick()
 
     def remove(self, waiter: Waiter) -> None:
         with self._lock:
@@ -109,12 +110,13 @@ class _Desk:
         self._asked = []
         with self._lock:
             for waiter in self.waiters:
+                if waiter.demand is not None:
+                    waiter.want, waiter.once = waiter.demand()
                 if waiter.want > 0:
-                    most = waiter.want if waiter.at_once is None else min(waiter.want, max(1, waiter.at_once))
                     n, once, suspects = sums.get(waiter.queues, (0, 0, 0))
-                    once += most if waiter.once is None else waiter.once
-                    suspects += most if waiter.suspects is None else max(0, waiter.suspects - waiter.given)
-                    sums[waiter.queues] = n + most, once, suspects
+                    once += waiter.want if waiter.once is None else waiter.once
+                    suspects += waiter.want if waiter.suspects is None else max(0, waiter.suspects - waiter.given)
+                    sums[waiter.queues] = n + waiter.want, once, suspects
                     if waiter.empty is not None:
                         self._asked.append(waiter)
         if not sums:

@@ -26,6 +26,7 @@ from towpath.runtime.ageing import Ageing
 from towpath.runtime.intake import Intake
 from towpath.runtime.lines import limit_of, lines_of, shown
 from towpath.runtime.office import Attempt, Office, WorkerOptions
+from towpath.runtime.pace import Account, Paces
 
 
 class Laned:
@@ -41,13 +42,15 @@ class Laned:
         deliver: Callable[[list[Claim]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
+        account: Account | None = None,
     ) -> None:
-        self._office, self._lease = office, lease
+        self._office, self._lease, self._account = office, lease, account or Account()
         self._deliver, self._failed, self._empty = deliver, failed, empty
         lanes = options.lanes or {"all": Lane(queues=options.queues, reserved=0)}
         self._declared = options.lanes
         self._ageing = Ageing(office, lanes.values())
-        self._shares = Shares(options.concurrency, lanes)
+        self._slots = options.concurrency
+        self._shares = Shares(self._slots, lanes)
         self._lines = lines_of(lanes, options.sources)
         self._by_lane = [[n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))]
         self._line_of: dict[str, int] = {}
@@ -70,10 +73,8 @@ class Laned:
         """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
+        self.paces = Paces(self._slots, len(self._lines), self._find_line)
         self._ahead = [0] * len(self._lines)
-        self._ends = [0] * len(self._lines)
-        self._shares_of_ends = [0.0] * len(self._lines)
-        """Which part of what ended lately was of which line: those may be claimed ahead."""
         self._asked: tuple[int, ...] = ()
         self._again = False
         self._is_open = False
@@ -150,11 +151,13 @@ class Laned:
         running, held = list(self._running), self._held()
         near = self._near(held)
         at_hand = [max(0, count - busy) for count, busy in zip(self._by_lanes(near), running, strict=True)]
-        ahead = self._by_lanes(self._ahead)
+        self._ahead = self.paces.ahead()
         # What of a resource was claimed ahead takes nobody's slot, but it has been claimed.
-        far = zip(ahead, self._by_lanes(held), self._by_lanes(near), strict=True)
-        calls = self._shares.calls(running, at_hand, [max(0, most - count + soon) for most, count, soon in far])
-        rooms, free = self._rooms(held), self._shares.total - sum(running)
+        far = zip(self._by_lanes(self._ahead), self._by_lanes(held), self._by_lanes(near), at_hand, strict=True)
+        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+        ahead = [min(max(0, most - count + soon), waits + (most + 1) // 2) for most, count, soon, waits in far]
+        calls = self._shares.calls(running, at_hand, ahead, self._unsettled(held))
+        rooms = self._rooms(held)
         self._turn += 1
         wants: list[Want] = []
         asked = [0] * len(self._lines)
@@ -163,8 +166,7 @@ class Laned:
             for step in range(len(lines)):
                 # Lines of a lane take turns to be first: each may have more than there is room for.
                 number = lines[(self._turn + step) % len(lines)]
-                # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
-                n = min(call.n, free + (ahead[call.lane] + 1) // 2, MAX_BULK)
+                n = min(call.n, MAX_BULK)
                 line, once = self._lines[number], None
                 if line.limits:
                     least = map(min, zip(*[rooms[name] for name in line.limits], strict=True))
@@ -194,6 +196,10 @@ class Laned:
 
     def _held(self) -> list[int]:
         return [given - gone for given, gone in zip(self._delivered, self._gone, strict=True)]
+
+    def _unsettled(self, held: Sequence[int]) -> int:
+        """Jobs that ended and are not settled: neither held on a line nor running outside of all lanes."""
+        return max(0, self._account.held - sum(held) - (self._slots - self._shares.total))
 
     def _by_lanes(self, counts: Sequence[int]) -> list[int]:
         return [sum([counts[line] for line in lines]) for lines in self._by_lane]
@@ -238,9 +244,11 @@ class Laned:
     def __len__(self) -> int:
         return sum(map(len, self._at_hand))
 
-    def add(self, claims: Sequence[Claim]) -> None:
+    def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
         for claim in claims:
             line = self._line(claim)
+            if not self._at_hand[line]:
+                self.paces.each[line].fed(took)
             if claim.job.losses < SUSPECT:
                 self._at_hand[line].append(claim)
             else:
@@ -258,6 +266,7 @@ class Laned:
         if line is None:
             return None
         claim = self._at_hand[line].popleft()
+        self.paces.starts[line] += 1
         self._give_out(claim, line, now, {})
         return claim
 
@@ -306,10 +315,8 @@ class Laned:
             return
         self._running[self._lines[line].lane] -= 1
         self._gone[line] += 1
-        if throttled is None:
-            self._ends[line] += 1
-        else:
-            self._shares_of_ends[line] = 0.0
+        if throttled is not None:
+            self.paces.each[line].forget()
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
         paused = [line for lane in self._shares.paused for line in self._by_lane[lane]]
@@ -347,24 +354,24 @@ class Laned:
                 found.append((claim, Refuse(max(SECOND, limiter.until - now), error=f"resource {name} has no room now")))
         return found
 
-    def ask(self, free: int, ahead: int, kick: bool) -> None:
-        self._look_ahead(ahead)
+    def ask(self, free: int, kick: bool) -> None:
+        open_to = self._shares.open_to(self._running)
+        for line, claims in enumerate(self._at_hand):
+            if not claims and open_to[self._lines[line].lane]:
+                self.paces.each[line].starved()
+        self._ahead = self.paces.ahead()
         for name in self._limiters:
             self._look(name)
         held = self._held()
         rooms = [room for room, _ in self._rooms(held).values()]
-        asked = (self._shares.total + sum(self._ahead) - sum(held), *rooms)
+        asked = (self._shares.total + sum(self._ahead) - sum(held) - self._unsettled(held), *rooms)
         grown = self._again or not self._asked or any(new > old for new, old in zip(asked, self._asked, strict=True))
         self._asked, self._again = asked, False
         if grown and kick:
             self._office.committer.kick()
 
-    def _look_ahead(self, ahead: int) -> None:
-        if count := sum(self._ends):
-            parts = zip(self._shares_of_ends, self._ends, strict=True)
-            self._shares_of_ends = [0.8 * part + 0.2 * ends / count for part, ends in parts]
-            self._ends = [0] * len(self._ends)
-        self._ahead = [int(ahead * part) for part in self._shares_of_ends]
+    def late(self) -> list[Claim]:
+        return [claim for line in range(len(self._lines)) for claim in self._take_out(line, but=self.paces.keep(line))]
 
     def _look(self, name: str) -> None:
         """Let the committing thread know a limit, and whoever listens."""
@@ -386,7 +393,7 @@ class Laned:
     def _reopen(self, name: str) -> None:
         del self._timers[name]
         if self._is_open:
-            self.ask(1, sum(self._ahead), kick=True)
+            self.ask(1, kick=True)
 
     def find(self, id: str) -> Claim | None:
         self._strangers.pop(id, None)

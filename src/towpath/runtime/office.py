@@ -11,7 +11,7 @@ from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
-from towpath.core.job import Reason
+from towpath.core.job import Job, Reason
 from towpath.core.lanes import Lane
 from towpath.errors import Refused
 from towpath.events import Bus
@@ -59,6 +59,11 @@ class Attempt(Protocol):
     def refused(self, refusal: Refused) -> Settle:
         """How it ended if the ledger refused what the handler wanted along with its end."""
         ...
+
+
+Ended = tuple[Settle, Job, float, Attempt | None]
+"""The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was called, or if the outcome
+that the handler chose was refused."""
 
 
 class Office(Protocol):

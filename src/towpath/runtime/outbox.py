@@ -12,52 +12,60 @@ from towpath.core.job import Done, Job, Outcome, Retry, State
 from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
-from towpath.runtime.office import Attempt, Office
-from towpath.runtime.pace import Pace
+from towpath.runtime.office import Attempt, Ended, Office
+from towpath.runtime.pace import Account
 from towpath.runtime.tickets import Reply
 
 log = get_logger("towpath.worker")
 
 AT_ONCE = min(500, MAX_BULK)
 """Settles that stay together: a batch has room for others beside them."""
-Ended = tuple[Settle, Job, float, Attempt | None]
-"""How a claim ended, of which job, the seconds its handler took, and the attempt: None if no handler was called, or if its own word
-was refused."""
 
 
 class Outbox:
-    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread."""
+    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread. `answered` is called in
+    the committing thread after every hand-over that was answered, with the seconds it took."""
 
     def __init__(
         self,
         office: Office,
-        pace: Pace,
+        account: Account,
         call: Callable[..., None],
-        emptied: Callable[[], None],
+        answered: Callable[[float], None],
         failed: Callable[[TowpathError], None],
     ) -> None:
         self._office = office
-        self._pace = pace
+        self._account = account
+        account.leaving = lambda: office.committer.settles_in_batch(self)
         self._call = call
-        self._emptied = emptied
+        self._on_answers = answered
         self._failed = failed
         self._ends: list[Ended] = []
-        self._posted = self._answered = 0
+        self._added = 0
+        self._called = self._called_and_settled = 0
+        """The same for claims whose handler was called."""
         self._lost: set[tuple[str, int]] = set()
         """Claims whose loss was told before they were settled: it is told once."""
 
     @property
-    def empty(self) -> bool:
-        """Has the ledger heard of everything?"""
-        return not self._ends and self._posted == self._answered
+    def unsettled(self) -> int:
+        """Claims that ended and whose settle is not answered."""
+        return self._added - self._account.settled
 
-    def take_stock(self) -> int:
-        """How many were not handed over yet; the pace hears of them. Once before every `send`."""
-        if self._ends:
-            self._pace.ended(len(self._ends), sum([spent for _, _, spent, _ in self._ends]))
-        return len(self._ends)
+    @property
+    def ended(self) -> int:
+        """Those of them whose handler was called: a killed process has these run again."""
+        return self._called - self._called_and_settled
+
+    @property
+    def waiting(self) -> Sequence[Ended]:
+        """Those that were not handed over yet."""
+        return self._ends
 
     def add(self, settle: Settle, job: Job, spent: float = 0.0, attempt: Attempt | None = None) -> None:
+        self._added += 1
+        if attempt is not None:
+            self._called += 1
         self._ends.append((settle, job, spent, attempt))
 
     def send(self) -> None:
@@ -75,42 +83,44 @@ class Outbox:
         if self._office.bus.wants(LeaseLost):
             self._office.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
 
-    def _post(self, ends: Sequence[Ended]) -> None:
-        self._posted += len(ends)
-        heard = partial(self._heard, ends, time.monotonic())
+    def _post(self, ends: Sequence[Ended], again: bool = False) -> None:
+        called = len(ends) if again else sum([attempt is not None for _, _, _, attempt in ends])
+        heard = partial(self._heard, ends, called, time.monotonic())
         try:
-            self._office.committer.post([settle for settle, _, _, _ in ends], heard)
+            self._office.committer.post_settles([settle for settle, _, _, _ in ends], heard, self)
         except LedgerClosed as error:
-            self._answered += len(ends)
+            self._account.settled += len(ends)
+            self._called_and_settled += called
             self._failed(error)
 
-    def _heard(self, ends: Sequence[Ended], posted: float, replies: Sequence[Reply]) -> None:
+    def _heard(self, ends: Sequence[Ended], called: int, posted: float, replies: Sequence[Reply]) -> None:
         """In the committing thread: what became of them."""
-        self._pace.committed(time.monotonic() - posted)
         loud = self._office.bus.wants(JobSettled)
+        again: list[Ended] = []
         for (settle, job, spent, attempt), reply in zip(ends, replies, strict=True):
             if type(reply) is Settled:
                 if type(settle.outcome) is not Done:
                     _tell(job, settle.outcome, reply)
                 if loud:
                     self._office.bus.publish(_event(settle, job, spent, reply))
+            elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
+                # What the handler wanted along with its end was refused: the attempt failed. A second refusal is left to the lease.
+                again.append((attempt.refused(reply), job, spent, None))
             else:
-                self._troubled((settle, job, spent, attempt), reply)
+                self._troubled(settle, job, reply)
         # Replies come one bunch after the other, under the commit lock.
-        self._answered += len(ends)
-        if self._posted == self._answered:
-            self._emptied()
+        self._account.settled += len(ends) - len(again)
+        self._called_and_settled += called - len(again)
+        if again:
+            self._call(self._post, again, True)
+        self._on_answers(time.monotonic() - posted)
 
-    def _troubled(self, ended: Ended, reply: Reply) -> None:
-        settle, job, spent, attempt = ended
+    def _troubled(self, settle: Settle, job: Job, reply: Reply) -> None:
         if isinstance(reply, LostClaim):
             log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
             if (settle.id, settle.fence) not in self._lost:
                 self._tell_lost(job)
             self._lost.discard((settle.id, settle.fence))
-        elif isinstance(reply, Refused) and attempt is not None:
-            # What the handler wanted along with its end was refused: the attempt failed. A second refusal is left to the lease.
-            self._call(self._post, [(attempt.refused(reply), job, spent, None)])
         elif isinstance(reply, TowpathError):
             log.error("job %s could not be settled, its lease will run out: %s", settle.id, reply)
             self._failed(reply)

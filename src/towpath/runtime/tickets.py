@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from towpath.core.commands import Append, Command, Progress, Renew, Result, Settle
@@ -118,13 +119,60 @@ class Gathering(threading.local):
 
 
 class CallTicket(Ticket):
-    """For a function that is called with the replies, in the thread that committed. It must be quick and must not raise."""
+    """For a function that is called with the replies, in the thread that committed. It must be quick and must not raise. `sender` is the
+    worker's outbox, if these are its settles."""
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "sender")
 
     def __init__(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
         super().__init__(commands, patient)
         self.call = call
+        self.sender: object = None
+
+
+class Progresses:
+    """The newest progress of each running job that waits for a commit. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], tuple[Progress, Callable[[Reply], None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, progress: Progress, call: Callable[[Reply], None]) -> None:
+        key = progress.id, progress.fence
+        older = self._waiting.get(key)
+        self._waiting[key] = (progress if older is None else _merged(older[0], progress)), call
+
+    def before(self, ticket: Ticket) -> CallTicket | None:
+        """Those of the jobs that the ticket settles: they go before it."""
+        settled = [(command.id, command.fence) for command in ticket.commands if type(command) is Settle]
+        return self._take([key for key in settled if key in self._waiting])
+
+    def ticket(self, most: int) -> CallTicket | None:
+        """Those that have waited longest, at most so many."""
+        return self._take(list(islice(self._waiting, most)))
+
+    def _take(self, keys: Sequence[tuple[str, int]]) -> CallTicket | None:
+        if not keys:
+            return None
+        taken = [self._waiting.pop(key) for key in keys]
+
+        def call(replies: Sequence[Reply]) -> None:
+            for (_, each), reply in zip(taken, replies, strict=True):
+                each(reply)
+
+        return CallTicket([progress for progress, _ in taken], call)
+
+
+def _merged(older: Progress, newer: Progress) -> Progress:
+    return Progress(
+        newer.id,
+        newer.fence,
+        older.done if newer.done is None else newer.done,
+        older.total if newer.total is None else newer.total,
+        older.cursor if newer.cursor is None else newer.cursor,
+    )
 
 
 def outcome(reply: Reply | None) -> Result:

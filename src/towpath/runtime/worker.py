@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from towpath.core import checks
 from towpath.core.checks import SECOND
@@ -26,7 +26,7 @@ from towpath.runtime.intake import Intake, Plain
 from towpath.runtime.laned import Laned
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.outbox import Outbox
-from towpath.runtime.pace import Pace
+from towpath.runtime.pace import Account, most_ended
 from towpath.runtime.pulse import Blocked, Pulse
 from towpath.runtime.runs import Run, in_process, until
 
@@ -36,6 +36,14 @@ SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
 LAST_WORD = 5.0
 """Seconds that cancelled handlers get to clean up."""
+
+
+class Held(NamedTuple):
+    """The claims of a worker: not started (or given back, without an answer), running, and ended without an answered settle."""
+
+    claimed: int
+    running: int
+    ended: int
 
 
 class Worker:
@@ -55,12 +63,19 @@ class Worker:
         self._child = child
         self._empty = empty
         self._lease = checks.micros(options.lease)
+        self._account = Account()
         self.intake = self._new_intake()
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
-        self._pace = Pace(options.concurrency)
-        self._outbox = Outbox(office, self._pace, self._call, self._told_all, self._failed)
+        self._outbox = Outbox(office, self._account, self._call, self._answered, self._failed)
+        self._blocked_by_settles = False
+        """Handlers could start, but too many have ended and are not settled."""
+        self._held_up = False
+        """The same, at some time since `_watch`."""
+        self._gathered = 0
+        """Outcomes that were not handed over at the last turn of the loop."""
+        self._watching: asyncio.TimerHandle | None = None
         self._flushing = self._stopping = self._paused = False
         self._paused_lanes: Collection[str] = ()
         self._ruin: TowpathError | None = None
@@ -87,9 +102,11 @@ class Worker:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await until(self._settled, lambda: self._outbox.empty, LAST_WORD)
+            await until(self._settled, lambda: not self._outbox.unsettled, LAST_WORD)
         finally:
             self._stopping = True
+            if self._watching is not None:
+                self._watching.cancel()
             self.intake.close()
             self._give_back(self.intake)
             self._let_go()
@@ -107,6 +124,14 @@ class Worker:
     def running(self) -> list[Run]:
         """What runs here now; from any thread."""
         return [*self._runs.values(), *self._strays]
+
+    @property
+    def held(self) -> Held:
+        """What this worker holds now; from any thread. In the ledger the sum is at most the slots and what may be claimed ahead of them.
+        Here the settles of a batch count until they are answered, a moment after the claims of the same batch. `ended` is at most
+        `pace.most_ended`."""
+        running, ended = len(self._runs) + len(self._strays), self._outbox.ended
+        return Held(max(0, self._account.taken - self._account.settled - running - ended), running, ended)
 
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
@@ -136,7 +161,6 @@ class Worker:
         self._give_back(self.intake)
         self._options, self._lease = options, checks.micros(options.lease)
         self._threads.resize(options.concurrency)
-        self._pace.slots = options.concurrency
         before, self.intake = self.intake, self._new_intake()
         self.intake.adopt([run.claim for run in self.running], before)
         self.intake.pause(self._paused_lanes)
@@ -148,7 +172,7 @@ class Worker:
             self._arrived(intake, claims)
 
         kind = Laned if self._options.lanes or self._options.resources else Plain
-        intake: Intake = kind(self._office, self._options, self._lease, deliver, self._failed, self._empty)
+        intake: Intake = kind(self._office, self._options, self._lease, deliver, self._failed, self._empty, self._account)
         return intake
 
     def _stand_in_line(self) -> None:
@@ -157,13 +181,14 @@ class Worker:
             self._give_back(self.intake)
         elif not self._stopping and hasattr(self, "_loop"):
             self.intake.open()
-            self.intake.ask(self._free(), 0, kick=False)
+            self.intake.ask(self._free(), kick=False)
             self._office.committer.kick()
 
     # Claims arrive
 
     def _arrived(self, intake: Intake, claims: list[Claim]) -> None:
         """In the committing thread."""
+        self._account.taken += len(claims)
         try:
             self._loop.call_soon_threadsafe(self._accept, intake, claims)
         except RuntimeError:
@@ -175,19 +200,19 @@ class Worker:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
-        self._pace.fed(self._office.committer.took)
-        intake.add(claims)
+        intake.add(claims, self._office.committer.took)
         if self._stopping or self._paused or intake is not self.intake:
             self._give_back(intake)
         self._fill()
         self._flush_soon()
 
     def _fill(self) -> None:
-        """Start what there are slots for."""
-        intake, free = self.intake, self._free()
+        """Start what there are slots for, while not too many have ended that are not settled."""
+        intake = self.intake
         if intake.counts:
             for each, outcome in intake.surplus():
                 self._end(each, Settle(each.id, each.fence, outcome))
+        free = self._startable()
         while free > 0 and (claim := intake.next()) is not None:
             attempt = self._make(claim)
             if attempt is None:
@@ -199,6 +224,15 @@ class Worker:
             else:
                 self._begin(Run(claim, attempt))
                 free -= 1
+
+    def _startable(self) -> int:
+        """How many handlers may start now."""
+        free, most = self._free(), most_ended(self._options.concurrency) - len(self.running)
+        self._blocked_by_settles = False
+        if most - self._outbox.ended < free:
+            # In this order: an answer that comes now is either counted or finds the flag.
+            self._blocked_by_settles = self._held_up = True
+        return min(free, most - self._outbox.ended)
 
     def _begin(self, run: Run) -> None:
         job, attempt = run.claim.job, run.attempt
@@ -278,19 +312,56 @@ class Worker:
     def _flush(self) -> None:
         """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
         self._flushing = False
-        sending = self._outbox.take_stock() > 0
+        sending = len(self._outbox.waiting) > 0
+        if self._held_up and self._gathers():
+            self._fill()
+            self._flush_soon()
+            return
+        self._gathered = 0
+        if sending:
+            self.intake.paces.measure(self._outbox.waiting)
         if not (self._stopping or self._paused):
-            self.intake.ask(self._free(), self._pace.ahead(), kick=not sending)
+            self.intake.ask(self._free(), kick=not sending)
         if sending:
             self._outbox.send()
         self._fill()
-        if not self.intake and self._free() > 0:
-            self._pace.starved()
+        if self._watching is None and self.intake:
+            self._watch()
 
-    def _told_all(self) -> None:
-        """In the committing thread: the ledger has heard of everything so far."""
-        if self._stopping:
+    def _gathers(self) -> bool:
+        """Where handlers wait for settles, a commit of few settles holds up all others. So the outcomes of handlers that end at once are
+        handed over together: while every turn of the loop brings some, and there is more to start."""
+        before, self._gathered = self._gathered, len(self._outbox.waiting)
+        if not self.intake:
+            self._held_up = False
+        return self._held_up and self._gathered > before and not self._stopping and self._startable() > 0
+
+    def _answered(self, seconds: float) -> None:
+        """In the committing thread: settles were answered."""
+        self.intake.paces.committed(seconds)
+        if self._stopping and not self._outbox.unsettled:
             self._call(self._settled.set)
+        if self._blocked_by_settles:
+            self._blocked_by_settles = False
+            self._call(self._fill)
+
+    def _watch(self) -> None:
+        """See after a while whether what is at hand could start."""
+        self._held_up = False
+        self.intake.paces.watch()
+        due = self._loop.time() + self.intake.paces.patience
+        self._watching = self._loop.call_at(due, self._give_back_late, self.intake, due)
+
+    def _give_back_late(self, intake: Intake, due: float) -> None:
+        """Claims that wait too long for a slot go back, for a worker that has one free. Not where the event loop itself was late, or where
+        the settles are what everything waits for: that says nothing about the handlers."""
+        self._watching = None
+        late = self._loop.time() - due > 0.5 * intake.paces.patience
+        if intake is self.intake and not late and not self._held_up:
+            for claim in intake.late():
+                self._end(claim, Settle(claim.id, claim.fence, Release()))
+        if self.intake:
+            self._watch()
 
     def _failed(self, error: TowpathError) -> None:
         """In the committing thread: a batch failed. If the ledger will not come back, nothing that runs here counts any more."""
