@@ -87,6 +87,9 @@ def test_parts(shell: Shell) -> None:
     assert "unpaid" in shell("parts", "list", "orders").out
     shell("get", "orders", code=3)
     assert not shell("parts", "resume", "orders", "a", "--json").json["paused"]
+    assert shell("parts", "set", "orders", "a", "--cap", "1", "--why", "one line", "--json").json["why"] == "one line"
+    shell("parts", "pause", "orders", "a", "--why", "unpaid")
+    assert shell("parts", "resume", "orders", "a", "--json").json["why"] == "one line"
     assert "Parts: a" in shell("parts", "resume", "orders", "b", code=3).err
     shell.put("plain")
     assert "no parts" in shell("parts", "list", "plain").out

@@ -6,9 +6,10 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from towpath.core.checks import SECOND
-from towpath.core.limits import TURN, Rate, Turn, permits, share, spend
+from towpath.core.limits import TURN, Rate, Turn, permits, reason_after, share, spend
 
 rates = st.builds(Rate, st.integers(1, 100), st.integers(100, 10 * SECOND), st.integers(1, 20))
 arrivals = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 30)), max_size=40)
@@ -106,3 +107,19 @@ def test_one_by_one_is_as_fair_as_all_at_once(parts: int, n: int) -> None:
 def test_a_part_that_was_away_starts_at_the_present() -> None:
     picks = share([Turn("old", 10 * TURN, 1, 9), Turn("new", 0, 1, 9)], 9 * TURN, 6)
     assert [pick.part for pick in picks] == ["new", "new", "old", "new", "old", "new"]
+
+
+def test_the_reason_of_a_limit_outlives_a_pause() -> None:
+    why = reason_after(None, False, UNSET, "3 connections")
+    paused = reason_after(why, False, True, "unpaid")
+    assert paused == "unpaid; limits: 3 connections"
+    assert reason_after(paused, True, True, None) == "no reason given; limits: 3 connections"
+    assert reason_after(paused, True, UNSET, "4 connections") == "unpaid; limits: 4 connections"
+    assert reason_after(paused, True, UNSET, UNSET) == paused
+    assert reason_after(paused, True, UNSET, None) == "unpaid"
+    assert reason_after(paused, True, False, None) == "3 connections"
+    assert reason_after("3 connections", False, False, None) == "3 connections"
+    assert reason_after("unpaid", True, UNSET, None) is None
+    assert reason_after(None, True, UNSET, "unpaid") == "unpaid"
+    assert reason_after("unpaid", True, False, None) is None
+    assert reason_after("unpaid", True, False, "for now") == "for now"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from towpath.core import checks
 from towpath.errors import InvalidInput
@@ -16,6 +17,8 @@ _RATE: Final = re.compile(r"([0-9]{1,9})/(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?\s*(ms
 _UNITS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NAMED: Final[Mapping[int, str]] = {round(seconds * checks.SECOND): unit for unit, seconds in _UNITS.items()}
 
+BESIDE: Final = "; limits: "
+"""Between the reason of a pause and that of the limits of the same queue or part."""
 TURN = 1_000_000
 """How far one turn moves a part of weight 1 in virtual time."""
 
@@ -112,3 +115,25 @@ def share(turns: Sequence[Turn], clock: int, n: int) -> list[Pick]:
         else:
             heapq.heappop(heap)
     return picks
+
+
+def limits_reason(why: str | None, paused: bool) -> str | None:
+    """The reason of the limits of a queue or part, without that of its pause."""
+    return why if why is None or not paused else why.partition(BESIDE)[2] or None
+
+
+def reason_after(why: str | None, paused: bool, pause: bool | UnsetType, given: str | UnsetType | None) -> str | None:
+    """The reason of a queue or part after it was set. The reason of its limits outlives a pause: the reason of the pause stands in front
+    of it, and a resume takes that away."""
+    limits = limits_reason(why, paused)
+    if pause is False:
+        return limits if given is UNSET else given or limits
+    held = why.partition(BESIDE)[0] if paused and why is not None else None
+    if pause is True:
+        held = held if given is UNSET else given
+    elif given is not UNSET:
+        # Where a pause has no reason, or is to lose the only one, it is the reason of the pause.
+        held, limits = (given, None) if why is None or given is limits is None else (held, given)
+    if not (paused or pause is True) or limits is None:
+        return held or limits
+    return f"{held or 'no reason given'}{BESIDE}{limits}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import UNSET
 
 from towpath.core.commands import Note, Noted, QueueSet, SetPart, SetQueue
+from towpath.core.limits import reason_after
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger.memory.book import Book
@@ -66,7 +67,8 @@ def write_notes(book: Book, plan: Plan) -> None:
 def set_queue(book: Book, command: SetQueue, now: int) -> QueueSet:
     queue = book.queue(command.queue)
     book.dirty = True
-    for field in ("paused", "why", "capacity", "cap", "rate", "retention", "keep"):
+    queue.why = reason_after(queue.why, queue.paused, command.paused, command.why)
+    for field in ("paused", "capacity", "cap", "rate", "retention", "keep"):
         if (value := getattr(command, field)) is not UNSET:
             setattr(queue, field, value)
     if command.not_before is not UNSET:
@@ -78,7 +80,8 @@ def set_part(book: Book, command: SetPart, now: int) -> QueueSet:
     part = book.part(command.queue, command.part)
     book.dirty = True
     part.configured = True
-    for field in ("paused", "why", "cap", "rate", "weight"):
+    part.why = reason_after(part.why, part.paused, command.paused, command.why)
+    for field in ("paused", "cap", "rate", "weight"):
         if (value := getattr(command, field)) is not UNSET:
             setattr(part, field, value)
     if command.not_before is not UNSET:

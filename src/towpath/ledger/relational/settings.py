@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
+from towpath.core.limits import reason_after
 from towpath.errors import Refused, UnknownGroup
 from towpath.ledger.relational import endings
 from towpath.ledger.relational.appends import text_of
@@ -80,10 +81,9 @@ def set_part(batch: Batch, command: SetPart) -> QueueSet:
 
 
 def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
+    row.why = reason_after(row.why, bool(row.paused), command.paused, command.why)
     if command.paused is not UNSET:
         row.paused = int(command.paused)
-    if command.why is not UNSET:
-        row.why = command.why
     if command.cap is not UNSET:
         row.cap = command.cap
     if command.rate is not UNSET:

@@ -29,6 +29,17 @@ class PartSuite(Suite):
         assert (part.queue, part.name, part.ready, part.running) == ("q", "a", 2, 1)
         assert (part.paused, part.why, part.cap, part.rate, part.weight) == (False, None, None, None, 1)
 
+    def test_a_pause_keeps_the_reason_of_a_limit(self, desk: Desk) -> None:
+        desk.set_part("a", cap=2, why="two lines")
+        desk.set_part("a", paused=True, why="unpaid")
+        assert (desk.part("a").paused, desk.part("a").why) == (True, "unpaid; limits: two lines")
+        desk.set_part("a", paused=False, why=None)
+        assert (desk.part("a").paused, desk.part("a").why) == (False, "two lines")
+        desk.set_queue(cap=2, why="two lines")
+        desk.set_queue(paused=True, why=None)
+        desk.set_queue(paused=False, why=None)
+        assert desk.ledger.queues()["q"].why == "two lines"
+
     def test_no_row_before_the_first_ready_job(self, desk: Desk) -> None:
         desk.add("a", part="a", delay=SECOND)
         assert desk.ledger.parts("q") == {}
