@@ -222,7 +222,7 @@ class Desk:
     def close(self, name: str) -> Record:
         """Close it now; its failures so far are forgotten."""
         now = self._engine.clock.now()
-        return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now)))
+        return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now, "by hand")))
 
     async def aclose(self, name: str) -> Record:
         return await asyncio.to_thread(self.close, name)

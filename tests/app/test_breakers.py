@@ -384,6 +384,51 @@ def test_many_at_once_count_every_failure_once(tmp_path: Path, platform: Platfor
         assert (part.cap, part.next_at) == (2, clock.now() + 30 * SECOND)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("breaker", [Breaker("x"), Breaker("x", ratio=0.5)], ids=["in a row", "ratio"])
+def test_failures_among_many_successes_do_not_open_it(
+    kind: str, breaker: Breaker, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Real workers, two Apps: eight failures in the window, never five in a row."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    failed: set[int] = set()
+
+    def fetch(n: int) -> None:
+        if n % 50 == 25 and n not in failed:
+            failed.add(n)
+            raise ConnectionError("once")
+
+    with App(url) as app:
+        task = app.task(name="fetch", breaker=breaker, backoff=0)(fetch)
+        task.enqueue_many([task.of(n) for n in range(400)])
+        app.run(burst=True, concurrency=2)
+        assert len(failed) == 8
+        [record] = app.breakers.list()
+        assert (record.status.phase(app.clock.now()), record.status.trips) == (Phase.CLOSED, 0)
+
+
+def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "towpath.breakers")
+    platform.down = True
+    for n in range(3):
+        bench.app.tasks["fetch"].enqueue(n)
+    bench.drain()
+    bench.advance(31)
+    platform.down = False
+    bench.advance(60)
+    bench.app.breakers.open("platform-x", "maintenance")
+    bench.app.breakers.close("platform-x")
+    told = [record.getMessage() for record in caplog.records if record.name == "towpath.breakers"]
+    assert [line for line in told if "half-open" not in line] == [
+        "breaker platform-x is open (3 failures in 60 s)",
+        "breaker platform-x is open (a probe failed)",
+        "breaker platform-x is closed (2 probes succeeded)",
+        "breaker platform-x is open (by hand: maintenance)",
+        "breaker platform-x is closed (by hand)",
+    ]
+    assert "breaker platform-x is half-open (it was opened by: 3 failures in 60 s)" in told
+
+
 def test_a_worker_opens_it_and_gives_back_what_it_had_claimed(tmp_path: Path) -> None:
     """A real worker with real time: what lies claimed in front of it goes back, and everything ends well."""
     app = App(f"sqlite:///{tmp_path / 'work.db'}")

@@ -43,6 +43,15 @@ def test_open_close_and_reset(shell: Shell) -> None:
     assert "no breakers" in shell("breakers", "list").out
 
 
+def test_a_breaker_with_a_ratio_is_listed_with_its_calls(shell: Shell) -> None:
+    with App(shell.url) as app:
+        app.task(name="fetch", breaker=Breaker("x", ratio=0.5, volume=10))(print)
+        declare(app)
+    [listed] = shell("breakers", "list", "--json").json["breakers"]
+    assert (listed["ratio"], listed["volume"], listed["calls"], listed["failed"]) == (0.5, 10, 0, 0)
+    assert "0 of 0 calls in 60 s, opens at 50%" in shell("breakers", "list").out
+
+
 def test_an_unknown_breaker(shell: Shell) -> None:
     _job(shell)
     for verb in ("open", "close", "reset"):

@@ -42,12 +42,63 @@ def test_failures_further_apart_do_not() -> None:
     assert (status.phase(at(21)), len(status.failed)) == (Phase.CLOSED, 1)
 
 
+def test_a_success_resets_the_count() -> None:
+    status = Status()
+    for round in range(100):
+        status = fails(status, round / 50, round / 50)
+        assert len(status.failed) == 2
+        status = rules.succeeded(B, status, at(round / 50), at(round / 50))
+        assert status == Status()
+    assert rules.succeeded(B, status, at(9), at(9)) is status
+
+
+def test_a_success_that_began_before_it_closed_resets_nothing() -> None:
+    status = fails(rules.closed(Status(), at(0)), 1, 2)
+    assert rules.succeeded(B, status, at(3), at(-1)) == status
+
+
+R = Breaker("x", window=10, ratio=0.5, volume=10)
+
+
+def called(status: Status, *calls: tuple[float, bool]) -> Status:
+    for time, ok in calls:
+        turn = rules.succeeded if ok else rules.failed
+        passed = rules.call(R, at(time), True) if ok else ()
+        status = turn(R, status, at(time), at(time), passed)
+    return status
+
+
+def test_a_ratio_of_failures_opens_it() -> None:
+    status = called(Status(), *[(n / 10, n % 2 == 1) for n in range(9)])
+    assert status.phase(at(1)) is Phase.CLOSED
+    status = called(status, (1, False))
+    assert (status.phase(at(1)), status.why) == (Phase.OPEN, "6 of 10 calls failed in 10 s")
+    assert status.tally == ()
+
+
+def test_few_failures_among_many_successes_do_not() -> None:
+    status = called(Status(), *[(n / 100, n % 10 > 0) for n in range(1000)])
+    assert status.phase(at(10)) is Phase.CLOSED
+    assert len(status.tally) <= rules.SLICES + 1
+
+
+def test_a_ratio_forgets_what_is_older_than_its_window() -> None:
+    status = called(Status(), *[(0, False)] * 9)
+    status = called(status, (12, False))
+    assert (status.phase(at(12)), sum(bad for _, _, bad in status.tally)) == (Phase.CLOSED, 1)
+
+
+def test_notes_of_older_versions_can_be_read() -> None:
+    old = b'{"breaker":{"name":"x","failures":5,"window":60.0,"cooldown":30.0,"probes":2},"status":{"failed":[1,2]},"gates":[]}'
+    assert rules.decode(old) == Record(Breaker("x"), Status(failed=(1, 2)))
+
+
 def test_successes_of_the_probes_close_it() -> None:
     status = fails(Status(), 0, 0, 0)
     once = rules.succeeded(B, status, at(31), at(30))
     assert (once.phase(at(31)), once.good) == (Phase.HALF_OPEN, 1)
     closed = rules.succeeded(B, once, at(32), at(31))
-    assert closed == Status(since=at(32), trips=1)
+    assert closed == Status(since=at(32), trips=1, why="2 probes succeeded")
 
 
 def test_one_probe_that_fails_opens_it_again() -> None:
@@ -174,7 +225,7 @@ def test_any_history(moves: list[tuple[str, int, int]], failures: int, probes: i
             assert phase is not Phase.OPEN or status == before
         elif move == "succeed":
             status = rules.succeeded(breaker, status, now, began)
-            assert phase is Phase.HALF_OPEN or status == before
+            assert phase is Phase.HALF_OPEN or status in (before, replace(before, failed=()))
         elif move == "return":
             status = rules.returned(status, began)
         elif move == "admit":

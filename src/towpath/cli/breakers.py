@@ -43,14 +43,17 @@ def _host(session: Session, name: str | None = None) -> Iterator[App]:
 
 def data_of(record: Record) -> dict[str, Any]:
     at, status, settings = now(), record.status, record.breaker
-    phase = status.phase(at)
+    phase, (failed, calls) = status.phase(at), record.counted(at)
     return {
         "name": settings.name,
         "state": phase.value,
         "until": moment(status.until) if phase == "open" and status.until - at < FAR else None,
         "why": status.why or None,
         "since": moment(status.since) if status.since else None,
-        "failed": len([each for each in status.failed if each > at - settings.span]),
+        "failed": failed,
+        "calls": None if settings.ratio is None else calls,
+        "ratio": settings.ratio,
+        "volume": None if settings.ratio is None else settings.volume,
         "failures": settings.failures,
         "window": settings.window,
         "cooldown": settings.cooldown,
@@ -78,6 +81,8 @@ def _table(found: list[Record]) -> object:
         data = data_of(record)
         left = None if data["until"] is None else f"in {spell(max(0, record.status.until - at))}"
         failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
+        if data["ratio"] is not None:
+            failed = f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at {data['ratio']:.0%}"
         gates = ", ".join(gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates)
         rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
     return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))

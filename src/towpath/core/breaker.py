@@ -1,6 +1,6 @@
 """A circuit breaker as a state machine with time as an argument, and the gates in the ledger that follow from its state.
 
-Closed it counts failures over a window. Open it lets nothing through until its cool-down is over. After that it is half open: a
+Closed it counts failures in a row within a window, or the ratio of failures to calls there. Open it lets nothing through until its cool-down is over. After that it is half open: a
 number of probes may try, their successes close it and the first failure opens it again. Nobody has to do anything for it to
 become half open: an open gate is a time and a cap, and when the time has come the cap is what is left.
 """
@@ -39,20 +39,26 @@ class Phase(Word):
 
 
 class Breaker(msgspec.Struct, frozen=True):
-    """`failures` within `window` seconds open it for `cooldown` seconds. Then at most `probes` at a time may try: as many
-    successes close it, one failure opens it again. Spans are seconds or timedeltas."""
+    """`failures` in a row within `window` seconds open it for `cooldown` seconds; a success resets the count. With `ratio` it opens
+    instead when at least `volume` calls ended within `window` and this share of them failed. Then at most `probes` at a time may
+    try: as many successes close it, one failure opens it again. Spans are seconds or timedeltas."""
 
     name: str
     failures: int = 5
     window: float | timedelta = 60.0
     cooldown: float | timedelta = 30.0
     probes: int = 2
+    ratio: float | None = None
+    volume: int = 20
 
     def __post_init__(self) -> None:
         checks.name("breaker", self.name)
         checks.text("breaker", self.name, checks.MAX_NAME - len(PART))
         checks.whole("failures", self.failures, 1, 1000)
         checks.whole("probes", self.probes, 1, 1000)
+        checks.whole("volume", self.volume, 1, 1_000_000)
+        if self.ratio is not None and not (type(self.ratio) in (int, float) and 0 < self.ratio <= 1):
+            raise InvalidInput(field="ratio", value=self.ratio, expected="more than 0 and at most 1, or None")
         for field, least in (("window", SECOND // 1000), ("cooldown", SECOND // 10)):
             span = checks.micros(getattr(self, field), field)
             if not least <= span <= LONGEST:
@@ -75,6 +81,28 @@ class Breaker(msgspec.Struct, frozen=True):
         return PART + self.name
 
 
+Tally = tuple[tuple[int, int, int], ...]
+"""Calls of a closed breaker with a ratio, by slice of its window: the number of the slice, successes, failures."""
+SLICES: Final = 10
+"""A window has so many slices."""
+
+
+def tallied(breaker: Breaker, tally: Tally, now: int, more: Tally) -> Tally:
+    """Both together, without what is older than the window."""
+    width = max(1, breaker.span // SLICES)
+    sums: dict[int, tuple[int, int]] = {}
+    for at, good, bad in (*tally, *more):
+        if at > now // width - SLICES:
+            before = sums.get(at, (0, 0))
+            sums[at] = before[0] + good, before[1] + bad
+    return tuple([(at, *sums[at]) for at in sorted(sums)])
+
+
+def call(breaker: Breaker, now: int, ok: bool) -> Tally:
+    """One call that ended at `now`."""
+    return ((now // max(1, breaker.span // SLICES), int(ok), int(not ok)),)
+
+
 class Status(msgspec.Struct, frozen=True):
     """`until`: 0 is closed, open before it, half open from then on. `since`: when it last opened or closed."""
 
@@ -82,7 +110,9 @@ class Status(msgspec.Struct, frozen=True):
     since: int = 0
     why: str = ""
     failed: tuple[int, ...] = ()
-    """When, the latest of the window; never more than are needed to open it."""
+    """When, the latest of the window since the last success; never more than are needed to open it."""
+    tally: Tally = ()
+    """With a ratio: the calls of the window, from the first failure on."""
     good: int = 0
     """Probes that succeeded since it is half open."""
     out: tuple[int, ...] = ()
@@ -97,26 +127,47 @@ class Status(msgspec.Struct, frozen=True):
         return Phase.OPEN if now < self.until else Phase.HALF_OPEN
 
 
-def failed(breaker: Breaker, status: Status, now: int, began: int) -> Status:
-    """A call that began at `began` failed. What began before the last change says nothing about the present."""
+def failed(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
+    """A call that began at `began` failed. What began before the last change says nothing about the present. `passed`: successes
+    that were not written yet."""
     now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.HALF_OPEN and began >= status.until:
         return opened(breaker, status, now, "a probe failed")
     if phase is not Phase.CLOSED or began < status.since:
         return status
+    if breaker.ratio is not None:
+        return _weighed(
+            breaker, replace(status, tally=tallied(breaker, status.tally, now, (*passed, *call(breaker, now, False)))), now
+        )
     recent = (*(at for at in status.failed if at > now - breaker.span), now)[-breaker.failures :]
     if len(recent) < breaker.failures:
         return replace(status, failed=recent)
     return opened(breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.span / SECOND:g} s")
 
 
-def succeeded(breaker: Breaker, status: Status, now: int, began: int) -> Status:
+def _weighed(breaker: Breaker, status: Status, now: int) -> Status:
+    bad = sum(each[2] for each in status.tally)
+    calls = bad + sum(each[1] for each in status.tally)
+    if breaker.ratio is None or calls < breaker.volume or bad < breaker.ratio * calls:
+        return status
+    return opened(breaker, status, now, f"{bad} of {_count(calls, 'call')} failed in {breaker.span / SECOND:g} s")
+
+
+def succeeded(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
+    """A call that began at `began` succeeded: a probe of a half-open breaker, or a call that resets the failures of a closed one."""
     now = _not_before(began, now)
-    if status.phase(now) is not Phase.HALF_OPEN or began < status.until:
+    phase = status.phase(now)
+    if phase is Phase.CLOSED and began >= status.since:
+        if breaker.ratio is None:
+            return replace(status, failed=()) if status.failed else status
+        return replace(status, tally=tallied(breaker, status.tally, now, passed)) if status.tally else status
+    if phase is not Phase.HALF_OPEN or began < status.until:
         return status
     good = status.good + 1
-    return closed(status, now) if good >= breaker.probes else replace(returned(status, began), good=good)
+    if good < breaker.probes:
+        return replace(returned(status, began), good=good)
+    return closed(status, now, f"{_count(good, 'probe')} succeeded")
 
 
 def _not_before(began: int, now: int) -> int:
@@ -146,8 +197,8 @@ def opened(breaker: Breaker, status: Status, now: int, why: str, until: int | No
     return Status(until=until, since=now, why=why, trips=status.trips + 1)
 
 
-def closed(status: Status, now: int) -> Status:
-    return Status(since=now, trips=status.trips)
+def closed(status: Status, now: int, why: str = "") -> Status:
+    return Status(since=now, trips=status.trips, why=why)
 
 
 def again(breaker: Breaker, status: Status, now: int) -> int:
@@ -191,6 +242,13 @@ class Record(msgspec.Struct, frozen=True):
     def said(self) -> str:
         """What a held gate says of itself."""
         return f"{_SAID}{self.breaker.name}: {self.status.why}"
+
+    def counted(self, now: int) -> tuple[int, int]:
+        """The failures that count at `now`, and with a ratio the calls."""
+        if self.breaker.ratio is None:
+            return len([at for at in self.status.failed if at > now - self.breaker.span]), 0
+        tally = tallied(self.breaker, self.status.tally, now, ())
+        return sum(bad for _, _, bad in tally), sum(good + bad for _, good, bad in tally)
 
     def has(self, place: tuple[str, str | None]) -> bool:
         return any(gate.place == place for gate in self.gates)

@@ -240,6 +240,10 @@ class LimitChanged(Event):
     running: int = 0
     waits: float = 0.0
 
+    def __str__(self) -> str:
+        text = f"resource {self.resource}: {self.before} -> {self.limit} jobs at once, {self.running} running"
+        return f"{text}; none starts for {self.waits:g} s" if self.waits else text
+
 
 @dataclass(frozen=True, slots=True)
 class CaretakerElected(Event):
@@ -281,7 +285,7 @@ class ScheduleFired(Event):
 @dataclass(frozen=True, slots=True)
 class BreakerChanged(Event):
     """A circuit breaker opened, closed, or became half open. Told by the process that wrote it (half open: by the caretaker).
-    `until` is microseconds, 0 if it closed; `why` is what opened it."""
+    `until` is microseconds, 0 if it closed; `why` is what brought it there: what opened it, or what closed it."""
 
     sentence = "breaker {name} is {state} ({why})"
     level = logging.WARNING

@@ -1,7 +1,8 @@
 """Circuit breakers of a fleet: each is a note that everybody reads, and the gates in the ledger that follow from it.
 
 A change is a pure function of the note, written with compare-and-set and its gates in one command. Whoever comes second
-reads the note again and decides again. Successes of a closed breaker write nothing, and no handler waits for a commit.
+reads the note again and decides again. A success of a closed breaker is written only if there are failures that it resets, and with
+a ratio once a second while there are failures. No handler waits for a commit.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import INDEX, Breaker, Gate, Phase, Record, Status
+from towpath.core.breaker import INDEX, Breaker, Gate, Phase, Record, Status, Tally
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Noted
+from towpath.core.limits import limits_reason
 from towpath.core.views import PartView, QueueView
 from towpath.errors import NoteConflict, TowpathError
 from towpath.escapes import get_logger
@@ -46,6 +48,12 @@ class _Known:
         self.changes: list[Change] = []
         """To be written."""
         self.writing = False
+        self.failing = False
+        """The last call that was reported here failed; the note may not have it yet."""
+        self.passed: Tally = ()
+        """With a ratio: successes that were not written yet."""
+        self.told = 0
+        """When they were last written."""
 
 
 class Breakers:
@@ -60,9 +68,11 @@ class Breakers:
     # For whoever runs jobs
 
     def calm(self, breaker: Breaker, now: int) -> bool:
-        """Is it known to be closed? Then a job may begin, and a success need not be told."""
+        """Is it known to be closed and without failures? Then a job may begin, and a success need not be told."""
         known = self._known.get(breaker.name)
-        if known is None or known.read_at is None or known.record.status.until:
+        if known is None or known.read_at is None or breaker.ratio is not None:
+            return False
+        if known.failing or known.record.status.until or known.record.status.failed:
             return False
         return known.read_at <= now < known.read_at + FRESH
 
@@ -83,12 +93,21 @@ class Breakers:
     def report(self, breaker: Breaker, place: Place | None, ok: bool, began: int, now: int) -> None:
         """A call that began at `began` ended, well or not. `place` is the gate that its job came through."""
         known = self._fresh(breaker, now)
-        if ok and known.record.status.until == 0:
-            return
+        with self._lock:
+            status = known.record.status
+            if status.until:
+                known.passed = ()
+            elif ok and breaker.ratio is not None:
+                known.passed = rules.tallied(breaker, known.passed, now, rules.call(breaker, now, ok))
+            resets = known.failing or bool(status.failed)
+            if ok and not status.until and not (status.tally and now >= known.told + SECOND if breaker.ratio else resets):
+                return
+            known.failing = not ok
+            passed, known.passed, known.told = known.passed, (), now
         turn = rules.succeeded if ok else rules.failed
 
         def change(record: Record) -> Record:
-            status = turn(breaker, rules.returned(record.status, began), now, began)
+            status = turn(breaker, rules.returned(record.status, began), now, began, passed)
             return replace(record if place is None else record.with_gate(place), breaker=breaker, status=status)
 
         self._write(known, change)
@@ -154,7 +173,9 @@ class Breakers:
     def forget(self, name: str, now: int) -> Record | None:
         """Lift its gates and forget it. Code that declares it brings it back, as new."""
         while (
-            record := self.edit(name, lambda found: replace(found, status=rules.closed(found.status, now)), now)
+            record := self.edit(
+                name, lambda found: replace(found, status=rules.closed(found.status, now, "reset by hand")), now
+            )
         ) is not None:
             found, version = self.read(name)
             if found is not None and found.status.until:
@@ -263,7 +284,8 @@ class Breakers:
             return gate
         limit = old.limit if gate.cap is None else min(gate.cap, old.limit)
         cap = gate.cap if shut and view.cap == limit else view.cap
-        why = gate.why if rules.heard(view.why) is not None else view.why
+        own = limits_reason(view.why, view.paused)
+        why = gate.why if rules.heard(own) is not None else own
         return replace(gate, cap=cap, why=why)
 
     def view(self, gate: Gate) -> QueueView | PartView | None:
@@ -303,10 +325,11 @@ class Breakers:
     def _compare(self, old: Record, new: Record) -> None:
         if old.status.until != new.status.until:
             phase = Phase.OPEN if new.status.until else Phase.CLOSED
-            self.tell(new.breaker.name, phase, new.status if new.status.until else old.status)
+            self.tell(new.breaker.name, phase, new.status)
 
     def tell(self, name: str, phase: Phase, status: Status) -> None:
-        event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, status.why)
+        why = f"it was opened by: {status.why}" if phase is Phase.HALF_OPEN else status.why
+        event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, why)
         log.info("%s", event)
         if self._committer.bus.wants(BreakerChanged):
             self._committer.bus.publish(event)
