@@ -10,6 +10,8 @@ from towpath.cli.output import spell
 
 SKEW = 1.0
 """How many seconds the clocks of this machine and of the server may be apart without a word."""
+LONG_LOCK = 2.0
+"""Seconds that a session may hold the lock on relations without a finding. A batch takes milliseconds."""
 MANY_TALLIES = 20_000
 """More rows of counts than upkeep leaves: every look at a queue adds them up."""
 
@@ -26,6 +28,7 @@ def of_server(health: dict[str, Any]) -> Iterator[Finding]:
     """Nothing for a ledger that has no server."""
     if "server" not in health:
         return
+    yield from _of_locks(health)
     yield from _of_durability(health)
     yield from _of_sweeping(health)
     if health["missing_rights"]:
@@ -49,6 +52,18 @@ def of_server(health: dict[str, Any]) -> Iterator[Finding]:
         advice = "Leases and delays go by the server's clock, so nothing is lost; set the clocks right, or logs and dates will puzzle you."
         span = spell(abs(round(health["ahead"] * 1_000_000)))
         yield Finding(f"The server's clock is {span} {ahead} this machine's.", advice)
+
+
+def _of_locks(health: dict[str, Any]) -> Iterator[Finding]:
+    for each in health["lock_holders"]:
+        if each["seconds"] < LONG_LOCK:
+            continue
+        who = (
+            f"{each['application'] or 'A session'} (process {each['pid']} of the server, from {each['host']}, {each['state']})"
+        )
+        held = f"has held the lock on keys, groups and notes for {spell(round(each['seconds'] * 1_000_000))}"
+        advice = f"Its process is frozen, or a commit function is slow. The server ends it after `idle_timeout`; or SELECT pg_terminate_backend({each['pid']})."
+        yield Finding(f"{who} {held}; {each['waiting']} sessions wait for it.", advice, grave=each["waiting"] > 0)
 
 
 def _of_durability(health: dict[str, Any]) -> Iterator[Finding]:

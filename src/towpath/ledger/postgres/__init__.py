@@ -23,7 +23,7 @@ from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
-from towpath.errors import Damaged, Forked, LedgerClosed, NestedCall, Refused, UserFunctionFailed
+from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import guests, hosts, migrations, quick, state
 from towpath.ledger.postgres.batch import Before, PostgresBatch
@@ -35,12 +35,13 @@ from towpath.ledger.postgres.connect import (
     end,
     is_gone,
     is_replayable,
+    milliseconds,
     options_of,
     shown,
     translate,
 )
-from towpath.ledger.postgres.db import PostgresDb, end_open
-from towpath.ledger.postgres.locks import PAUSES, Locks, NeedsLock, Part, RowsTaken, Survey, apart, surveyed
+from towpath.ledger.postgres.db import Connection, PostgresDb, end_open
+from towpath.ledger.postgres.locks import PAUSES, LockHeld, Locks, NeedsLock, Part, RowsTaken, Survey, apart, surveyed
 from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.passage import Passage
 from towpath.ledger.postgres.ringing import Ringing
@@ -89,6 +90,7 @@ class PostgresLedger:
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
         with self._translated():
             try:
+                self._limit(first)
                 migrations.migrate(self._writer.connection, self._statements, self.place)
             except BaseException:
                 self._drop_writer()
@@ -116,6 +118,8 @@ class PostgresLedger:
                 self._passage.fail()
                 if isinstance(error, psycopg.Error):
                     raise translate(error, self.place) from error
+                if isinstance(error, LockHeld):
+                    raise LedgerAway(path=self.place, why=str(error)) from error
                 raise
             finally:
                 self._inside = None
@@ -175,7 +179,7 @@ class PostgresLedger:
         for attempt in range(3):
             try:
                 return self._transact(commands, found, now, spoiled)
-            except psycopg.OperationalError as error:
+            except psycopg.Error as error:
                 gone = is_gone(error)
                 if gone or attempt:
                     self._drop_writer()
@@ -243,6 +247,9 @@ class PostgresLedger:
             db.execute(b"BEGIN READ WRITE")
             if self._options.pooled:
                 db.connection.execute(PLANS.replace("SET ", "SET LOCAL "))
+                db.connection.execute(f"SET LOCAL {_idle(self._options.idle_timeout)}".encode())
+            if before.survey.calls_user:
+                db.connection.execute(f"SET LOCAL {_idle(self._options.commit_timeout)}".encode())
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
@@ -274,6 +281,7 @@ class PostgresLedger:
         batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
+        batch.lock_timeout, batch.stalled = f"{milliseconds(self._options.lock_timeout)}ms", self._passage.stall
         self._passage.begin(batch.now, given is None)
         drains = waiting and not batch.calls_user
         batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
@@ -297,7 +305,14 @@ class PostgresLedger:
         return self._writer
 
     def _connect(self) -> PostgresDb:
-        return PostgresDb(connect(self._url, self._options), self._statements)
+        connection = connect(self._url, self._options)
+        self._limit(connection)
+        return PostgresDb(connection, self._statements)
+
+    def _limit(self, connection: Connection) -> None:
+        """A frozen process must not hold what others wait for."""
+        if not self._options.pooled:
+            connection.execute(f"SET {_idle(self._options.idle_timeout)}".encode())
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
@@ -453,3 +468,7 @@ def _failed_at_commit(id: str, error: psycopg.Error) -> UserFunctionFailed:
     failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed
+
+
+def _idle(seconds: float) -> str:
+    return f"idle_in_transaction_session_timeout = {milliseconds(seconds)}"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import psycopg
 from msgspec.structs import asdict
 
+from towpath.core.checks import SECOND
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.jumps import Jumps
 from towpath.errors import Refused
 from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import PostgresDb, take_seqs
-from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, Locks, NeedsLock, Survey
+from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, LockHeld, Locks, NeedsLock, RowsTaken, Survey
 from towpath.ledger.relational import appends
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
 from towpath.ledger.relational.db import array
 
 log = get_logger("towpath.postgres")
 
+LONG_WAIT = 1.0
+"""Seconds of waiting for the relations that count as an outage."""
 DRAIN = 200
 """Appends from users' transactions that one batch plays at most."""
 _STATES = tuple(State)
@@ -55,6 +59,10 @@ class PostgresBatch(Batch):
         """How many rows of counts this batch left for somebody to fold."""
         self.meetings = 0
         """How often it met rows that somebody holds for long, when it was played before."""
+        self.outage = self._outage
+        self.lock_timeout = "0"
+        self.stalled: Callable[[int, float], None] = _ignore
+        """Is told of a long wait for the relations: the ledger's time, and the seconds."""
         self.calls_user = False
         """It is of settles with commit functions, which should not be called again for want of a lock."""
 
@@ -66,7 +74,7 @@ class PostgresBatch(Batch):
         """Before anything else: whatever it waits for, it holds nothing yet that others could wait for. `names` of queues that
         must be locked if they have limits."""
         if locks.relations:
-            self.db.run("lock_relations", (self._patience,))
+            self._lock_relations()
             self._is_related()
         limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
         if wanted := sorted(limited | locks.queues):
@@ -80,10 +88,28 @@ class PostgresBatch(Batch):
             return
         if self.calls_user:
             # Whoever has them may want our job, but gives them back if it does not get it.
-            self.db.run("lock_relations", (self._patience,))
+            self._lock_relations()
         elif not self.db.one("try_relations", (self._patience,))[0]:
             raise NeedsLock(Locks(relations=True))
         self._is_related()
+
+    def _lock_relations(self) -> None:
+        began = time.monotonic()
+        try:
+            self.db.run("lock_relations", (self._patience, self.lock_timeout))
+        except RowsTaken as taken:
+            why = f"another session has held the lock on keys, groups and notes for {self.lock_timeout}; `towpath doctor` names it"
+            raise LockHeld(why) from taken
+        if (waited := time.monotonic() - began) > LONG_WAIT:
+            self.stalled(self.now + int(waited * SECOND), waited)
+
+    def _outage(self) -> bool:
+        """Does a session wait for the relations? Then renewals may wait with it: that time counts as an outage."""
+        waited = self.db.one("stalled")[0]
+        if waited is None or waited <= LONG_WAIT:
+            return False
+        self.stalled(self.now, waited)
+        return True
 
     def _is_related(self) -> None:
         self.related = True
@@ -230,3 +256,7 @@ class PostgresBatch(Batch):
 
 def _settings(row: QueueRow) -> dict[str, object]:
     return {name: value for name, value in asdict(row).items() if name not in _COUNTS}
+
+
+def _ignore(now: int, seconds: float) -> None:
+    """Nobody keeps count."""

@@ -32,19 +32,32 @@ ROUNDS = 25
 """How often two sessions are compared that may be one. Of two that many clients share, a look misses one time in four."""
 
 
+TIMEOUTS = ("idle_timeout", "commit_timeout", "lock_timeout")
+"""Options that the URL may have, in seconds."""
+
+
 class PostgresOptions(msgspec.Struct, frozen=True):
     """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a transaction: no
-    prepared statements, and no LISTEN. (`connect_first` notices one that was not told.) `connect_timeout` in seconds."""
+    prepared statements, and no LISTEN. (`connect_first` notices one that was not told.)
+
+    All times are seconds. `idle_timeout`: the server ends a session of ours whose transaction has been idle for so long, because the
+    process is frozen or lost; `commit_timeout`: the same while a commit function runs. `lock_timeout`: how long a batch waits for the
+    lock on keys, groups, dependencies and notes, before it fails and is tried again."""
 
     schema: str = SCHEMA
     pooled: bool = False
     connect_timeout: int = 10
+    idle_timeout: float = 10.0
+    commit_timeout: float = 60.0
+    lock_timeout: float = 15.0
 
     def __post_init__(self) -> None:
         checks.text("schema", self.schema, 63, least=1)
         if self.schema.startswith("pg_"):
             raise InvalidInput(field="schema", value=self.schema, expected="a name that does not start with pg_")
         checks.whole("connect_timeout", self.connect_timeout, 1, 3600)
+        for name in TIMEOUTS:
+            checks.whole(name, checks.micros(getattr(self, name), name), checks.SECOND // 10, checks.DAY)
 
 
 PLANS = """
@@ -55,12 +68,19 @@ SET plan_cache_mode = force_generic_plan; SET max_parallel_workers_per_gather = 
 a plan that walks the whole table is a disaster when it has grown."""
 
 
+KEEPALIVES = """
+SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 30000
+"""
+"""The server's side of what `connect` asks of ours: the session of a machine that is lost ends, and with it what the session holds."""
+
+
 def options_of(url: str) -> tuple[str, PostgresOptions]:
     """What of the URL is PostgreSQL's, and what is ours."""
     # By hand: `urlunsplit` makes postgresql:/db of postgresql:///db, and a + is no space for PostgreSQL.
     head, _, query = url.partition("?")
     asked = dict(parse_qsl(query, keep_blank_values=True))
     pooled, schema = asked.pop("pooled", "false"), asked.pop("schema", SCHEMA)
+    timeouts = {name: _seconds(name, asked.pop(name)) for name in TIMEOUTS if name in asked}
     if pooled not in ("true", "false"):
         raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
     theirs = "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
@@ -69,7 +89,18 @@ def options_of(url: str) -> tuple[str, PostgresOptions]:
     except psycopg.Error as error:
         said = str(error).strip()
         raise InvalidInput(field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({said})") from None
-    return theirs, PostgresOptions(schema=schema, pooled=pooled == "true")
+    return theirs, replace(PostgresOptions(schema=schema, pooled=pooled == "true"), **timeouts)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(field=f"url {name}", value=text, expected="seconds, such as 10 or 2.5") from None
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, PostgresOptions]:
@@ -117,6 +148,7 @@ def _settle_in(connection: Connection) -> None:
     """The session is ours alone until we close it."""
     connection.prepare_threshold = 2
     connection.execute(PLANS)
+    connection.execute(KEEPALIVES)
 
 
 def _shares_sessions(connection: Connection, url: str, options: PostgresOptions) -> bool:

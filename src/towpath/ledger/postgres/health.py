@@ -38,6 +38,18 @@ def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
         {"pid": pid, "user": user, "application": application, "state": state, "seconds": seconds}
         for pid, user, application, state, seconds in connection.execute(_LONG, (LONG,))
     ]
+    found["lock_holders"] = [
+        {
+            "pid": pid,
+            "user": user,
+            "application": application,
+            "host": host,
+            "state": state,
+            "seconds": seconds,
+            "waiting": waiting,
+        }
+        for pid, user, application, host, state, seconds, waiting in connection.execute(statements.place(_HOLDERS))
+    ]
     return found
 
 
@@ -56,6 +68,16 @@ _RIGHTS = """SELECT 'USAGE on schema ' || quote_ident(%(schema)s) WHERE NOT has_
 _LONG = """SELECT pid, usename::text, application_name, state, extract(epoch FROM now() - xact_start)::bigint
     FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
     AND backend_type = 'client backend' AND xact_start < now() - make_interval(secs => %s) ORDER BY xact_start"""
+
+
+_HOLDERS = """WITH locks AS MATERIALIZED (
+    SELECT pid, granted FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND classid = 0 AND objid = 'towpath.meta'::regclass::oid
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT a.pid, a.usename::text, a.application_name, coalesce(host(a.client_addr), 'this machine'), coalesce(a.state, 'unknown'),
+    coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8, (SELECT count(*) FROM locks WHERE NOT granted)
+FROM locks JOIN pg_stat_activity a USING (pid) WHERE granted"""
 
 
 def _one(connection: Connection, query: bytes, args: tuple[Any, ...] | None = None) -> Any:

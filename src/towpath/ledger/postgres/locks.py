@@ -62,6 +62,10 @@ class RowsTaken(Exception):
     """Somebody holds rows for long that a batch with the relations wants."""
 
 
+class LockHeld(Exception):
+    """Another session has held the relations for longer than `lock_timeout`."""
+
+
 PATIENCE, IMPATIENCE = "500ms", "100ms"
 """How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
 PAUSES = (0.02, 0.05, 0.1, 0.2)

@@ -7,7 +7,7 @@ inside the batch flushes first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -130,6 +130,8 @@ class Batch:
         self.suspicious = ground.suspects
         """May a suspect be ready?"""
         self.wrote = False
+        self.outage: Callable[[], bool] = bool
+        """Before leases are reaped: may their holders have been unable to renew them? Then that time is recorded as a jump."""
         self.spoiled: dict[str, Refused] = {}
         """The answers to settles, by job, whose commit function must not be called again: see `functions.Undone`."""
         self.called = 0, 0.0

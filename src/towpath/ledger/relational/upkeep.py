@@ -34,9 +34,15 @@ def _reap(batch: Batch, dead: Sequence[str], limit: int) -> int:
     """First the jobs of dead owners, then those whose lease is over."""
     reaped = _lose(batch, batch.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
     if reaped < limit:
-        late = batch.db.rows("late_jobs", (batch.now, array(batch.jumps.recorded), limit - reaped), Job)
+        late = _late(batch, limit - reaped)
+        if late and batch.outage():
+            late = _late(batch, limit - reaped)
         reaped += _lose(batch, late)
     return reaped
+
+
+def _late(batch: Batch, limit: int) -> list[Job]:
+    return batch.db.rows("late_jobs", (batch.now, array(batch.jumps.recorded), limit), Job)
 
 
 def _lose(batch: Batch, lost: Sequence[Job]) -> int:

@@ -16,8 +16,15 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
 -- name: lock_relations
--- Who has them waits for nothing else for long: see `locks.RowsTaken`.
-SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint), set_config('lock_timeout', $1::text, true);
+-- Who has them waits for nothing else for long: see `locks.RowsTaken`. The wait for them has a limit of its own.
+SELECT set_config('lock_timeout', $2::text, true), pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint),
+    set_config('lock_timeout', $1::text, true);
+
+-- name: stalled
+-- How long a session has been waiting for the relations, in seconds.
+SELECT extract(epoch FROM clock_timestamp() - min(waitstart))::float8 FROM pg_locks
+WHERE locktype = 'advisory' AND NOT granted AND objsubid = 1 AND classid = 0 AND objid = 'towpath.meta'::regclass::oid
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
 -- name: try_relations
 SELECT pg_try_advisory_xact_lock('towpath.meta'::regclass::oid::bigint), set_config('lock_timeout', $1::text, true);
