@@ -17,7 +17,8 @@ from typing import Any
 import apsw
 import pytest
 
-from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed
+from towpath import care
+from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed, TowpathError
 from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, options_of, translate
 
@@ -321,6 +322,14 @@ def test_files_beside_must_be_regular(tmp_path: Path, kind: str) -> None:
         SqliteLedger(path)
     assert victim.exists() == (kind == "link")
     assert kind != "link" or victim.read_text() == "precious"
+
+
+def test_the_lock_of_a_copy_follows_no_link(tmp_path: Path) -> None:
+    SqliteLedger(tmp_path / "a.db").close()
+    (tmp_path / "b.db-copy").symlink_to(tmp_path / "victim")
+    with pytest.raises(TowpathError):
+        care.copy(f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", lambda *_: None)
+    assert not (tmp_path / "victim").exists()
 
 
 def test_the_allowed_size_is_full(tmp_path: Path) -> None:

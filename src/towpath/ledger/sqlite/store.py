@@ -84,7 +84,8 @@ class SqliteStore:
     def reserved(self) -> Iterator[None]:
         """By the lock of an empty database beside it, which ends with the process."""
         beside = Path(f"{self._path}-copy")
-        with self._translated(), closing(apsw.Connection(str(beside))) as lock:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_NOFOLLOW
+        with self._translated(), closing(apsw.Connection(str(beside), flags=flags)) as lock:
             try:
                 lock.execute("BEGIN EXCLUSIVE")
             except apsw.BusyError:
