@@ -19,9 +19,8 @@ from towpath.control import StopRequested
 from towpath.core.checks import DAY
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
-from towpath.core.views import MAX_PAGE
-from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, UnknownJob, Unsupported
-from towpath.handles import JobHandle, members, value_of
+from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
+from towpath.handles import JobHandle, jobs_of, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import waited_for
 from towpath.runtime import lineage
@@ -284,20 +283,18 @@ class Running(Stoppable):
             self.lose()
 
     def _awaited(self) -> list[Job]:
+        """What it waited for. A job that was refused for its key, or superseded, is represented by the one that it waited for in
+        its place."""
         after = waited_for(self.job)
         ledger = self._app.ledger
-        ids = [each.id for each in after if not each.group]
-        found: dict[str, Job] = {}
-        for start in range(0, len(ids), MAX_PAGE):
-            found |= ledger.get_many(ids[start : start + MAX_PAGE])
+        names = {winner.id: winner.winner or winner.id for winner in ledger.winners(job=self.id)}
+        jobs = iter(jobs_of(ledger, [names.get(each.id, each.id) for each in after if not each.group]))
         awaited: list[Job] = []
         for each in after:
             if each.group:
                 awaited += members(ledger, each.id)
-            elif each.id in found:
-                awaited.append(found[each.id])
             else:
-                raise UnknownJob(id=each.id)
+                awaited.append(next(jobs))
         return awaited
 
     def _value(self, job: Job, errors: bool) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Seal, Selector, Unseal
 from towpath.core.explain import Explanation, blame
-from towpath.core.job import CANCELED, DONE, Job, Reason, Spec
-from towpath.core.views import GroupView, Query
+from towpath.core.job import CANCELED, DONE, FINISHED, Job, Reason, Spec
+from towpath.core.views import MAX_PAGE, GroupView, Query
 from towpath.errors import JobCanceled, JobFailed, NotRevivable, Refused, UnknownGroup, UnknownJob
 from towpath.fleet import explained
 from towpath.ledger import Ledger
@@ -81,11 +81,12 @@ class JobHandle(Generic[R_co]):
 
 
 def value_of(ledger: Ledger, job: Job, decode: Decode) -> Any:
-    """What a finished job returned, or how it ended as an error."""
+    """What a finished job returned, or how it ended as an error. An unfinished one is that of a group that was aborted, which does
+    not wait for the jobs that represent its members."""
     if job.state is DONE:
         return decode(job.result)
-    if job.state is CANCELED:
-        raise JobCanceled(id=job.id, reason=job.reason.value)
+    if job.state is CANCELED or job.state not in FINISHED:
+        raise JobCanceled(id=job.id, reason=job.reason.value if job.state is CANCELED else Reason.ABORTED.value)
     error, culprit = job.error, None
     if job.reason is Reason.DEPENDENCY:
         error, culprit = _blamed(ledger, job)
@@ -173,15 +174,13 @@ class GroupHandle(Generic[R_co]):
         await self._engine.acall(Seal(self.id))
 
     def _values(self) -> list[R_co]:
-        found = self._engine.ledger.get_many([each.id for each in self.jobs])
-        for each in self.jobs:
-            if each.id not in found:
-                raise UnknownJob(id=each.id)
-        return [each._value(found[each.id]) for each in self.jobs]
+        found = jobs_of(self._engine.ledger, [each.id for each in self.jobs])
+        return [each._value(job) for each, job in zip(self.jobs, found, strict=True)]
 
 
 def members(ledger: Ledger, group: str) -> list[Job]:
-    """Every job of a group, in the order in which they were added."""
+    """Every job of a group, in the order in which they were added. A member that was refused for its key is represented by the job
+    that held the key."""
     found: list[Job] = []
     page: str | None = None
     while True:
@@ -189,7 +188,23 @@ def members(ledger: Ledger, group: str) -> list[Job]:
         found += answer.jobs
         page = answer.next
         if page is None:
-            return found
+            break
+    winners = ledger.winners(group=group)
+    if not winners:
+        return found
+    jobs = jobs_of(ledger, [winner.winner or winner.id for winner in winners])
+    places = [(job.seq, job) for job in found] + list(zip([winner.place for winner in winners], jobs, strict=True))
+    return [job for _, job in sorted(places, key=lambda entry: entry[0])]
+
+
+def jobs_of(ledger: Ledger, ids: Sequence[str]) -> list[Job]:
+    """These jobs in this order. Raises UnknownJob."""
+    found: dict[str, Job] = {}
+    for start in range(0, len(ids), MAX_PAGE):
+        found |= ledger.get_many(ids[start : start + MAX_PAGE])
+    if missing := [id for id in ids if id not in found]:
+        raise UnknownJob(id=missing[0])
+    return [found[id] for id in ids]
 
 
 class Collector:

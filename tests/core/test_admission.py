@@ -207,7 +207,9 @@ def test_an_edge_is_never_given_twice() -> None:
 def test_walks_only_where_a_cycle_is_possible() -> None:
     key = Key("k", KeyPolicy.REPLACE)
     holders = {("", "k"): Holder("old", 3, State.READY, 0)}
-    assert walks([Spec(id="a", queue="q", group="g", key=key)], holders) == set()
+    assert walks([Spec(id="a", queue="q", group="g")], holders) == set()
+    assert walks([Spec(id="a", queue="q", key=key)], holders) == set()
+    assert walks([Spec(id="a", queue="q", group="g", key=Key("k"))], holders) == {node("g")}
     specs = [Spec(id="a", queue="q", group="g", key=key, after=(After("x"),))]
     assert walks(specs, holders) == {node("g"), "old"}
 

@@ -19,13 +19,14 @@ from towpath.core.facts import (
     KeyTaken,
     Known,
     Origin,
+    Proxy,
     Room,
     key_of,
     namespace,
     node,
 )
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
-from towpath.core.lifecycle import awaken, purge_time
+from towpath.core.lifecycle import awaken, counter_of, purge_time
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "KeyTaken",
     "Known",
     "Origin",
+    "Proxy",
     "Room",
     "admit",
     "key_of",
@@ -52,15 +54,17 @@ _NONE = Reason.NONE
 
 def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
     """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and jobs that
-    are replaced, while something in the append has dependencies."""
+    are replaced, while something in the append has dependencies; and groups that a holder of a key may represent a member in."""
     specs = list(specs)
-    if not any(spec.after for spec in specs):
-        return set()
-    found = {node(spec.group) for spec in specs if spec.group is not None}
+    waiting = any(spec.after for spec in specs)
+    found: set[str] = set()
     for spec in specs:
-        if spec.key is not None and spec.key.policy is KeyPolicy.REPLACE and (key := key_of(spec)) in holders:
-            assert key is not None
-            found.add(holders[key].id)
+        holder = None if (key := key_of(spec)) is None else holders.get(key)
+        replaces = spec.key is not None and spec.key.policy is KeyPolicy.REPLACE
+        if spec.group is not None and (waiting or (holder is not None and not replaces)):
+            found.add(node(spec.group))
+        if waiting and holder is not None and replaces:
+            found.add(holder.id)
     return found
 
 
@@ -151,6 +155,8 @@ class _Admitting:
         self.new: dict[str, Spec] = {}
         self.seqs: dict[str, int] = {}
         self.redirect: dict[str, str] = {}
+        self.refused: dict[str, Spec] = {}
+        """Members of groups that were refused for their keys."""
         self.placed: dict[str, Placed] = {}
         self.holders: dict[KeyName, Holder] = dict(facts.holders)
         self.replaces: dict[str, tuple[str, int]] = {}
@@ -160,7 +166,9 @@ class _Admitting:
         self.taken: dict[KeyName, KeyTaken] = {}
         self.stops: dict[str, int] = {}
         self.endings: dict[str, tuple[State, Reason]] = {}
-        self.result = Admission(jobs=[], edges=[], gates=[], aliases=[], keys=[], freed=[], superseded=[], handed=[], asked=[])
+        self.result = Admission(
+            jobs=[], edges=[], gates=[], proxies=[], names=[], aliases=[], keys=[], freed=[], superseded=[], handed=[], asked=[]
+        )
 
     def run(self) -> Admission:
         for spec in self.specs:
@@ -173,6 +181,7 @@ class _Admitting:
             _check_room(self.new.values(), self.facts.rooms)
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
+        self.result.proxies = [self._proxy(spec) for spec in self.refused.values()]
         self.result.superseded = [seq for _, seq in self.replaces.values()]
         # A newer job that ended at birth takes nobody's dependents over.
         older = {**self.replaces, **self.inherits}
@@ -211,6 +220,10 @@ class _Admitting:
             if holder.id != spec.id:
                 self.result.aliases.append((spec.id, holder.id))
                 self.redirect[spec.id] = holder.id
+                if spec.group is not None:
+                    self.refused[spec.id] = spec
+                    self.seqs[spec.id] = self.seq
+                    self.seq += 1
             self.placed[spec.id] = Placed(holder.id, holder.seq)
             return False
         if holder is not None and live:
@@ -277,7 +290,7 @@ class _Admitting:
             raise UnknownDependency(ids=tuple(sorted(unknown)))
 
     def _check_groups(self) -> None:
-        for spec in self.new.values():
+        for spec in (*self.new.values(), *self.refused.values()):
             if spec.group is None:
                 continue
             fact = self.facts.groups.get(spec.group)
@@ -292,21 +305,25 @@ class _Admitting:
         ids = list(self.new)
         place = {id: n for n, id in enumerate(ids)}
         backward = all(place[name] < n for n, id in enumerate(ids) for name in needs[id] if name in place)
-        if backward and not self.facts.downstream and not any(spec.group is not None for spec in self.new.values()):
+        grouped = self.refused or any(spec.group is not None for spec in self.new.values())
+        if backward and not self.facts.downstream and not grouped:
             return ids
-        return _sorted(ids, self._waits_for(needs))
+        winners = [self._target(id) for id in self.refused]
+        return [id for id in _sorted([*ids, *winners], self._waits_for(needs, winners)) if id in place]
 
-    def _waits_for(self, needs: Mapping[str, Mapping[str, After]]) -> dict[str, list[str]]:
+    def _waits_for(self, needs: Mapping[str, Mapping[str, After]], winners: Sequence[str]) -> dict[str, list[str]]:
         """Every node reached from the new specs, with the nodes it waits for (existing ones only as far as they lead back)."""
         members: dict[str, list[str]] = {}
         for spec in self.new.values():
             if spec.group is not None:
                 members.setdefault(node(spec.group), []).append(spec.id)
+        for spec, winner in zip(self.refused.values(), winners, strict=True):
+            members.setdefault(node(str(spec.group)), []).append(winner)
         for id, (old, _) in self.replaces.items():
             members.setdefault(old, []).append(id)
         heirs = {old: id for id, (old, _) in self.inherits.items()}
         graph: dict[str, list[str]] = {id: list(deps) for id, deps in needs.items()}
-        todo = [name for deps in graph.values() for name in deps]
+        todo = [*winners, *(name for deps in graph.values() for name in deps)]
         while todo:
             name = todo.pop()
             if name in graph:
@@ -317,15 +334,45 @@ class _Admitting:
             todo.extend(graph[name])
         return graph
 
+    def _proxy(self, spec: Spec) -> Proxy:
+        assert spec.group is not None
+        target = self._target(spec.id)
+        if target in self.new:
+            job, (state, reason) = self.seqs[target], self.endings.get(target, (State.BLOCKED, Reason.NONE))
+        else:
+            known = self.facts.known[target]
+            job, state, reason = known.seq, known.state, Reason.NONE
+        counted = counter_of(state, reason)
+        if counted == "unfinished" and self.facts.groups[spec.group].state is GroupState.ABORTING:
+            counted = "canceled"
+        return Proxy(spec.id, self.seqs[spec.id], spec.group, job, counted)
+
+    def _name(self, spec: Spec) -> None:
+        """Record the dependencies that the spec names by another id than that of the job it waits for."""
+        if spec.id in self.endings and self.endings[spec.id][1] is Reason.SUPERSEDED:
+            return
+        for after in spec.after:
+            target = after.id if after.group else self._target(after.id)
+            if target in (after.id, spec.id):
+                continue
+            if target in self.new:
+                self.result.names.append((self.seqs[spec.id], after.id, self.seqs[target]))
+            elif not (known := self.facts.known[target]).gone:
+                self.result.names.append((self.seqs[spec.id], after.id, known.seq))
+
     def _make(self, spec: Spec, needs: Mapping[str, After]) -> Job:
         seq, waits, ending = self.seqs[spec.id], 0, self.endings.get(spec.id)
+        if spec.after:
+            self._name(spec)
         sources: set[int] = set()
         for name, after in needs.items():
             state, src = self._state_of(name, after)
             if state in FINISHED:
                 if state is not State.DONE and not after.run_anyway:
                     ending = self._worse(ending, state)
-                    if src is not None:
+                    if after.group:
+                        self.result.gates.append((after.id, seq, False))
+                    elif src is not None:
                         self.result.edges.append((src, seq, False))
                 continue
             waits += 1
@@ -376,7 +423,7 @@ def _sorted(ids: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> list[
     order: list[str] = []
     state: dict[str, int] = {}
     for root in ids:
-        stack = [(root, iter(waits_for[root]))] if root not in state else []
+        stack = [(root, iter(waits_for.get(root, ())))] if root not in state else []
         state.setdefault(root, 1)
         while stack:
             name, rest = stack[-1]

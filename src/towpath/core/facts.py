@@ -75,6 +75,17 @@ class KeyTaken(msgspec.Struct, frozen=True, gc=False):
     runner: int | None
 
 
+class Proxy(msgspec.Struct, frozen=True, gc=False):
+    """A member of a group that was refused for its key: the job that holds the key (`job`, its seq) represents it. `seq` is its
+    place among the members, `counted` the counter of the group in which it is."""
+
+    id: str
+    seq: int
+    group: str
+    job: int
+    counted: str
+
+
 class Admission(msgspec.Struct):
     answers: tuple[Placed, ...] = ()
     jobs: list[Job] = []
@@ -82,6 +93,9 @@ class Admission(msgspec.Struct):
     """(src seq, dst seq, run_anyway)"""
     gates: list[tuple[str, int, bool]] = []
     """(group, dst seq, run_anyway)"""
+    proxies: list[Proxy] = []
+    names: list[tuple[int, str, int]] = []
+    """(dst seq, the id by which the spec names a dependency, seq of the job that represents it), where the two differ"""
     aliases: list[tuple[str, str]] = []
     """(refused id, id of the winner)"""
     keys: list[KeyTaken] = []
@@ -94,6 +108,11 @@ class Admission(msgspec.Struct):
     append, the dependents stay with the older one and share its fate."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it takes: one for each job and each proxy."""
+        return len(self.jobs) + len(self.proxies)
 
 
 def namespace(queue: str) -> str:

@@ -184,6 +184,13 @@ def awaken(ready_at: int, waits: int, now: int) -> State:
     return SCHEDULED if ready_at > now else READY
 
 
+def counter_of(state: State, reason: Reason) -> str:
+    """The counter of a group in which a member with this state is."""
+    if state is CANCELED and reason is Reason.SUPERSEDED:
+        return "superseded"
+    return state.value if state is DONE or state is FAILED or state is CANCELED else "unfinished"
+
+
 RETENTION = 7 * checks.DAY
 """How long a queue keeps done and canceled jobs unless it or the job says otherwise."""
 

@@ -160,3 +160,12 @@ class Page(msgspec.Struct, frozen=True, gc=False):
 
     jobs: tuple[Job, ...]
     next: str | None
+
+
+class Winner(msgspec.Struct, frozen=True):
+    """An id that was refused for its key, or whose job was superseded, and the job that represents it (None: it is deleted). In a
+    group `place` is the number by which it is ordered among the members."""
+
+    id: str
+    place: int
+    winner: str | None

@@ -18,7 +18,7 @@ from towpath.clock import Clock
 from towpath.core.commands import Command, Placed, Result
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
 from towpath.errors import InvalidInput, NotInstalled, Refused
 
 Answer = Result | Refused
@@ -120,6 +120,10 @@ class Ledger(Protocol):
     def parts(self, queue: str) -> dict[str, PartView]: ...
 
     def group(self, id: str) -> GroupView | None: ...
+
+    def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
+        """The dependencies of a job, or the members of a group, that other jobs represent."""
+        ...
 
     def note(self, key: str, now: int | None = None) -> NoteView | None: ...
 

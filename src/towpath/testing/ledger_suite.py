@@ -24,8 +24,9 @@ from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite
 from towpath.testing.suite.pauses import PauseSuite
+from towpath.testing.suite.proxies import ProxySuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
-from towpath.testing.suite.revive import ReviveSuite
+from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
@@ -54,6 +55,8 @@ SUITES: tuple[type[Suite], ...] = (
     CancelSuite,
     PurgeSuite,
     ReviveSuite,
+    ReopenSuite,
+    ProxySuite,
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
@@ -88,6 +91,8 @@ class LedgerSuite(
     CancelSuite,
     PurgeSuite,
     ReviveSuite,
+    ReopenSuite,
+    ProxySuite,
     NoteSuite,
     ReapSuite,
     UpkeepSuite,

@@ -69,7 +69,7 @@ _specs = st.builds(
     ),
     st.just({}) | st.builds(dict, part=st.sampled_from(PARTS)) | st.builds(dict, key=_keys),
 )
-_several = st.lists(_specs, min_size=1, max_size=4).map(tuple)
+_several = st.lists(_specs, min_size=1, max_size=4, unique_by=lambda spec: spec.id).map(tuple)
 _outcomes = st.one_of(
     st.builds(Done, st.none() | st.just(b"r")),
     st.builds(Retry, _spans, st.none() | st.just("boom")),

@@ -211,6 +211,10 @@ class Moves(Draws):
     def batch(self) -> list[Command]:
         if self._maybe(0.2):
             return self._plain()
+        if self._maybe(0.1):
+            return self._family()
+        if self._maybe(0.1):
+            return self._revival()
         size = self.chance.choice((1, 1, 1, 2, 3, 5, 9))
         weights = [weight for weight, _ in self._kinds]
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
@@ -235,6 +239,31 @@ class Moves(Draws):
             suspects=self.chance.choice(SUSPECTS),
         )
         return [*ends, Claim(owner=self.chance.choice(OWNERS), wants=(want,), lease=self.chance.choice(LEASES))]
+
+    def _family(self) -> list[Command]:
+        """A group with callbacks, members that others may represent, and jobs that wait for it, in one batch."""
+        self.opened += 1
+        group, queue = f"g{self.opened}", self.chance.choice(QUEUES)
+        opening = self.open()
+        ids = [self._new_id() for _ in range(self.chance.randint(2, 6))]
+        unique = (None, None, Key(self.chance.choice(KEYS), KeyPolicy.UNIQUE, self.chance.choice((0, HOUR))))
+        specs = [Spec(id=id, queue=queue, key=self.chance.choice(unique), group=group, max_attempts=1) for id in ids]
+        for _ in range(self.chance.randint(0, 3)):
+            after = [After(group, self._maybe(0.4), group=True), *([self._after(ids)] if self._maybe(0.3) else [])]
+            member = f"g{self.opened - 1}" if self._maybe(0.3) else None
+            specs.append(Spec(id=self._new_id(), queue=queue, after=tuple(after), group=member))
+        sealed = [Seal(group)] if self._maybe(0.8) else []
+        claim = Claim(owner=self.chance.choice(OWNERS), wants=(Want(queue, 5),), lease=self.chance.choice(LEASES))
+        return [Open(group, opening.on_failure, opening.then), Append(tuple(specs)), *sealed, claim]
+
+    def _revival(self) -> list[Command]:
+        """Some ends, many of them bad; and jobs of one group, or some ids, are revived."""
+        bad: tuple[Outcome, ...] = (Fail("boom"), Fail(), Stop(), Done())
+        pairs = dict(self._pair() for _ in range(self.chance.randint(0, 8)))
+        ends: list[Command] = [Settle(id, fence, self.chance.choice(bad)) for id, fence in pairs.items()]
+        ids = tuple({self._id() for _ in range(3)})
+        where = Selector(group=self._group()) if self._maybe(0.6) else Selector(ids=ids)
+        return [*ends, Revive(where=where, limit=self.chance.choice((1, 2, 100)))]
 
     def step(self) -> int:
         """How far time moves before the next batch."""

@@ -38,7 +38,7 @@ from towpath.core.commands import (
 from towpath.core.explain import Explanation
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Job, State
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
 from towpath.errors import InvalidInput, LedgerClosed, Refused
 from towpath.ledger import Answer, Capabilities, LeasesOnly
 from towpath.ledger.memory import ageing, bulk, claims, notes, reads, writes
@@ -178,6 +178,11 @@ class MemoryLedger:
             self._check_open()
             group = self._book.groups.get(id)
             return None if group is None else group.view()
+
+    def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
+        with self._changed:
+            self._check_open()
+            return reads.winners(self._book, job, group)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         with self._changed:

@@ -22,9 +22,9 @@ from towpath.core.admission import (
     walks,
 )
 from towpath.core.commands import TOMBSTONE, GroupState
-from towpath.core.job import Reason, Spec, State
-from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.rows import Tombstone
+from towpath.core.job import WAITING, Job, Reason, Spec, State
+from towpath.ledger.memory.book import Book, put_proxy
+from towpath.ledger.memory.rows import Gate, Tombstone
 
 NOTHING = Facts()
 """The facts about most appends."""
@@ -37,9 +37,15 @@ def decide(book: Book, specs: Sequence[Spec], now: int, origin: Origin | None = 
 
 def insert(book: Book, admission: Admission, now: int) -> list[int]:
     """Write an admission up to its keys and groups; the superseded jobs, which are still to be finished."""
+    after = book.next_seq + admission.numbers
     book.add(admission.jobs)
+    book.next_seq = after
     for old, newer in admission.handed:
-        _move_edges(book, old, newer)
+        _hand_over(book, old, newer)
+    for dst, id, src in admission.names:
+        book.names.setdefault(dst, {})[id] = src
+    for proxy in admission.proxies:
+        put_proxy(book, proxy)
     if admission.edges or admission.gates:
         _write_edges(book, admission)
     if not (admission.keys or admission.aliases or admission.freed):
@@ -57,13 +63,20 @@ def _write_edges(book: Book, admission: Admission) -> None:
     for src, dst, run_anyway in admission.edges:
         book.link(src, dst, run_anyway)
     for group, dst, run_anyway in admission.gates:
-        book.gate(group, dst, run_anyway)
+        book.gate(group, dst, Gate(run_anyway))
 
 
-def _move_edges(book: Book, old: int, newer: int) -> None:
+def _hand_over(book: Book, old: int, newer: int) -> None:
+    """What waits for the older job waits for the newer one: dependents, and groups in which it represents a member."""
+    former = book.jobs[old].id
     for dst, run_anyway in list(book.edges_out.get(old, {}).items()):
         book.unlink(old, dst)
         book.link(newer, dst, run_anyway)
+        names = book.names.setdefault(dst, {})
+        names.update({id: newer for id, src in names.items() if src == old}, **{former: newer})
+    for id in sorted(book.proxies_of.get(old, ())):
+        if book.proxies[id].counted == "unfinished":
+            put_proxy(book, replace(book.proxies[id], job=newer))
 
 
 def _write_keys(book: Book, admission: Admission, now: int) -> None:
@@ -81,7 +94,7 @@ def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
     known: dict[str, Known] = {}
     rooms: dict[str, Room] = {}
     ids = {spec.id for spec in specs}
-    if not (book.seqs.keys().isdisjoint(ids) and book.tombstones.keys().isdisjoint(ids)):
+    if not all(rows.isdisjoint(ids) for rows in (book.seqs.keys(), book.tombstones.keys(), book.proxies.keys())):
         for id in ids:
             _know(book, known, id)
     for name in {spec.queue for spec in specs}:
@@ -91,9 +104,9 @@ def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
     if plain(specs):
         return Facts(known=known, rooms=rooms) if known or rooms else NOTHING
     holders = _holders(book, specs, known, now)
-    downstream = {name: _downstream(book, name) for name in walks(specs, holders)}
+    reached = {name: downstream(book, name) for name in walks(specs, holders)}
     groups = _groups(book, specs)
-    return Facts(known=known, rooms=rooms, holders=holders, groups=groups, downstream=downstream)
+    return Facts(known=known, rooms=rooms, holders=holders, groups=groups, downstream=reached)
 
 
 def _know(book: Book, known: dict[str, Known], id: str) -> None:
@@ -103,12 +116,25 @@ def _know(book: Book, known: dict[str, Known], id: str) -> None:
         return
     tombstone = book.tombstones.get(id)
     if tombstone is None:
+        _know_proxy(book, known, id)
         return
     known[id] = Known(id, tombstone.seq, tombstone.state, True, tombstone.alias)
     if tombstone.alias is not None and tombstone.alias not in known:
         _know(book, known, tombstone.alias)
         # An alias may outlive all that is left of its winner.
         known.setdefault(tombstone.alias, Known(tombstone.alias, tombstone.seq, State.DONE, True))
+
+
+def _know_proxy(book: Book, known: dict[str, Known], id: str) -> None:
+    proxy = book.proxies.get(id)
+    if proxy is None:
+        return
+    winner = book.jobs.get(proxy.job)
+    if winner is None:
+        known[id] = Known(id, proxy.job, State.DONE, True)
+    else:
+        known[id] = Known(id, winner.seq, winner.state, True, winner.id)
+        known[winner.id] = Known(winner.id, winner.seq, winner.state)
 
 
 def _holders(book: Book, specs: Sequence[Spec], known: dict[str, Known], now: int) -> dict[KeyName, Holder]:
@@ -143,7 +169,7 @@ def _groups(book: Book, specs: Sequence[Spec]) -> dict[str, GroupFact]:
     return {name: GroupFact(group.state, group.outcome) for name, group in found.items()}
 
 
-def _downstream(book: Book, start: str) -> frozenset[str]:
+def downstream(book: Book, start: str) -> frozenset[str]:
     """All unfinished jobs and groups that wait for a node."""
     reached: set[str] = set()
     todo = [start]
@@ -151,12 +177,23 @@ def _downstream(book: Book, start: str) -> frozenset[str]:
         name = todo.pop()
         job = book.find(name)
         if job is None:
-            waiting = list(book.gates_out.get(name.removeprefix("\0"), ()))
+            # Of a group that has ended: those that would wait again if it were reopened.
+            waiting = [book.jobs[dst] for dst in book.gates_out.get(name.removeprefix("\0"), ())]
+            found = {dst.id for dst in waiting if dst.state in WAITING}
         else:
-            waiting = list(book.edges_out.get(job.seq, ()))
-        found = {dst.id for seq in waiting if (dst := book.jobs[seq]).state is State.BLOCKED}
-        if job is not None and job.group is not None and book.groups[job.group].state is not GroupState.CLOSED:
-            found.add(node(job.group))
+            found = {dst.id for seq in book.edges_out.get(job.seq, ()) if (dst := book.jobs[seq]).state is State.BLOCKED}
+        # A job that is replaced leaves its own group.
+        groups = groups_of(book, job) - ({job.group} if job is not None and name == start else set())
+        found |= {node(group) for group in groups if book.groups[group].state is not GroupState.CLOSED}
         todo.extend(found - reached)
         reached |= found
     return frozenset(reached)
+
+
+def groups_of(book: Book, job: Job | None) -> set[str]:
+    """The groups that wait for a job: its own, and those in which it represents a member."""
+    if job is None:
+        return set()
+    proxies = [book.proxies[id] for id in book.proxies_of.get(job.seq, ())]
+    found = {proxy.group for proxy in proxies if proxy.counted == "unfinished"}
+    return found if job.group is None else found | {job.group}

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
-from towpath.core.admission import namespace
+from towpath.core.admission import Proxy, namespace, node
 from towpath.core.commands import GroupState
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, State
 from towpath.core.lifecycle import REASONS
-from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.appends import groups_of
+from towpath.ledger.memory.book import Book, open_gates
 from towpath.ledger.memory.rows import Group, Queue
 
 
 def check(book: Book) -> list[str]:
     """What does not add up, as sentences."""
-    checks = (_jobs, _waits, _queues, _parts, _groups, _edges, _keys, _remains, _heaps)
+    checks = (_jobs, _waits, _queues, _parts, _groups, _proxies, _edges, _circles, _keys, _remains, _heaps)
     return [sentence for each in checks for sentence in each(book)]
 
 
@@ -58,7 +59,7 @@ def _waits(book: Book) -> Iterator[str]:
         waits = 0
         if job.state is State.BLOCKED:
             waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()) if src in book.jobs)
-            waits += len(book.gates_in.get(job.seq, ()))
+            waits += len(open_gates(book, job.seq))
             waits += job.group is not None and book.groups[job.group].state is GroupState.OPEN
             if not waits:
                 yield f"job {job.id} is blocked by nothing"
@@ -108,13 +109,16 @@ def _groups(book: Book) -> Iterator[str]:
     for id in set(members) - set(book.groups):
         yield f"group {id} has jobs and no row"
     for id, group in book.groups.items():
-        yield from (f"group {id} {what}" for what in _group(group, members.get(id, [])))
+        proxies = [book.proxies[refused] for refused in group.proxies]
+        yield from (f"group {id} {what}" for what in _group(group, members.get(id, []), proxies))
 
 
-def _group(group: Group, members: list[Job]) -> Iterator[str]:
+def _group(group: Group, members: list[Job], proxies: list[Proxy]) -> Iterator[str]:
     again = Group(group.id, group.on_failure, {}, 0)
     for job in members:
         again.tally(job, 1)
+    for proxy in proxies:
+        again.count(proxy.counted, 1)
     if list(group.members) != [job.seq for job in members]:
         yield "lists other members than it has"
     if group.unfinished != again.unfinished:
@@ -130,8 +134,45 @@ def _group(group: Group, members: list[Job]) -> Iterator[str]:
         yield f"is {group.state} with the outcome {group.outcome} at {group.closed_at}"
     if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group.unfinished:
         yield f"is {group.state}, has nothing unfinished and is not closed"
+    if group.state is GroupState.CLOSED and group.unfinished:
+        yield f"is closed and has {group.unfinished} unfinished"
     if group.state is GroupState.ABORTING and any(job.state in WAITING for job in members):
         yield "is aborting and has members that wait"
+
+
+def _proxies(book: Book) -> Iterator[str]:
+    by_job = {(job, id) for job, ids in book.proxies_of.items() for id in ids}
+    if by_job != {(proxy.job, id) for id, proxy in book.proxies.items()}:
+        yield "the index of proxies differs from the proxies"
+    for id, proxy in book.proxies.items():
+        if proxy.group not in book.groups or id not in book.groups[proxy.group].proxies:
+            yield f"the proxy for {id} belongs to no group"
+        job = book.jobs.get(proxy.job)
+        waits = job is not None and job.state not in FINISHED
+        if proxy.counted == "unfinished" and not waits:
+            yield f"the proxy for {id} waits for a job that has ended"
+        if waits and proxy.counted != "unfinished" and book.groups[proxy.group].state in (GroupState.OPEN, GroupState.SEALED):
+            yield f"the proxy for {id} is counted as {proxy.counted} and its job has not ended"
+    for dst in book.names:
+        if dst not in book.jobs:
+            yield f"names of dependencies without job {dst}"
+
+
+def _circles(book: Book) -> Iterator[str]:
+    """Blocked jobs that wait for themselves would wait for ever."""
+    waits: dict[str, list[str]] = {}
+    for job in book.jobs.values():
+        if job.state is State.BLOCKED:
+            edges = [book.jobs[src] for src in book.edges_in.get(job.seq, ())]
+            waits[job.id] = [src.id for src in edges if src.state not in FINISHED]
+            waits[job.id] += [node(group) for group in open_gates(book, job.seq)]
+        for group in groups_of(book, job) if job.state not in FINISHED else ():
+            waits.setdefault(node(group), []).append(job.id)
+    left = {name for name, needed in waits.items() if needed}
+    while free := {name for name in left if not left.intersection(waits[name])}:
+        left -= free
+    if left:
+        yield f"these wait for each other: {sorted(left)}"
 
 
 def _edges(book: Book) -> Iterator[str]:
@@ -141,14 +182,14 @@ def _edges(book: Book) -> Iterator[str]:
     for src, dst, _ in sorted(out):
         if src not in book.jobs or dst not in book.jobs:
             yield f"the edge from {src} to {dst} has an end without a job"
-    gates = {(group, dst, anyway) for group, dsts in book.gates_out.items() for dst, anyway in dsts.items()}
-    if gates != {(group, dst, anyway) for dst, groups in book.gates_in.items() for group, anyway in groups.items()}:
+    gates = {(group, dst): gate for group, dsts in book.gates_out.items() for dst, gate in dsts.items()}
+    if gates != {(group, dst): gate for dst, groups in book.gates_in.items() for group, gate in groups.items()}:
         yield "the gates differ by direction"
-    for group, dst, _ in sorted(gates):
+    for (group, dst), gate in sorted(gates.items(), key=lambda item: item[0]):
         if group not in book.groups or dst not in book.jobs:
             yield f"the gate of group {group} for {dst} has an end without a row"
-        elif book.groups[group].state is GroupState.CLOSED:
-            yield f"group {group} is closed and has a gate for {dst}"
+        elif (outcome := book.groups[group].outcome) and book.jobs[dst].state in WAITING and not gate.met(outcome):
+            yield f"job {dst} is {book.jobs[dst].state} though group {group} is {outcome}"
 
 
 def _keys(book: Book) -> Iterator[str]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
-from towpath.core.admission import KeyName, KeyTaken, namespace
-from towpath.core.commands import TOMBSTONE, Result
+from towpath.core.admission import KeyName, KeyTaken, Proxy, namespace
+from towpath.core.commands import TOMBSTONE, GroupState, Result
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
 from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
-from towpath.ledger.memory.rows import Group, Part, Queue, Tombstone
+from towpath.ledger.memory.rows import Gate, Group, Part, Queue, Tombstone
 from towpath.ledger.memory.timeline import Timeline
 
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
+V = TypeVar("V", bool, Gate)
 
 Claims = tuple[tuple[str, int], ...]
 """What is kept of the answer of a claim: (id, fence)."""
@@ -47,8 +49,15 @@ class Book:
         self.edges_out: dict[int, dict[int, bool]] = {}
         """src -> dst -> run_anyway; `edges_in` is the same by dst, and so are the gates of groups."""
         self.edges_in: dict[int, dict[int, bool]] = {}
-        self.gates_out: dict[str, dict[int, bool]] = {}
-        self.gates_in: dict[int, dict[str, bool]] = {}
+        self.gates_out: dict[str, dict[int, Gate]] = {}
+        self.gates_in: dict[int, dict[str, Gate]] = {}
+        """The gates of a group stay after its end, as it may be reopened."""
+        self.proxies: dict[str, Proxy] = {}
+        """By the id that was refused."""
+        self.proxies_of: dict[int, set[str]] = {}
+        """By the job that represents them."""
+        self.names: dict[int, dict[str, int]] = {}
+        """dst -> the id of a dependency -> the job that represents it."""
         self.keys: dict[KeyName, KeyTaken] = {}
         self.notes: dict[str, NoteView] = {}
         self.tombstones: dict[str, Tombstone] = {}
@@ -66,7 +75,7 @@ class Book:
             lambda at, key: (row := self.notes.get(key)) is not None and row.expires_at == at
         )
         self.key_ends: Timeline[KeyName] = Timeline(self._key_ends)
-        self.group_ends: Timeline[str] = Timeline(lambda at, name: name in self.groups)
+        self.group_ends: Timeline[str] = Timeline(self._group_ends)
         """When closed groups may go, if their members are gone."""
 
     def find(self, id: str) -> Job | None:
@@ -166,6 +175,7 @@ class Book:
             _remove(self.edges_in, dst, job.seq)
         for group in self.gates_in.pop(job.seq, ()):
             _remove(self.gates_out, group, job.seq)
+        self.names.pop(job.seq, None)
         self.bury(Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE))
 
     def bury(self, tombstone: Tombstone) -> None:
@@ -181,16 +191,13 @@ class Book:
         _remove(self.edges_out, src, dst)
         _remove(self.edges_in, dst, src)
 
-    def gate(self, group: str, dst: int, run_anyway: bool) -> None:
-        self.gates_out.setdefault(group, {})[dst] = run_anyway
-        self.gates_in.setdefault(dst, {})[group] = run_anyway
+    def gate(self, group: str, dst: int, gate: Gate) -> None:
+        self.gates_out.setdefault(group, {})[dst] = gate
+        self.gates_in.setdefault(dst, {})[group] = gate
 
-    def open_gates(self, group: str) -> dict[int, bool]:
-        """Delete the gates of a group; the jobs that stood before them."""
-        gates = self.gates_out.pop(group, {})
-        for dst in gates:
-            _remove(self.gates_in, dst, group)
-        return gates
+    def drop_gate(self, group: str, dst: int) -> None:
+        _remove(self.gates_out, group, dst)
+        _remove(self.gates_in, dst, group)
 
     def hold(self, row: KeyTaken) -> None:
         """Write a key row."""
@@ -267,12 +274,48 @@ class Book:
         job = self.jobs.get(seq)
         return job is not None and job.expires_at == at and job.state in WAITING
 
+    def _group_ends(self, at: int, name: str) -> bool:
+        group = self.groups.get(name)
+        return group is not None and group.closed_at is not None and group.closed_at + RETENTION == at
+
     def _key_ends(self, at: int, name: KeyName) -> bool:
         row = self.keys.get(name)
         return row is not None and row.until == at
 
 
-def _remove(rows: dict[A, dict[B, bool]], at: A, other: B) -> None:
+def open_gates(book: Book, seq: int) -> list[str]:
+    """The groups that a job waits for and that have not ended."""
+    return [group for group in book.gates_in.get(seq, ()) if book.groups[group].state is not GroupState.CLOSED]
+
+
+def put_proxy(book: Book, proxy: Proxy) -> None:
+    """A new proxy, or one that is counted elsewhere or represented by another job now."""
+    book.dirty = True
+    group, old = book.groups[proxy.group], book.proxies.get(proxy.id)
+    if old is None:
+        group.proxies[proxy.id] = None
+        group.total += 1
+    else:
+        group.count(old.counted, -1)
+        if old.job != proxy.job:
+            book.proxies_of[old.job].discard(old.id)
+    group.count(proxy.counted, 1)
+    book.proxies[proxy.id] = proxy
+    book.proxies_of.setdefault(proxy.job, set()).add(proxy.id)
+
+
+def forget_group(book: Book, id: str) -> None:
+    for refused in book.groups[id].proxies:
+        proxy = book.proxies.pop(refused)
+        book.proxies_of[proxy.job].discard(refused)
+        if not book.proxies_of[proxy.job]:
+            del book.proxies_of[proxy.job]
+    for dst in list(book.gates_out.get(id, ())):
+        book.drop_gate(id, dst)
+    del book.groups[id]
+
+
+def _remove(rows: dict[A, dict[B, V]], at: A, other: B) -> None:
     row = rows[at]
     del row[other]
     if not row:

@@ -8,12 +8,15 @@ from itertools import islice
 from msgspec.structs import replace
 
 from towpath.core import checks
-from towpath.core.admission import KeyTaken, namespace
+from towpath.core.admission import KeyTaken, namespace, node
 from towpath.core.commands import Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived, Selector
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import awaken
-from towpath.ledger.memory.book import Book
+from towpath.core.lifecycle import awaken, counter_of
+from towpath.core.revival import dead_dependency, dead_group, other_outcome, waits_in_a_circle
+from towpath.ledger.memory.appends import downstream
+from towpath.ledger.memory.book import Book, open_gates, put_proxy
 from towpath.ledger.memory.endings import Finishing
+from towpath.ledger.memory.rows import Group
 
 DEAD = frozenset({State.FAILED, State.CANCELED})
 UNFINISHED = frozenset(State) - FINISHED
@@ -99,29 +102,65 @@ def _why_not(book: Book, job: Job) -> str | None:
         return f"group {job.group} is aborting"
     for src, run_anyway in sorted(book.edges_in.get(job.seq, {}).items()):
         if not run_anyway and (needed := book.jobs[src]).state in DEAD:
-            return f"its dependency {needed.id} is {needed.state}"
+            return dead_dependency(needed.id, needed.state)
+    for id, gate in sorted(book.gates_in.get(job.seq, {}).items()):
+        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+            if gate.outcome is not None:
+                return other_outcome(id, outcome, gate.outcome)
+            if (first := _dead_member(book, id)) is not None:
+                return dead_group(id, outcome, first)
+    return _cycle(book, job)
+
+
+def _dead_member(book: Book, group: str) -> str | None:
+    """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
+    row = book.groups[group]
+    proxied = [book.jobs[seq] for id in row.proxies if (seq := book.proxies[id].job) in book.jobs]
+    members = [*(book.jobs[seq] for seq in row.members), *proxied]
+    dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+    return min(dead, key=lambda job: (job.state is not State.FAILED, job.seq)).id if dead else None
+
+
+def _groups_of(book: Book, job: Job) -> set[str]:
+    """The groups that a revived job is counted in."""
+    found = {book.proxies[id].group for id in book.proxies_of.get(job.seq, ())}
+    found -= {id for id in found if book.groups[id].state is GroupState.ABORTING}
+    return found if job.group is None else found | {job.group}
+
+
+def _cycle(book: Book, job: Job) -> str | None:
+    """Would the job wait for something that waits for one of its groups?"""
+    groups = _groups_of(book, job)
+    waited = {book.jobs[src].id for src in book.edges_in.get(job.seq, ()) if book.jobs[src].state not in FINISHED}
+    waited |= {node(id) for id in book.gates_in.get(job.seq, ()) if id in groups or book.groups[id].outcome is None}
+    for group in sorted(groups if waited else ()):
+        if both := waited & {*downstream(book, node(group)), node(group)}:
+            return waits_in_a_circle(min(both), group)
     return None
 
 
 def _revive_with_dependents(book: Book, job: Job, now: int) -> int:
     """Revive a job and, level by level, what ended only because of it; how many came back."""
-    _revive(book, job, now)
-    count, level = 1, [job.seq]
-    while level:
-        needing = {dst for src in level for dst, run_anyway in book.edges_out.get(src, {}).items() if not run_anyway}
-        level = []
-        for seq in sorted(needing):
+    needing = _revive(book, job, now)
+    count = 1
+    while needing:
+        level, needing = sorted(needing), set()
+        for seq in level:
             dependent = book.jobs[seq]
             if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and _why_not(book, dependent) is None:
-                _revive(book, dependent, now)
-                level.append(seq)
-        count += len(level)
+                needing |= _revive(book, dependent, now)
+                count += 1
     return count
 
 
-def _revive(book: Book, job: Job, now: int) -> None:
+def _revive(book: Book, job: Job, now: int) -> set[int]:
+    """The jobs that may have ended only because of it."""
+    for id, gate in list(book.gates_in.get(job.seq, {}).items()):
+        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+            # All because of which the group ended badly is deleted.
+            book.drop_gate(id, job.seq)
     waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()))
-    waits += len(book.gates_in.get(job.seq, ()))
+    waits += len(open_gates(book, job.seq))
     if job.group is not None and book.groups[job.group].state is GroupState.OPEN:
         waits += 1
     new = replace(
@@ -140,5 +179,42 @@ def _revive(book: Book, job: Job, now: int) -> None:
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         book.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
     for dst in list(book.edges_out.get(job.seq, ())):
-        if book.jobs[dst].state is State.BLOCKED:
+        if book.jobs[dst].state not in FINISHED:
             book.unlink(job.seq, dst)
+    needing = {dst for dst, run_anyway in book.edges_out.get(job.seq, {}).items() if not run_anyway}
+    for proxy in [book.proxies[id] for id in sorted(book.proxies_of.get(job.seq, ()))]:
+        if proxy.counted != "unfinished" and book.groups[proxy.group].state is not GroupState.ABORTING:
+            put_proxy(book, replace(proxy, counted="unfinished"))
+    for group in sorted(_groups_of(book, new)):
+        if book.groups[group].state is GroupState.CLOSED:
+            needing |= _reopen(book, book.groups[group])
+    return needing
+
+
+def _reopen(book: Book, group: Group) -> set[int]:
+    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that may have ended only
+    because of its outcome."""
+    group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
+    for proxy in [book.proxies[id] for id in group.proxies]:
+        winner = book.jobs.get(proxy.job)
+        counted = proxy.counted if winner is None else counter_of(winner.state, winner.reason)
+        if winner is not None and counted != proxy.counted and winner.id not in downstream(book, node(group.id)):
+            put_proxy(book, replace(proxy, counted=counted))
+    found: set[int] = set()
+    for dst, gate in list(book.gates_out.get(group.id, {}).items()):
+        job = book.jobs[dst]
+        if job.state in WAITING:
+            book.put(
+                job,
+                replace(
+                    job,
+                    state=State.BLOCKED,
+                    reason=job.reason if job.state is State.BLOCKED else Reason.NONE,
+                    waits=job.waits + 1,
+                ),
+            )
+        elif job.state is State.RUNNING:
+            book.drop_gate(group.id, dst)
+        elif job.reason is Reason.DEPENDENCY and not gate.run_anyway:
+            found.add(dst)
+    return found

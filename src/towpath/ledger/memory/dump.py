@@ -11,7 +11,13 @@ def dump(book: Book) -> dict[str, Any]:
     return {
         "jobs": [book.jobs[seq] for seq in sorted(book.jobs)],
         "edges": sorted((src, dst, anyway) for src, dsts in book.edges_out.items() for dst, anyway in dsts.items()),
-        "gates": sorted((group, dst, anyway) for group, dsts in book.gates_out.items() for dst, anyway in dsts.items()),
+        "gates": sorted(
+            (group, dst, gate.run_anyway, gate.outcome.value if gate.outcome else "")
+            for group, dsts in book.gates_out.items()
+            for dst, gate in dsts.items()
+        ),
+        "proxies": sorted((row.id, row.seq, row.group, row.job, row.counted) for row in book.proxies.values()),
+        "names": sorted((dst, id, src) for dst, names in book.names.items() for id, src in names.items()),
         "groups": [
             (group.view(), {ending: list(specs) for ending, specs in group.then.items()})
             for _, group in sorted(book.groups.items())

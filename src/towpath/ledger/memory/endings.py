@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -11,10 +11,10 @@ from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import DONE, FINISHED, WAITING, Job, Reason, State
-from towpath.core.lifecycle import RETENTION, Change, awaken, purge_time
+from towpath.core.lifecycle import RETENTION, Change, awaken, counter_of, purge_time
 from towpath.ledger.memory.appends import decide, insert
-from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.rows import Group
+from towpath.ledger.memory.book import Book, put_proxy
+from towpath.ledger.memory.rows import Gate, Group
 
 
 def end(book: Book, job: Job, state: State, reason: Reason, now: int) -> None:
@@ -121,15 +121,16 @@ class Finishing:
         if seqs:
             self._sets.append((seqs, state, reason))
 
-    def run(self, touched: Iterable[str] = ()) -> None:
-        """Work the list off. The groups in `touched` have new members and are looked after together with the first set."""
-        groups = set(touched)
+    def run(self, touched: Mapping[str, bool] | None = None) -> None:
+        """Work the list off. The groups in `touched` have new members (True: one that failed) and are looked after together with
+        the first set."""
+        groups = dict(touched or {})
         while self._sets or groups:
             seqs, state, reason = self._sets.popleft() if self._sets else ((), State.DONE, None)
             self.follow([seq for seq in seqs if self._end(seq, state, reason)], state, groups)
-            groups = set()
+            groups = {}
 
-    def follow(self, ended: list[int], state: State, groups: set[str]) -> None:
+    def follow(self, ended: list[int], state: State, groups: dict[str, bool]) -> None:
         """Those that have ended take their dependents with them or wake them; then their groups, and `groups`."""
         jobs, out = self._book.jobs, self._book.edges_out
         if state is not State.DONE:
@@ -139,12 +140,18 @@ class Finishing:
                 job = jobs[dst]
                 if job.state is State.BLOCKED:
                     lower(self._book, job, self._now)
-        groups.update(group for seq in ended if (group := jobs[seq].group) is not None)
-        for id in sorted(groups):
-            self.look_after(self._book.groups[id])
+        for seq in ended:
+            if (group := jobs[seq].group) is not None:
+                groups[group] = groups.get(group, False) or state is State.FAILED
+            if seq in self._book.proxies_of:
+                for group in recount(self._book, jobs[seq]):
+                    groups[group] = groups.get(group, False) or state is State.FAILED
+        for id, failed in sorted(groups.items()):
+            self.look_after(self._book.groups[id], failed)
 
-    def look_after(self, group: Group) -> None:
-        if group.failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+    def look_after(self, group: Group, failed: bool = False) -> None:
+        """Abort the group if a member of it has just failed, and close it if nothing is left to wait for."""
+        if failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
             self.abort(group)
         if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group.unfinished:
             self._close(group)
@@ -159,6 +166,10 @@ class Finishing:
                 waiting.append(job.seq)
             elif job.state is State.RUNNING and job.cancel_requested is None:
                 book.put(job, replace(job, cancel_requested=Reason.ABORTED))
+        for proxy in [book.proxies[id] for id in group.proxies]:
+            if proxy.counted == "unfinished":
+                # The job is not the group's to cancel.
+                put_proxy(book, replace(proxy, counted="canceled"))
         self.add(waiting, State.CANCELED, Reason.ABORTED)
 
     def _end(self, seq: int, state: State, reason: Reason | None) -> bool:
@@ -192,22 +203,35 @@ class Finishing:
         self._book.group_ends.push(self._now + RETENTION, group.id)
         self._book.dirty = True
         lost = []
-        for dst, run_anyway in self._book.open_gates(group.id).items():
+        for dst, gate in self._book.gates_out.get(group.id, {}).items():
             job = self._book.jobs[dst]
             if job.state is not State.BLOCKED:
                 continue
-            if run_anyway or outcome is State.DONE:
+            if gate.met(outcome):
                 lower(self._book, job, self._now)
             else:
                 lost.append(dst)
-        self.add(lost, outcome, Reason.DEPENDENCY)
+        self.add(lost, State.FAILED if outcome is State.FAILED else State.CANCELED, Reason.DEPENDENCY)
         self._call_back(group, outcome)
 
     def _call_back(self, group: Group, outcome: State) -> None:
-        """Append what was to follow. It has no dependencies and no group, and is never refused for want of room."""
+        """Append what was to follow, once. It has no dependencies and no group, and is never refused for want of room. A gate tells
+        which outcome it follows, should the group be reopened."""
         specs = [
-            replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(group.then.get(outcome, ()))
+            replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(group.then.pop(outcome, ()))
         ]
         if specs:
-            superseded = insert(self._book, decide(self._book, specs, self._now, Origin()), self._now)
+            admission = decide(self._book, specs, self._now, Origin())
+            superseded = insert(self._book, admission, self._now)
+            for job in admission.jobs:
+                self._book.gate(group.id, job.seq, Gate(False, outcome))
             self.add(superseded, State.CANCELED, Reason.SUPERSEDED)
+
+
+def recount(book: Book, job: Job) -> list[str]:
+    """A job has ended: count it in the groups that wait for it because it represents members of theirs; which they are."""
+    counted = counter_of(job.state, job.reason)
+    waiting = [proxy for id in sorted(book.proxies_of[job.seq]) if (proxy := book.proxies[id]).counted == "unfinished"]
+    for proxy in waiting:
+        put_proxy(book, replace(proxy, counted=counted))
+    return [proxy.group for proxy in waiting]

@@ -11,9 +11,9 @@ from towpath.core import checks
 from towpath.core.explain import AHEAD, SHOWN, Explanation, explain
 from towpath.core.explain import Facts as ExplainFacts
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.views import Page, Query, page_seq, page_token
+from towpath.core.views import Page, Query, Winner, page_seq, page_token
 from towpath.errors import UnknownJob
-from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.book import Book, open_gates
 from towpath.ledger.memory.rows import Part, Queue
 
 
@@ -66,6 +66,19 @@ def _matches(query: Query, job: Job) -> bool:
     )
 
 
+def winners(book: Book, job: str, group: str) -> list[Winner]:
+    if group:
+        rows = [book.proxies[id] for id in book.groups[group].proxies] if group in book.groups else []
+        return [Winner(row.id, row.seq, _id(book, row.job)) for row in sorted(rows, key=lambda row: row.seq)]
+    dependent = book.find(job)
+    names = {} if dependent is None else book.names.get(dependent.seq, {})
+    return [Winner(id, 0, _id(book, src)) for id, src in sorted(names.items())]
+
+
+def _id(book: Book, seq: int) -> str | None:
+    return book.jobs[seq].id if seq in book.jobs else None
+
+
 def oldest_ready(book: Book, queue: Queue) -> int | None:
     lines = [queue.loose, *(part.line for part in queue.parts.values())]
     return min((book.jobs[seq].ready_at for line in lines for _, seq in line), default=None)
@@ -83,7 +96,7 @@ def why(book: Book, id: str, now: int) -> Explanation:
         queue=queue.view(),
         part=None if part is None else part.view(),
         open_jobs=tuple([book.jobs[src].id for src in open_jobs[:SHOWN]]),
-        open_groups=tuple(sorted(book.gates_in.get(job.seq, ()))[:SHOWN]),
+        open_groups=tuple(sorted(open_gates(book, job.seq))[:SHOWN]),
         group=None if job.group is None else book.groups[job.group].view(),
         holders=_holders(book, queue, part),
         ahead=_ahead(queue, part, job),
@@ -102,8 +115,8 @@ def _culprit(book: Book, job: Job) -> Job | None:
             roots.append(at)
             continue
         sources = [src for src, run_anyway in book.edges_in.get(at.seq, {}).items() if not run_anyway]
-        for group, run_anyway in book.gates_in.get(at.seq, {}).items():
-            sources += [] if run_anyway else list(book.groups[group].members)
+        for group, gate in book.gates_in.get(at.seq, {}).items():
+            sources += [] if gate.run_anyway else list(book.groups[group].members)
         todo += [book.jobs[src] for src in sources if src not in found and book.jobs[src].state is at.state]
         found.update(sources)
     return min(roots, key=lambda root: (root.finished_at, root.seq), default=None)

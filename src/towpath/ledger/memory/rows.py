@@ -9,7 +9,8 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.job import SERIAL, Job, Reason, Spec, State
+from towpath.core.job import SERIAL, Job, Spec, State
+from towpath.core.lifecycle import counter_of
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, GroupView, PartView, QueueView
 from towpath.ledger.memory.timeline import SLACK, Line, Timeline
@@ -158,19 +159,14 @@ class Group:
         self.paused = False
         self.why: str | None = None
         self.members: dict[int, None] = {}
+        self.proxies: dict[str, None] = {}
         self.total = self.unfinished = self.done = self.failed = self.canceled = self.superseded = 0
 
     def tally(self, job: Job, by: int) -> None:
-        if job.state is State.DONE:
-            self.done += by
-        elif job.state is State.FAILED:
-            self.failed += by
-        elif job.state is not State.CANCELED:
-            self.unfinished += by
-        elif job.reason is Reason.SUPERSEDED:
-            self.superseded += by
-        else:
-            self.canceled += by
+        self.count(counter_of(job.state, job.reason), by)
+
+    def count(self, counter: str, by: int) -> None:
+        setattr(self, counter, getattr(self, counter) + by)
 
     def view(self) -> GroupView:
         return GroupView(
@@ -189,6 +185,16 @@ class Group:
             paused=self.paused,
             why=self.why,
         )
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """A job waits for a group: for its success, for any end, or (a callback) for one outcome."""
+
+    run_anyway: bool
+    outcome: State | None = None
+
+    def met(self, outcome: State | None) -> bool:
+        return self.run_anyway or outcome is (self.outcome or State.DONE)
 
 
 class Tombstone(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from towpath.core.commands import KEEP, Upkeep, Upkept
 from towpath.core.facts import KeyName
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import lose
-from towpath.ledger.memory.book import Book
+from towpath.ledger.memory.book import Book, forget_group
 from towpath.ledger.memory.claims import wake
 from towpath.ledger.memory.endings import Finishing, expire, hold
 from towpath.ledger.memory.rows import Queue
@@ -120,7 +120,7 @@ def _sweep_groups(book: Book, now: int, limit: int) -> int:
         if book.groups[entry[1]].members:
             kept.append(entry)
         else:
-            del book.groups[entry[1]]
+            forget_group(book, entry[1])
             count += 1
     for at, id in kept:
         book.group_ends.push(at, id)

@@ -26,7 +26,12 @@ def append(book: Book, command: Append, now: int) -> Appended:
 
 def _write(book: Book, admission: Admission, now: int) -> None:
     superseded = insert(book, admission, now)
-    touched = [job.group for job in admission.jobs if job.group is not None]
+    touched: dict[str, bool] = {}
+    for job in admission.jobs:
+        if job.group is not None:
+            touched[job.group] = touched.get(job.group, False) or job.state is State.FAILED
+    for proxy in admission.proxies:
+        touched[proxy.group] = touched.get(proxy.group, False) or proxy.counted == "failed"
     if superseded or touched:
         finishing = Finishing(book, now)
         finishing.add(superseded, State.CANCELED, Reason.SUPERSEDED)
@@ -76,9 +81,9 @@ def _settle(book: Book, job: Job, command: Settle, now: int) -> State:
             hold(book, job.seq)
             return state
         end_settled(book, job, change, now, error)
-    if job.group is not None or job.seq in book.edges_out:
+    if job.group is not None or job.seq in book.edges_out or job.seq in book.proxies_of:
         finishing = Finishing(book, now)
-        finishing.follow([job.seq], state, set())
+        finishing.follow([job.seq], state, {})
         finishing.run()
     return state
 
@@ -123,7 +128,7 @@ def seal(book: Book, command: Seal, now: int) -> GroupSet:
         for job in [book.jobs[seq] for seq in group.members]:
             if job.state is State.BLOCKED:
                 lower(book, job, now)
-        Finishing(book, now).run([group.id])
+        Finishing(book, now).run({group.id: False})
     return GroupSet(group.id)
 
 

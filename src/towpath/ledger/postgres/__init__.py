@@ -22,7 +22,7 @@ from towpath.core import checks
 from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.core.views import NoteView, Page, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import guests, hosts, migrations, quick, state
@@ -49,7 +49,7 @@ from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.postgres.stride import Strides
 from towpath.ledger.relational import reads
 from towpath.ledger.relational.batch import Ground, QueueRow
-from towpath.ledger.relational.db import array
+from towpath.ledger.relational.db import Db, array
 from towpath.ledger.relational.functions import FunctionPace, Undone
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 
@@ -71,7 +71,7 @@ class _Apart(Exception):
     """Commit functions that share a transaction must be called in transactions of their own."""
 
 
-class PostgresLedger:
+class PostgresLedger(reads.Related):
     capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
@@ -352,11 +352,8 @@ class PostgresLedger:
     def queues(self) -> dict[str, QueueView]:
         return self._read(reads.queues)
 
-    def parts(self, queue: str) -> dict[str, PartView]:
-        return self._read(lambda db: reads.parts(db, queue))
-
-    def group(self, id: str) -> GroupView | None:
-        return self._read(lambda db: reads.group(db, id))
+    def _reads(self, read: Callable[[Db], T]) -> T:
+        return self._read(read)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         if now is not None:

@@ -40,6 +40,8 @@ _counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
 _ids = msgspec.json.Decoder(list[str]).decode
 CAREFUL = 16
 """Transactions after a failed commit function in which each has its savepoint at once."""
+SOURCES = {"edge": 0, "proxy": 3}
+"""Rows of which table say that something depends on a job, and in which column it is."""
 _OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
 
 
@@ -113,8 +115,8 @@ class PostgresDb:
         if newest:
             columns = zip(TYPES[table], zip(*newest.values(), strict=True), strict=True)
             self.execute(self._statements.puts[table], [list(c) if kind == "bytea" else array(c) for kind, c in columns])
-            if table == "edge":
-                self.run("source", (array({row[0] for row in newest.values()}),))
+            if table in ("edge", "proxy"):
+                self.run("source", (array({row[SOURCES[table]] for row in newest.values()}),))
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
         fences: dict[str, int | None] = {}

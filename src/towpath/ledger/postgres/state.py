@@ -127,7 +127,7 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         f"""SELECT id, waits, real FROM (SELECT j.id, j.waits,
             (SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src WHERE e.dst = j.seq
                 AND s.state NOT IN {_FINISHED})
-            + (SELECT count(*) FROM towpath.gate g WHERE g.dst = j.seq)
+            + (SELECT count(*) FROM towpath.gate g JOIN towpath."group" o ON o.id = g.src AND o.state <> 'closed' WHERE g.dst = j.seq)
             + (EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = j."group" AND g.state = 'open'))::int AS real
             FROM towpath.job j WHERE j.state = 'blocked') w WHERE waits <> real""",
     ),
@@ -143,14 +143,36 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            OR dst NOT IN (SELECT seq FROM towpath.job)""",
     ),
     (
-        "gate {} -> {} belongs to a closed or unknown group or an unknown job",
-        """SELECT src, dst FROM towpath.gate WHERE dst NOT IN (SELECT seq FROM towpath.job)
-           OR NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = src AND g.state <> 'closed')""",
+        "gate {} -> {} belongs to an unknown group or an unknown job",
+        """SELECT src, dst FROM towpath.gate WHERE dst NOT IN (SELECT seq FROM towpath.job) OR src NOT IN (SELECT id FROM towpath."group")""",
+    ),
+    (
+        "job {} is {} though group {} is {}",
+        """SELECT j.id, j.state, o.id, o.outcome FROM towpath.gate g JOIN towpath."group" o ON o.id = g.src AND o.state = 'closed'
+           JOIN towpath.job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
+           WHERE NOT g.run_anyway AND coalesce(g.outcome, 'done') <> o.outcome""",
+    ),
+    (
+        "group {} is closed and counts {} unfinished",
+        """SELECT id, unfinished FROM towpath."group" WHERE state = 'closed' AND unfinished > 0""",
+    ),
+    (
+        "the proxy for {} in group {} is counted as {}, and its job is {}",
+        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath.proxy p LEFT JOIN towpath.job j ON j.seq = p.job
+           LEFT JOIN towpath."group" g ON g.id = p.grp WHERE g.id IS NULL
+           OR (p.counted = 'unfinished' AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled')))
+           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed') AND j.state NOT IN ('done', 'failed', 'canceled'))""",
+    ),
+    (
+        "names of dependencies are left of job number {}",
+        "SELECT DISTINCT dst FROM towpath.name WHERE dst NOT IN (SELECT seq FROM towpath.job)",
     ),
     (
         "group {} counts {} unfinished but has {}",
         f"""SELECT id, unfinished, real FROM (SELECT g.id, g.unfinished, (SELECT count(*) FROM towpath.job j
-            WHERE j."group" = g.id AND j.state IN {_UNFINISHED}) AS real FROM towpath."group" g) w WHERE unfinished <> real""",
+            WHERE j."group" = g.id AND j.state IN {_UNFINISHED})
+            + (SELECT count(*) FROM towpath.proxy p WHERE p.grp = g.id AND p.counted = 'unfinished') AS real
+            FROM towpath."group" g) w WHERE unfinished <> real""",
     ),
     (
         "group {} is {} with nothing unfinished",
@@ -195,7 +217,7 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "job {} does not know that others depend on it",
-        "SELECT id FROM towpath.job WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge)",
+        "SELECT id FROM towpath.job WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)",
     ),
     ("job {} also has a tombstone", "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)"),
     (
@@ -212,7 +234,7 @@ _CHECKS: tuple[tuple[str, str], ...] = (
 
 def derive(connection: Connection, statements: Statements) -> None:
     """Make what follows from the jobs, their dependencies and the queues."""
-    sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge)"
+    sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)"
     bounded = "UPDATE towpath.meta SET bounded = ARRAY(SELECT name FROM towpath.queue WHERE capacity IS NOT NULL)"
     for text in (*(side.make for side in SIDE.values()), sourced, bounded):
         connection.execute(cast(PgQuery, statements.place(text)))
@@ -237,7 +259,9 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
     return {
         "jobs": jobs,
         "edges": ask("SELECT src, dst, run_anyway FROM towpath.edge ORDER BY 1, 2"),
-        "gates": ask("SELECT src, dst, run_anyway FROM towpath.gate ORDER BY 1, 2"),
+        "gates": ask("SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath.gate ORDER BY 1, 2"),
+        "proxies": ask("SELECT id, seq, grp, job, counted FROM towpath.proxy ORDER BY id"),
+        "names": ask("SELECT dst, id, src FROM towpath.name ORDER BY 1, 2"),
         "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in db.rows("all_groups", (), GroupRow)],
         "keys": ask("SELECT namespace, key, id, seq, until, runner FROM towpath.key ORDER BY 1, 2"),
         "notes": [

@@ -39,14 +39,20 @@ PLAIN = (
 TYPES: Mapping[str, Sequence[str]] = {
     "body": ("bigint", "smallint", "bytea"),
     "edge": ("bigint", "bigint", "boolean"),
-    "gate": ("text", "bigint", "boolean"),
+    "gate": ("text", "bigint", "boolean", "text"),
+    "proxy": ("text", "bigint", "text", "bigint", "text"),
+    "name": ("bigint", "text", "bigint"),
     "key": ("text", "text", "text", "bigint", "bigint", "bigint"),
     "tombstone": ("text", "bigint", "text", "bigint", "text", "bigint"),
     "note": ("text", "bytea", "bigint", "bigint", "bigint"),
     "then": ("text", "text"),
     "group": ("text", "text", "text", "text", *("bigint",) * 8, "smallint", "text"),
 }
-KEYS: Mapping[str, int] = {"body": 2, "edge": 2, "gate": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1}
+# fmt: off
+KEYS: Mapping[str, int] = {
+    "body": 2, "edge": 2, "gate": 2, "proxy": 1, "name": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1,
+}
+# fmt: on
 """How many columns, from the left, are the primary key."""
 _COLUMNS = {**TABLES, "body": ("seq", "what", "data"), "group": GroupRow.__struct_fields__}
 

@@ -29,7 +29,7 @@ from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.errors import Refused
 from towpath.ledger.relational import endings
-from towpath.ledger.relational.batch import Batch
+from towpath.ledger.relational.batch import Batch, recount
 from towpath.ledger.relational.db import ERROR, array
 
 
@@ -100,7 +100,7 @@ def _decided(batch: Batch, specs: Sequence[Spec], facts: Facts, origin: Origin |
 def _numbered(batch: Batch, decision: Decision) -> Admission:
     """With numbers that are the batch's own. Where others number too they may not be those that were expected."""
     admission = decision.admission
-    if admission.jobs and (base := batch.take_seqs(len(admission.jobs))) != decision.base:
+    if admission.numbers and (base := batch.take_seqs(admission.numbers)) != decision.base:
         return admit(decision.specs, decision.facts, batch.now, base, decision.origin)
     return admission
 
@@ -131,21 +131,23 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
     holders = _holders(batch, {key for spec in related if (key := key_of(spec)) is not None})
-    # A dependency on a refused id is one on the holder of its key.
+    # A dependency on a refused id is one on the holder of its key, of which nothing but the key may be left.
+    forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > batch.now]
+    known = {holder.id: Known(holder.id, holder.seq, State.DONE, gone=True) for holder in forgotten if holder.id not in ids}
     ids.update(holder.id for holder in holders.values())
     return Facts(
-        known=_known(batch, ids),
+        known=known | _known(batch, ids, proxied=bool(holders)),
         holders=holders,
         groups=_group_facts(batch, groups),
         rooms=rooms,
-        downstream=_downstream(batch, walks(related, holders)),
+        downstream=downstream(batch, walks(related, holders)),
     )
 
 
-def _known(batch: Batch, ids: Iterable[str]) -> dict[str, Known]:
+def _known(batch: Batch, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
     """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias still knows
-    where it was; it must have ended long ago."""
-    if not batch.wrote and batch.absent.issuperset(ids):
+    where it was; it must have ended long ago. `proxied`: one of the ids may be that of a member that another job represents."""
+    if not batch.wrote and not proxied and batch.absent.issuperset(ids):
         return {}
     found = _fetch_known(batch, ids)
     aliases = [known for known in found.values() if known.alias is not None and known.alias not in found]
@@ -192,7 +194,7 @@ def _group_facts(batch: Batch, ids: set[str]) -> dict[str, GroupFact]:
     return {id: GroupFact(group.state, group.outcome) for id in ids if (group := batch.groups[id]) is not None}
 
 
-def _downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
+def downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
     if nodes:
         batch.flush()
     result: dict[str, frozenset[str]] = {}
@@ -207,7 +209,12 @@ def write(batch: Batch, decision: Decision) -> Admission:
     """The effects of an admission, in the order of the rules."""
     admission = insert_admitted(batch, decision)
     endings.finish(batch, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
-    ended = {str(job.group) for job in admission.jobs if job.group is not None and job.state in FINISHED}
+    ended: dict[str, bool] = {}
+    for job in admission.jobs:
+        if job.group is not None and job.state in FINISHED:
+            ended[job.group] = ended.get(job.group, False) or job.state is State.FAILED
+    for proxy in admission.proxies:
+        ended[proxy.group] = ended.get(proxy.group, False) or proxy.counted == "failed"
     endings.look_after(batch, ended)
     return admission
 
@@ -228,21 +235,26 @@ def insert_admitted(batch: Batch, decision: Decision) -> Admission:
     for job in jobs:
         if job.group is not None:
             batch.count_member(job.group, job.state, job.reason, None)
+    batch.db.put("proxy", [msgspec.structs.astuple(proxy) for proxy in admission.proxies])
+    for proxy in admission.proxies:
+        recount(batch, proxy.group, None, proxy.counted)
     return admission
 
 
 def _simple(admission: Admission) -> bool:
-    return not (
-        admission.edges or admission.gates or admission.asked or admission.superseded or admission.keys or admission.freed
-    )
+    related = admission.edges or admission.gates or admission.names or admission.keys
+    return not (related or admission.asked or admission.superseded or admission.freed)
 
 
 def _write_relations(batch: Batch, admission: Admission) -> None:
     db = batch.db
     if admission.handed:
-        db.run("move_edges", (array(admission.handed),))
+        pairs = array(admission.handed)
+        for statement in ("move_names", "name_moved", "move_edges", "move_proxies"):
+            db.run(statement, (pairs,))
+    db.put("name", admission.names)
     db.put("edge", admission.edges)
-    db.put("gate", admission.gates)
+    db.put("gate", [(*gate, None) for gate in admission.gates])
     if admission.asked:
         db.run("ask_to_stop", (Reason.SUPERSEDED, array(admission.asked)))
     taken = [(*key.name, key.id, key.seq, key.until, key.runner) for key in admission.keys]

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.job import FINISHED, READY, RUNNING, SERIAL, Job, Reason, Spec, State
+from towpath.core.job import READY, RUNNING, SERIAL, Job, Reason, Spec, State
 from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import counter_of
 from towpath.core.limits import Rate
 from towpath.errors import Refused
 from towpath.ledger.relational.db import Db, array
@@ -237,13 +238,8 @@ class Batch:
 
     def count_member(self, id: str, state: State, reason: Reason, was_finished: bool | None) -> None:
         """A member of a group got `state`. `was_finished` is None for a new member."""
-        group: Any = self.change_group(id)
-        slot = "superseded" if reason is Reason.SUPERSEDED else state if state in FINISHED else "unfinished"
-        setattr(group, slot, getattr(group, slot) + 1)
-        if was_finished is None:
-            group.total += 1
-        elif not was_finished:
-            group.unfinished -= 1
+        old = None if was_finished is None else "" if was_finished else "unfinished"
+        recount(self, id, old, counter_of(state, reason))
 
     def flush(self) -> None:
         """Write the counter rows in hand."""
@@ -278,6 +274,16 @@ class Batch:
 
 
 _fields = msgspec.structs.astuple
+
+
+def recount(batch: Batch, id: str, old: str | None, new: str) -> None:
+    """A member of a group goes from one counter to another. `old` is None for a new member."""
+    group: Any = batch.change_group(id)
+    setattr(group, new, getattr(group, new) + 1)
+    if old is None:
+        group.total += 1
+    elif old:
+        setattr(group, old, getattr(group, old) - 1)
 
 
 def flush_queues(batch: Batch) -> None:

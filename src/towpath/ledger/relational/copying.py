@@ -39,7 +39,17 @@ class Table(msgspec.Struct, frozen=True):
         return tuple(row[self.columns.index(name)] for name in self.key)
 
 
-_KEYS: Mapping[str, int] = {"then": 1, "edge": 2, "gate": 2, "key": 2, "note": 1, "tombstone": 1, "reply": 1}
+_KEYS: Mapping[str, int] = {
+    "then": 1,
+    "edge": 2,
+    "gate": 2,
+    "proxy": 1,
+    "name": 2,
+    "key": 2,
+    "note": 1,
+    "tombstone": 1,
+    "reply": 1,
+}
 TABLES: tuple[Table, ...] = (
     Table("job", COLUMNS, ("seq",)),
     Table("body", ("seq", "what", "data"), ("seq", "what")),

@@ -26,7 +26,9 @@ Body = tuple[int, int, bytes]
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "edge": ("src", "dst", "run_anyway"),
-    "gate": ("src", "dst", "run_anyway"),
+    "gate": ("src", "dst", "run_anyway", "outcome"),
+    "proxy": ("id", "seq", "grp", "job", "counted"),
+    "name": ("dst", "id", "src"),
     "key": ("namespace", "key", "id", "seq", "until", "runner"),
     "tombstone": ("id", "seq", "state", "settled_fence", "alias", "until"),
     "note": ("key", "value", "version", "fence", "expires_at"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -12,9 +12,9 @@ from towpath.core.admission import Origin, namespace
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.lifecycle import awaken, purge_time
+from towpath.core.lifecycle import awaken, counter_of, purge_time
 from towpath.ledger.relational import appends
-from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, moved
+from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, moved, recount
 from towpath.ledger.relational.db import Held, array
 
 Ending = tuple[list[int], State, Reason]
@@ -46,8 +46,8 @@ def expire(batch: Batch, limit: int) -> int:
     return len(seqs)
 
 
-def look_after(batch: Batch, groups: Iterable[str]) -> None:
-    """Abort or close the groups that are due for it, and what follows."""
+def look_after(batch: Batch, groups: Mapping[str, bool]) -> None:
+    """Abort or close the groups that are due for it, and what follows. True: a member of the group has just failed."""
     work: deque[Ending] = deque()
     _look_after(batch, groups, work)
     _run(batch, work)
@@ -68,7 +68,34 @@ def _run(batch: Batch, work: deque[Ending]) -> None:
                 _end(batch, doomed, state, Reason.DEPENDENCY)
                 ended += doomed
         release(batch, [job.seq for job in ended])
-        _look_after(batch, {job.group for job in ended if job.group is not None}, work)
+        groups = {job.group for job in ended if job.group is not None} | _count_proxies(batch, ended, state, reason)
+        _look_after(batch, dict.fromkeys(groups, state is State.FAILED), work)
+
+
+class ProxyRow(NamedTuple):
+    id: str
+    group: str
+    job: int
+    counted: str
+
+
+def _count_proxies(batch: Batch, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
+    """Count jobs that ended in the groups that wait for them because they represent members; which they are."""
+    keyed = [job.seq for job in ended if job.key is not None]
+    rows = (
+        [row for row in batch.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"] if keyed else []
+    )
+    move_proxies(batch, rows, counter_of(state, reason))
+    return {row.group for row in rows}
+
+
+def move_proxies(batch: Batch, rows: Sequence[ProxyRow], counter: str) -> None:
+    """These proxies are counted in another counter of their groups."""
+    if rows:
+        batch.wrote = True
+        batch.db.run("count_proxies", (counter, array([row.id for row in rows])))
+    for row in rows:
+        recount(batch, row.group, row.counted, counter)
 
 
 def _end(batch: Batch, jobs: Sequence[Job], state: State, reason: Reason) -> None:
@@ -127,12 +154,12 @@ def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
     batch.move(moves)
 
 
-def _look_after(batch: Batch, groups: Iterable[str], work: deque[Ending]) -> None:
-    for id in sorted(groups):
+def _look_after(batch: Batch, groups: Mapping[str, bool], work: deque[Ending]) -> None:
+    for id, failed in sorted(groups.items()):
         group = batch.group(id)
         if group is None:
             continue
-        if group.failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+        if failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
             start_abort(batch, group, work)
         if group.unfinished == 0 and group.state in (GroupState.SEALED, GroupState.ABORTING):
             _close(batch, group, work)
@@ -141,7 +168,7 @@ def _look_after(batch: Batch, groups: Iterable[str], work: deque[Ending]) -> Non
 def abort(batch: Batch, group: GroupRow) -> None:
     work: deque[Ending] = deque()
     start_abort(batch, group, work)
-    _look_after(batch, [group.id], work)
+    _look_after(batch, {group.id: False}, work)
     _run(batch, work)
 
 
@@ -150,6 +177,9 @@ def start_abort(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     row = batch.change_group(group.id)
     row.state, row.paused, row.why = GroupState.ABORTING, 0, None
     batch.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
+    # The jobs that represent members are not the group's to cancel.
+    proxies = batch.db.rows("proxies_in", (group.id,), ProxyRow)
+    move_proxies(batch, [row for row in proxies if row.counted == "unfinished"], "canceled")
     if waiting := batch.db.rows("waiting_members", (group.id,), int):
         work.append((waiting, State.CANCELED, Reason.ABORTED))
 
@@ -166,9 +196,13 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     batch.wrote = True
     _open_gates(batch, group.id, outcome, work)
     then = batch.db.one("then_of", (group.id,))
-    if then is not None and (specs := appends.specs_of(then[0]).get(outcome)):
+    thens = {} if then is None else appends.specs_of(then[0])
+    if specs := thens.pop(outcome, []):
+        # Once: a group that is reopened may end in the same way again.
+        batch.db.put("then", [(group.id, appends.text_of(thens))])
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
         admission = appends.insert_admitted(batch, appends.decide(batch, follow, Origin()))
+        batch.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
         # What it supersedes ends after what this group had already put on the list.
         work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))
 
@@ -176,7 +210,6 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
 def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:
     met = batch.db.rows("gates_met", (outcome, group), Dependent)
     doomed = batch.db.rows("gates_shut", (outcome, group), int)
-    batch.db.run("delete_gates", (group,))
     lower(batch, met)
     if doomed:
         state = State.FAILED if outcome is State.FAILED else State.CANCELED
@@ -188,7 +221,7 @@ def seal(batch: Batch, group: GroupRow) -> None:
     row = batch.change_group(group.id)
     row.state, row.paused, row.why = GroupState.SEALED, 0, None
     lower(batch, batch.db.rows("sealed_members", (group.id,), Dependent))
-    look_after(batch, [group.id])
+    look_after(batch, {group.id: False})
 
 
 def unseal(batch: Batch, group: GroupRow, why: str | None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from towpath.core.checks import storable
 from towpath.core.explain import AHEAD, SHOWN, Explanation, Facts, explain
 from towpath.core.job import Job, Reason, State
-from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, page_token
+from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, Winner, page_token
 from towpath.errors import UnknownJob
 from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
 from towpath.ledger.relational.db import Db, array
+
+T = TypeVar("T")
 
 
 def get(db: Db, id: str) -> Job | None:
@@ -90,6 +92,12 @@ def group(db: Db, id: str) -> GroupView | None:
     return group_view(found[0]) if found else None
 
 
+def winners(db: Db, job: str, group: str) -> list[Winner]:
+    name, about = ("winners_in", group) if group else ("winners_for", job)
+    found = db.rows(name, (about,), tuple[str, int, str | None, str]) if storable(about) else []
+    return [Winner(id, place, winner) for id, place, winner, _ in found]
+
+
 def group_view(row: GroupRow) -> GroupView:
     fields = {field: getattr(row, field) for field in GroupView.__struct_fields__}
     return GroupView(**{**fields, "paused": bool(row.paused)})
@@ -136,3 +144,19 @@ def _add_gates(db: Db, facts: Facts, job: Job, queue: QueueRow) -> None:
         facts.ahead = db.one("ahead_loose", where)[0]
     else:
         facts.ahead = db.one("ahead_parted", (job.queue, job.part, job.priority, job.seq, AHEAD))[0]
+
+
+class Related:
+    """The reads of a ledger that are about parts and groups."""
+
+    def _reads(self, read: Callable[[Db], T]) -> T:
+        raise NotImplementedError
+
+    def parts(self, queue: str) -> dict[str, PartView]:
+        return self._reads(lambda db: parts(db, queue))
+
+    def group(self, id: str) -> GroupView | None:
+        return self._reads(lambda db: group(db, id))
+
+    def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
+        return self._reads(lambda db: winners(db, job, group))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +79,7 @@ def _settle_rest(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Ref
         # Where stretches are short, reading all the rest for each of them would cost the square of it.
         ahead = 2 * (len(answers) - done) + 8
         if closing is not None:
-            endings.look_after(batch, [closing])
+            endings.look_after(batch, {closing: False})
         elif len(answers) < len(commands):
             answers.append(_settle_alone(batch, commands[len(answers)]))
     return answers
@@ -96,6 +96,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
     if not plain:
         return gathered, None
     held = {job.id: job for job in batch.db.rows("held", (array([c.id for c in plain]),), Held)}
+    proxied = _proxied(batch, held.values())
     settled: dict[tuple[str, int], State] = {}
     for command in plain:
         job = held.get(command.id)
@@ -107,6 +108,8 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
             answers.append(LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command))
             continue
         state = DONE
+        if job.seq in proxied:
+            break
         if type(command.outcome) is Done:
             gathered.done.append(job)
             if command.outcome.result is not None:
@@ -125,6 +128,12 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
             if job.group is not None and _is_last(batch, job.group):
                 return gathered, job.group
     return gathered, None
+
+
+def _proxied(batch: Batch, jobs: Iterable[Held]) -> set[int]:
+    """Those that represent members of groups: their ends are followed one by one."""
+    keyed = [job.seq for job in jobs if job.edges and job.key is not None]
+    return {row.job for row in batch.db.rows("proxies_of", (array(keyed),), endings.ProxyRow)} if keyed else set()
 
 
 def _gather(batch: Batch, gathered: _Gathered, job: Settling, change: Change, outcome: Outcome) -> None:

@@ -118,7 +118,8 @@ def _sweep(batch: Batch, limit: int) -> int:
     left -= _delete_rows(batch, "sweep_parts", now, left)
     groups = _delete_rows(batch, "sweep_groups", now - RETENTION, left)
     if groups:
-        batch.db.run("sweep_thens")
+        for statement in ("sweep_thens", "sweep_gates", "sweep_proxies"):
+            batch.db.run(statement)
     if left < limit or groups:
         batch.wrote = True
         batch.parts.clear()

@@ -25,10 +25,11 @@ from towpath.core.commands import Append, Command, Placed, Settle
 from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
 from towpath.core.jumps import Jumps
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView
+from towpath.core.views import NoteView, Page, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.relational import reads
+from towpath.ledger.relational.db import Db
 from towpath.ledger.relational.functions import FunctionPace, Undone, has_function, slices
 from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
@@ -69,7 +70,7 @@ LOOK_AGAIN = 0.25
 """Seconds after which a waiter looks again even if no wake-up came."""
 
 
-class SqliteLedger:
+class SqliteLedger(reads.Related):
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
     repeats = 0
 
@@ -298,11 +299,8 @@ class SqliteLedger:
     def queues(self) -> dict[str, QueueView]:
         return self._read(lambda db: reads.queues(SqliteDb(db)))
 
-    def parts(self, queue: str) -> dict[str, PartView]:
-        return self._read(lambda db: reads.parts(SqliteDb(db), queue))
-
-    def group(self, id: str) -> GroupView | None:
-        return self._read(lambda db: reads.group(SqliteDb(db), id))
+    def _reads(self, read: Callable[[Db], T]) -> T:
+        return self._read(lambda db: read(SqliteDb(db)))
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         return self._read(lambda db: reads.note(SqliteDb(db), key, self._time(db, now)))

@@ -52,7 +52,7 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         """SELECT id, waits, real FROM (SELECT j.id, j.waits,
             (SELECT count(*) FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src WHERE e.dst = j.seq
                 AND s.state NOT IN ('done', 'failed', 'canceled'))
-            + (SELECT count(*) FROM towpath_gate g WHERE g.dst = j.seq)
+            + (SELECT count(*) FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state <> 'closed' WHERE g.dst = j.seq)
             + EXISTS (SELECT 1 FROM towpath_group g WHERE g.id = j."group" AND g.state = 'open') AS real
             FROM towpath_job j WHERE j.state = 'blocked') WHERE waits <> real""",
     ),
@@ -68,14 +68,35 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            OR dst NOT IN (SELECT seq FROM towpath_job)""",
     ),
     (
-        "gate {} -> {} belongs to a closed or unknown group or an unknown job",
-        """SELECT src, dst FROM towpath_gate WHERE dst NOT IN (SELECT seq FROM towpath_job)
-           OR NOT EXISTS (SELECT 1 FROM towpath_group g WHERE g.id = src AND g.state <> 'closed')""",
+        "gate {} -> {} belongs to an unknown group or an unknown job",
+        """SELECT src, dst FROM towpath_gate WHERE dst NOT IN (SELECT seq FROM towpath_job) OR src NOT IN (SELECT id FROM towpath_group)""",
+    ),
+    (
+        "job {} is {} though group {} is {}",
+        """SELECT j.id, j.state, o.id, o.outcome FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state = 'closed'
+           JOIN towpath_job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
+           WHERE g.run_anyway = 0 AND coalesce(g.outcome, 'done') <> o.outcome""",
+    ),
+    (
+        "group {} is closed and counts {} unfinished",
+        """SELECT id, unfinished FROM towpath_group WHERE state = 'closed' AND unfinished > 0""",
+    ),
+    (
+        "the proxy for {} in group {} is counted as {}, and its job is {}",
+        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath_proxy p LEFT JOIN towpath_job j ON j.seq = p.job
+           LEFT JOIN towpath_group g ON g.id = p.grp WHERE g.id IS NULL
+           OR (p.counted = 'unfinished' AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled')))
+           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed') AND j.state NOT IN ('done', 'failed', 'canceled'))""",
+    ),
+    (
+        "names of dependencies are left of job number {}",
+        "SELECT DISTINCT dst FROM towpath_name WHERE dst NOT IN (SELECT seq FROM towpath_job)",
     ),
     (
         "group {} counts {} unfinished but has {}",
         """SELECT id, unfinished, real FROM (SELECT g.id, g.unfinished, (SELECT count(*) FROM towpath_job j
-            WHERE j."group" = g.id AND j.state IN ('blocked', 'scheduled', 'ready', 'running')) AS real FROM towpath_group g)
+            WHERE j."group" = g.id AND j.state IN ('blocked', 'scheduled', 'ready', 'running'))
+            + (SELECT count(*) FROM towpath_proxy p WHERE p.grp = g.id AND p.counted = 'unfinished') AS real FROM towpath_group g)
            WHERE unfinished <> real""",
     ),
     (
@@ -126,13 +147,16 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
     jobs.fill(db, found)
     next_seq, next_version, last = one(db, "SELECT next_seq, next_version, last FROM towpath_meta")
     edges = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_edge ORDER BY 1, 2")]
-    gates = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_gate ORDER BY 1, 2")]
+    gated = "SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath_gate ORDER BY 1, 2"
+    gates = [(src, dst, bool(anyway), outcome) for src, dst, anyway, outcome in db.execute(gated)]
     thens = {str(id): specs_of(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")}
     tombs = "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
     return {
         "jobs": found,
         "edges": edges,
         "gates": gates,
+        "proxies": list(db.execute("SELECT id, seq, grp, job, counted FROM towpath_proxy ORDER BY id")),
+        "names": list(db.execute("SELECT dst, id, src FROM towpath_name ORDER BY 1, 2")),
         "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in rows(db, named("all_groups"), (), GroupRow)],
         "keys": list(db.execute("SELECT namespace, key, id, seq, until, runner FROM towpath_key ORDER BY 1, 2")),
         "notes": [NoteView(*row) for row in db.execute("SELECT * FROM towpath_note ORDER BY key")],

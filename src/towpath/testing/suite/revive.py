@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from towpath.core.checks import SECOND
+from typing import Any
+
+from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import GroupState, OnFailure, Placed, Revived
-from towpath.core.job import Done, Reason, Retry, State
+from towpath.core.ids import derived
+from towpath.core.job import Done, Reason, Retry, Spec, State
 from towpath.core.views import Counts
 from towpath.testing.suite.desk import Desk, Suite, anyway, ids, replace, spec, unique, whole_group
 
@@ -170,7 +173,7 @@ class ReviveSuite(Suite):
         desk.settle(a, Retry())
         desk.fail(b)
         with desk.unchanged():
-            assert desk.revive("c") == Revived(0, (("c", "its dependency b is failed"),))
+            assert desk.revive("c") == Revived(0, (("c", "its dependency b is failed; revive b first"),))
 
     def test_a_deleted_dependency_does_not_bar(self, desk: Desk) -> None:
         desk.append(spec("a"), spec("b", after=["a"]))
@@ -214,26 +217,6 @@ class ReviveSuite(Suite):
             desk.done(claim)
         assert desk.group("g").outcome is State.DONE
 
-    def test_a_closed_group_stays_closed_and_its_counters_follow(self, desk: Desk) -> None:
-        desk.open("g", on_failure=OnFailure.ABORT)
-        desk.append(spec("a", group="g"), spec("w", "o", after=[whole_group("g")]))
-        desk.seal("g")
-        desk.fail(desk.take())
-        assert desk.revive("a") == Revived(1)
-        group = desk.group("g")
-        assert (group.state, group.outcome, group.unfinished, group.failed) == (GroupState.CLOSED, State.FAILED, 1, 0)
-        desk.done(desk.take())
-        assert (desk.group("g").outcome, desk.group("g").done) == (State.FAILED, 1)
-        assert desk.at("w") == "failed/dependency"
-
-    def test_what_needed_a_group_comes_back_alone(self, desk: Desk) -> None:
-        desk.open("g")
-        desk.append(spec("a", group="g"), spec("w", "o", after=[whole_group("g")]))
-        desk.seal("g")
-        desk.fail(desk.take())
-        assert desk.revive("w") == Revived(1)
-        assert desk.at("w") == "ready/revived"
-
     def test_a_limited_revive_takes_the_lowest_seqs_first(self, desk: Desk) -> None:
         for n in range(3):
             desk.fail(desk.started(f"j{n}"))
@@ -244,3 +227,193 @@ class ReviveSuite(Suite):
         desk.fail(desk.started("a", part="p"))
         desk.revive("a")
         assert (desk.counts(), desk.part("p").ready) == (Counts(ready=1), 1)
+
+
+class ReopenSuite(Suite):
+    """A group whose member is revived waits again, and what follows it follows the new outcome."""
+
+    def closed(self, desk: Desk, *more: Spec, **fields: Any) -> None:
+        """A group g of a and b, of which a failed and b is done, and other jobs."""
+        desk.open("g", **fields)
+        desk.append(spec("a", group="g"), spec("b", group="g"), *more)
+        desk.seal("g")
+        first, second = desk.claim(n=2)
+        desk.fail(first)
+        desk.done(second)
+        assert desk.group("g").outcome is State.FAILED
+
+    def test_a_revived_member_reopens_its_group(self, desk: Desk) -> None:
+        self.closed(desk)
+        assert desk.revive("a") == Revived(1)
+        group = desk.group("g")
+        assert (group.state, group.outcome, group.closed_at) == (GroupState.SEALED, None, None)
+        assert (group.total, group.unfinished, group.failed, group.done) == (2, 1, 0, 1)
+        desk.done(desk.take())
+        group = desk.group("g")
+        assert (group.state, group.outcome, group.done) == (GroupState.CLOSED, State.DONE, 2)
+
+    def test_what_needed_the_group_waits_again(self, desk: Desk) -> None:
+        self.closed(desk, spec("w", "o", after=[whole_group("g")]), spec("x", "o", after=["w"]))
+        assert desk.at("w", "x") == "failed/dependency failed/dependency"
+        assert desk.revive("a") == Revived(3)
+        assert desk.at("a", "w", "x") == "ready/revived blocked/revived blocked/revived"
+        desk.done(desk.take())
+        assert desk.at("w", "x") == "ready blocked/revived"
+
+    def test_what_needed_the_group_ends_with_it_again(self, desk: Desk) -> None:
+        self.closed(desk, spec("w", "o", after=[whole_group("g")]))
+        desk.revive("a")
+        desk.fail(desk.take())
+        assert (desk.group("g").outcome, desk.at("w")) == (State.FAILED, "failed/dependency")
+        assert desk.revive("a") == Revived(2)
+
+    def test_what_was_appended_after_the_end_comes_back_too(self, desk: Desk) -> None:
+        self.closed(desk)
+        desk.add("w", "o", after=[whole_group("g")])
+        assert desk.at("w") == "failed/dependency"
+        assert desk.revive("a") == Revived(2)
+        assert desk.at("w") == "blocked/revived"
+
+    def test_a_waiter_cannot_come_back_alone(self, desk: Desk) -> None:
+        self.closed(desk, spec("w", "o", after=[whole_group("g")]))
+        with desk.unchanged():
+            assert desk.revive("w") == Revived(0, (("w", "group g, which it needs, is failed; revive a first"),))
+        assert desk.revive("w", "a") == Revived(2)
+
+    def test_a_waiter_comes_back_alone_when_all_that_failed_is_deleted(self, desk: Desk) -> None:
+        self.closed(desk, spec("w", "o", after=[whole_group("g")]))
+        desk.purge("a")
+        assert desk.revive("w") == Revived(1)
+        assert desk.at("w") == "ready/revived"
+
+    def test_what_runs_anyway_and_has_not_begun_waits_again(self, desk: Desk) -> None:
+        late = spec("late", "o", after=[whole_group("g", run_anyway=True)], delay=HOUR)
+        blocked = spec("more", "o", after=[whole_group("g", run_anyway=True), "other"])
+        self.closed(desk, spec("w", "o", after=[whole_group("g", run_anyway=True)]), spec("other", "p"), late, blocked)
+        assert desk.at("w", "late", "more") == "ready scheduled/delay blocked"
+        assert desk.revive("a") == Revived(1)
+        assert desk.at("w", "late", "more") == "blocked blocked blocked"
+        assert [desk.job(id).waits for id in ("w", "late", "more")] == [1, 1, 2]
+        desk.done(desk.take())
+        assert desk.at("w", "late", "more") == "ready scheduled/delay blocked"
+
+    def test_what_ran_for_the_old_outcome_does_not_run_twice(self, desk: Desk) -> None:
+        self.closed(desk, *[spec(id, id, after=[whole_group("g", run_anyway=True)]) for id in ("ran", "runs")])
+        desk.done(desk.take("ran"))
+        claim = desk.take("runs")
+        desk.revive("a")
+        desk.done(desk.take())
+        assert (desk.group("g").outcome, desk.at("ran", "runs")) == (State.DONE, "done running")
+        desk.done(claim)
+
+    def test_callbacks_that_wait_follow_the_new_outcome(self, desk: Desk) -> None:
+        self.closed(desk, then={"failed": (spec("x", "o"),), "done": (spec("x", "o"),)})
+        failed, done = derived("g", "then:failed", 0), derived("g", "then:done", 0)
+        assert desk.at(failed) == "ready"
+        desk.revive("a")
+        assert desk.at(failed) == "blocked"
+        desk.done(desk.take())
+        assert desk.at(failed, done) == "canceled/dependency ready"
+        why = "it follows the outcome failed of group g, which is done"
+        assert desk.revive(failed) == Revived(0, ((failed, why),))
+
+    def test_a_callback_that_ran_stays_and_is_not_appended_again(self, desk: Desk) -> None:
+        self.closed(desk, then={"failed": (spec("x", "o"),), "done": (spec("x", "o"),)})
+        failed, done = derived("g", "then:failed", 0), derived("g", "then:done", 0)
+        desk.done(desk.take("o"))
+        desk.revive("a")
+        desk.fail(desk.take())
+        assert (desk.group("g").outcome, desk.at(failed)) == (State.FAILED, "done")
+        desk.purge(failed)
+        desk.jump(2 * HOUR)
+        desk.upkeep()
+        desk.revive("a")
+        desk.fail(desk.take())
+        assert desk.ledger.get(failed) is None
+        desk.revive("a")
+        desk.done(desk.take())
+        assert desk.at(done) == "ready"
+
+    def test_a_callback_that_waits_is_woken_by_the_same_outcome(self, desk: Desk) -> None:
+        self.closed(desk, then={"failed": (spec("x", "o"),)})
+        failed = derived("g", "then:failed", 0)
+        desk.revive("a")
+        desk.fail(desk.take())
+        assert desk.at(failed) == "ready"
+        assert ids(desk.claim("o", n=9)) == [failed]
+
+    def test_several_members_of_an_aborted_group(self, desk: Desk) -> None:
+        desk.open("g", on_failure=OnFailure.ABORT)
+        desk.append(*[spec(id, group="g") for id in "abc"], spec("w", "o", after=[whole_group("g")]))
+        desk.seal("g")
+        desk.fail(desk.take())
+        assert desk.at("a", "b", "c", "w") == "failed/fatal canceled/aborted canceled/aborted failed/dependency"
+        assert desk.revive(group="g") == Revived(4)
+        assert desk.group("g").state is GroupState.SEALED
+        for claim in desk.claim(n=3):
+            desk.done(claim)
+        assert (desk.group("g").outcome, desk.at("w")) == (State.DONE, "ready")
+
+    def test_a_reopened_group_aborts_for_a_new_failure_only(self, desk: Desk) -> None:
+        desk.open("g", on_failure=OnFailure.ABORT)
+        desk.append(*[spec(id, group="g") for id in "abcd"])
+        desk.seal("g")
+        desk.fail(desk.take())
+        assert desk.revive("b", "c", "d") == Revived(3)
+        desk.done(desk.take())
+        assert desk.at("c", "d") == "ready/revived ready/revived"
+        desk.fail(desk.take())
+        assert desk.at("d") == "canceled/aborted"
+        assert desk.group("g").outcome is State.FAILED
+
+    def test_groups_behind_groups_reopen_together(self, desk: Desk) -> None:
+        desk.open("h")
+        self.closed(desk, spec("m", "o", group="h", after=[whole_group("g")]), spec("w", "o", after=[whole_group("h")]))
+        desk.seal("h")
+        assert (desk.group("h").outcome, desk.at("m", "w")) == (State.FAILED, "failed/dependency failed/dependency")
+        assert desk.revive("a") == Revived(3)
+        assert desk.at("m", "w") == "blocked/revived blocked/revived"
+        assert desk.group("h").state is GroupState.SEALED
+        desk.done(desk.take())
+        desk.done(desk.take("o"))
+        assert (desk.group("h").outcome, desk.at("w")) == (State.DONE, "ready")
+
+    def test_a_waiter_of_two_failed_groups_waits_for_both(self, desk: Desk) -> None:
+        desk.open("h")
+        desk.add("c", "p", group="h")
+        self.closed(desk, spec("w", "o", after=[whole_group("g"), whole_group("h")]))
+        desk.seal("h")
+        desk.fail(desk.take("p"))
+        assert desk.revive("a") == Revived(1)
+        assert desk.at("w") == "failed/dependency"
+        assert desk.revive("c") == Revived(2)
+        assert (desk.at("w"), desk.job("w").waits) == ("blocked/revived", 2)
+
+    def test_a_deleted_member_stays_counted(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("a", group="g"), spec("b", group="g"))
+        desk.seal("g")
+        for claim in desk.claim(n=2):
+            desk.fail(claim)
+        desk.purge("a")
+        desk.revive("b")
+        desk.done(desk.take())
+        assert (desk.group("g").outcome, desk.group("g").failed) == (State.FAILED, 1)
+
+    def test_a_member_does_not_come_back_into_a_circle(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.add("old", "p", key=replace("k"), delay=HOUR)
+        desk.append(spec("a", group="g", after=["old"]), spec("b", group="g"))
+        desk.seal("g")
+        desk.cancel("a")
+        desk.add("new", "p", key=replace("k"), after=[whole_group("g", run_anyway=True)])
+        with desk.unchanged():
+            assert desk.revive("a") == Revived(0, (("a", "it waits for new, which waits for its group g"),))
+
+    def test_a_reopened_group_is_not_swept(self, desk: Desk) -> None:
+        self.closed(desk)
+        desk.revive("a")
+        desk.purge("b")
+        desk.jump(8 * DAY)
+        desk.upkeep()
+        assert desk.group("g").state is GroupState.SEALED

@@ -334,7 +334,11 @@ FROM towpath."group" ORDER BY id;
 SELECT j.id, j.seq, j.state, 0, NULL FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))
 UNION ALL
 SELECT t.id, t.seq, t.state, 1, t.alias FROM towpath.tombstone t
-WHERE t.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = t.id);
+WHERE t.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = t.id)
+UNION ALL
+SELECT p.id, p.job, coalesce(w.state, 'done'), 1, w.id FROM towpath.proxy p LEFT JOIN towpath.job w ON w.seq = p.job
+WHERE p.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = p.id)
+    AND NOT EXISTS (SELECT 1 FROM towpath.tombstone t WHERE t.id = p.id);
 
 -- name: lock_known
 -- A dependency that is being settled: wait how it ends, or be seen by its settle.
@@ -354,7 +358,8 @@ SELECT 1 FROM towpath.job WHERE seq IN (
     CROSS JOIN LATERAL (VALUES (k.seq), (k.runner)) AS h (s)) ORDER BY seq FOR UPDATE;
 
 -- name: downstream
--- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not.
+-- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not. Of a group that has ended:
+-- those that would wait again if it were reopened. A job that is replaced leaves its own group.
 WITH RECURSIVE down (seq, grp) AS (
     SELECT CASE WHEN $1::int = 0 THEN (SELECT seq FROM towpath.job WHERE id = $3::text) END, $2::text COLLATE "C"
     UNION
@@ -364,10 +369,13 @@ WITH RECURSIVE down (seq, grp) AS (
             JOIN towpath.job j ON j.seq = e.dst AND j.state = 'blocked'
         UNION ALL
         SELECT g.dst, NULL FROM d JOIN towpath.gate g ON g.src = d.grp
-            JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
+            JOIN towpath.job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
         UNION ALL
-        SELECT NULL, g.id FROM d JOIN towpath.job j ON j.seq = d.seq
-            JOIN towpath."group" g ON g.id = j."group" AND g.state <> 'closed') step
+        SELECT NULL, g.id FROM d JOIN towpath.job j ON j.seq = d.seq AND j.id IS DISTINCT FROM $3::text
+            JOIN towpath."group" g ON g.id = j."group" AND g.state <> 'closed'
+        UNION ALL
+        SELECT NULL, g.id FROM d JOIN towpath.proxy p ON p.job = d.seq AND p.counted = 'unfinished'
+            JOIN towpath."group" g ON g.id = p.grp AND g.state <> 'closed') step
 )
 SELECT (SELECT id FROM towpath.job WHERE seq = d.seq), d.grp FROM down d WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;
 
@@ -414,6 +422,40 @@ WITH u AS (
     RETURNING e.src
 )
 UPDATE towpath.job SET sourced = true WHERE seq IN (SELECT src FROM u) AND NOT sourced;
+
+-- name: move_names
+UPDATE towpath.name n SET src = (v->>1)::bigint FROM json_array_elements($1::json) v WHERE n.src = (v->>0)::bigint
+    AND EXISTS (SELECT 1 FROM towpath.edge e WHERE e.src = (v->>0)::bigint AND e.dst = n.dst);
+
+-- name: name_moved
+-- Before the edges move: the dependents know the older job (v 0) by its id, which is represented by the newer one (v 1) from now on.
+INSERT INTO towpath.name (dst, id, src)
+SELECT e.dst, j.id, (v->>1)::bigint FROM json_array_elements($1::json) v JOIN towpath.edge e ON e.src = (v->>0)::bigint
+JOIN towpath.job j ON j.seq = e.src
+ON CONFLICT (dst, id) DO UPDATE SET src = excluded.src;
+
+-- name: move_proxies
+WITH u AS (
+    UPDATE towpath.proxy p SET job = (v->>1)::bigint FROM json_array_elements($1::json) v
+    WHERE p.job = (v->>0)::bigint AND p.counted = 'unfinished' RETURNING p.job
+)
+UPDATE towpath.job SET sourced = true WHERE seq IN (SELECT job FROM u) AND NOT sourced;
+
+-- name: proxies_of
+SELECT id, grp, job, counted FROM towpath.proxy WHERE job = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: proxies_in
+SELECT id, grp, job, counted FROM towpath.proxy WHERE grp = $1::text;
+
+-- name: count_proxies
+UPDATE towpath.proxy SET counted = $1::text WHERE id = ANY (ARRAY(SELECT json_array_elements_text($2::json)));
+
+-- name: winners_in
+SELECT p.id, p.seq, j.id, p.counted FROM towpath.proxy p LEFT JOIN towpath.job j ON j.seq = p.job WHERE p.grp = $1::text ORDER BY p.seq;
+
+-- name: winners_for
+SELECT n.id, 0, s.id, '' FROM towpath.job d JOIN towpath.name n ON n.dst = d.seq LEFT JOIN towpath.job s ON s.seq = n.src
+WHERE d.id = $1::text ORDER BY n.id;
 
 -- name: delete_keys
 DELETE FROM towpath.key k USING json_array_elements($1::json) v WHERE k.namespace = v->>0 AND k.key = v->>1;
@@ -539,14 +581,29 @@ WITH u AS (
 -- name: gates_met
 SELECT j.seq, j.queue, j.part, j.ready_at, j.waits, 1
 FROM towpath.gate g JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
-WHERE ($1::text = 'done' OR g.run_anyway) AND g.src = $2::text;
+WHERE (g.run_anyway OR coalesce(g.outcome, 'done') = $1::text) AND g.src = $2::text;
 
 -- name: gates_shut
 SELECT j.seq FROM towpath.gate g JOIN towpath.job j ON j.seq = g.dst AND j.state = 'blocked'
-WHERE $1::text <> 'done' AND NOT g.run_anyway AND g.src = $2::text;
+WHERE NOT g.run_anyway AND coalesce(g.outcome, 'done') <> $1::text AND g.src = $2::text;
 
 -- name: delete_gates
-DELETE FROM towpath.gate WHERE src = $1::text;
+DELETE FROM towpath.gate g USING json_array_elements($1::json) v WHERE g.src = v->>0 AND g.dst = (v->>1)::bigint;
+
+-- name: gates_of
+SELECT src, run_anyway::int, outcome FROM towpath.gate WHERE dst = $1::bigint ORDER BY src;
+
+-- name: gates_to
+SELECT dst, run_anyway::int FROM towpath.gate WHERE src = $1::text;
+
+-- name: dead_member
+-- The member that must be revived before the group can end well: a failed one if there is one, by seq.
+SELECT id FROM (
+    SELECT id, seq, state FROM towpath.job WHERE "group" = $1::text AND state IN ('failed', 'canceled') AND reason <> 'superseded'
+    UNION ALL
+    SELECT j.id, j.seq, j.state FROM towpath.proxy p JOIN towpath.job j ON j.seq = p.job
+    WHERE p.grp = $1::text AND j.state IN ('failed', 'canceled') AND j.reason <> 'superseded') m
+ORDER BY state <> 'failed', seq LIMIT 1;
 
 -- name: tombstone
 SELECT settled_fence, state FROM towpath.tombstone WHERE id = $1::text AND alias IS NULL AND settled_fence > 0;
@@ -583,16 +640,15 @@ WHERE e.dst = $1::bigint AND NOT e.run_anyway AND s.state IN ('failed', 'cancele
 
 -- name: open_waits
 -- first: lock_dependencies
-SELECT (SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
-        WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled'))
-     + (SELECT count(*) FROM towpath.gate g WHERE g.dst = $1::bigint);
+SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled');
 
 -- name: lock_dependencies
 SELECT 1 FROM towpath.job WHERE seq IN (SELECT src FROM towpath.edge WHERE dst = $1::bigint) ORDER BY seq FOR SHARE;
 
 -- name: drop_met_edges
 DELETE FROM towpath.edge e WHERE src = $1::bigint
-AND EXISTS (SELECT 1 FROM towpath.job j WHERE j.seq = e.dst AND j.state = 'blocked');
+AND EXISTS (SELECT 1 FROM towpath.job j WHERE j.seq = e.dst AND j.state NOT IN ('done', 'failed', 'canceled'));
 
 -- name: revive
 WITH o AS MATERIALIZED (
@@ -618,6 +674,9 @@ DELETE FROM towpath.edge WHERE dst = ANY (ARRAY(SELECT json_array_elements_text(
 
 -- name: delete_gates_of
 DELETE FROM towpath.gate WHERE dst = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
+
+-- name: delete_names
+DELETE FROM towpath.name WHERE dst = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
 
 -- name: delete_bodies
 DELETE FROM towpath.body WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint));
@@ -712,6 +771,12 @@ DELETE FROM towpath."group" WHERE id IN (
 -- name: sweep_thens
 DELETE FROM towpath."then" t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.id);
 
+-- name: sweep_gates
+DELETE FROM towpath.gate t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.src);
+
+-- name: sweep_proxies
+DELETE FROM towpath.proxy t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.grp);
+
 -- name: then_of
 SELECT specs FROM towpath."then" WHERE id = $1::text;
 
@@ -803,7 +868,8 @@ SELECT s.id FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
 WHERE e.dst = $1::bigint AND s.state NOT IN ('done', 'failed', 'canceled') ORDER BY s.seq LIMIT $2::bigint;
 
 -- name: open_groups
-SELECT src FROM towpath.gate WHERE dst = $1::bigint ORDER BY src LIMIT $2::bigint;
+SELECT g.src FROM towpath.gate g JOIN towpath."group" o ON o.id = g.src AND o.state <> 'closed'
+WHERE g.dst = $1::bigint ORDER BY g.src LIMIT $2::bigint;
 
 -- name: culprit
 -- The job that ended first of those because of which a job ended for a dependency.

@@ -94,7 +94,12 @@ SELECT json_group_array(json_array(id, seq, state, gone, alias)) FROM (
     SELECT j.id, j.seq, j.state, 0 AS gone, NULL AS alias FROM json_each(?1) v CROSS JOIN towpath_job j ON j.id = v.value
     UNION ALL
     SELECT t.id, t.seq, t.state, 1, t.alias FROM json_each(?1) v CROSS JOIN towpath_tombstone t ON t.id = v.value
-    WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = t.id));
+    WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = t.id)
+    UNION ALL
+    SELECT p.id, p.job, coalesce(w.state, 'done'), 1, w.id FROM json_each(?1) v CROSS JOIN towpath_proxy p ON p.id = v.value
+    LEFT JOIN towpath_job w ON w.seq = p.job
+    WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = p.id)
+        AND NOT EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = p.id));
 
 -- name: key_holders
 SELECT json_group_array(json_array(k.namespace, k.key, k.id, k.seq, j.state, k.until,
@@ -103,7 +108,8 @@ FROM json_each(?) v CROSS JOIN towpath_key k ON k.namespace = v.value ->> 0 AND 
 LEFT JOIN towpath_job j ON j.seq = k.seq;
 
 -- name: downstream
--- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not.
+-- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not. Of a group that has ended:
+-- those that would wait again if it were reopened. A job that is replaced leaves its own group.
 WITH RECURSIVE down (seq, grp) AS (
     SELECT CASE WHEN ?1 = 0 THEN (SELECT seq FROM towpath_job WHERE id = ?3) END, ?2
     UNION
@@ -111,10 +117,13 @@ WITH RECURSIVE down (seq, grp) AS (
         CROSS JOIN towpath_job j ON j.seq = e.dst AND j.state = 'blocked'
     UNION
     SELECT g.dst, NULL FROM down d CROSS JOIN towpath_gate g ON g.src = d.grp
-        CROSS JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
+        CROSS JOIN towpath_job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
     UNION
-    SELECT NULL, g.id FROM down d CROSS JOIN towpath_job j ON j.seq = d.seq
+    SELECT NULL, g.id FROM down d CROSS JOIN towpath_job j ON j.seq = d.seq AND j.id IS NOT ?3
         CROSS JOIN towpath_group g ON g.id = j."group" AND g.state <> 'closed'
+    UNION
+    SELECT NULL, g.id FROM down d CROSS JOIN towpath_proxy p ON p.job = d.seq AND p.counted = 'unfinished'
+        CROSS JOIN towpath_group g ON g.id = p.grp AND g.state <> 'closed'
 )
 SELECT json_group_array(json_array((SELECT id FROM towpath_job WHERE seq = d.seq), d.grp)) FROM down d
 WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;
@@ -145,6 +154,36 @@ UPDATE towpath_job SET state = 'blocked', reason = '', waits = 1 WHERE seq IN (S
 
 -- name: move_edges
 UPDATE towpath_edge SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.value ->> 0;
+
+-- name: move_names
+UPDATE towpath_name SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.value ->> 0
+    AND dst IN (SELECT e.dst FROM towpath_edge e WHERE e.src = v.value ->> 0);
+
+-- name: name_moved
+-- Before the edges move: the dependents know the older job (v 0) by its id, which is represented by the newer one (v 1) from now on.
+INSERT OR REPLACE INTO towpath_name (dst, id, src)
+SELECT e.dst, j.id, v.value ->> 1 FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value ->> 0
+CROSS JOIN towpath_job j ON j.seq = e.src;
+
+-- name: move_proxies
+UPDATE towpath_proxy SET job = v.value ->> 1 FROM json_each(?) v WHERE job = v.value ->> 0 AND counted = 'unfinished';
+
+-- name: proxies_of
+SELECT json_group_array(json_array(p.id, p.grp, p.job, p.counted)) FROM json_each(?) v CROSS JOIN towpath_proxy p ON p.job = v.value;
+
+-- name: proxies_in
+SELECT json_group_array(json_array(id, grp, job, counted)) FROM towpath_proxy WHERE grp = ?;
+
+-- name: count_proxies
+UPDATE towpath_proxy SET counted = ? WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: winners_in
+SELECT json_group_array(json_array(p.id, p.seq, j.id, p.counted) ORDER BY p.seq)
+FROM towpath_proxy p LEFT JOIN towpath_job j ON j.seq = p.job WHERE p.grp = ?;
+
+-- name: winners_for
+SELECT json_group_array(json_array(n.id, 0, s.id, '') ORDER BY n.id)
+FROM towpath_job d CROSS JOIN towpath_name n ON n.dst = d.seq LEFT JOIN towpath_job s ON s.seq = n.src WHERE d.id = ?;
 
 -- name: delete_keys
 DELETE FROM towpath_key WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
@@ -217,14 +256,29 @@ UPDATE towpath_job SET waits = 0, state = ?, reason = ? WHERE seq IN (SELECT val
 -- name: gates_met
 SELECT json_group_array(json_array(j.seq, j.queue, j.part, j.ready_at, j.waits, 1))
 FROM towpath_gate g JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
-WHERE (?1 = 'done' OR g.run_anyway = 1) AND g.src = ?2;
+WHERE (g.run_anyway = 1 OR coalesce(g.outcome, 'done') = ?1) AND g.src = ?2;
 
 -- name: gates_shut
 SELECT json_group_array(j.seq) FROM towpath_gate g JOIN towpath_job j ON j.seq = g.dst AND j.state = 'blocked'
-WHERE ?1 <> 'done' AND g.run_anyway = 0 AND g.src = ?2;
+WHERE g.run_anyway = 0 AND coalesce(g.outcome, 'done') <> ?1 AND g.src = ?2;
 
 -- name: delete_gates
-DELETE FROM towpath_gate WHERE src = ?;
+DELETE FROM towpath_gate WHERE (src, dst) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
+
+-- name: gates_of
+SELECT json_group_array(json_array(src, run_anyway, outcome) ORDER BY src) FROM towpath_gate WHERE dst = ?;
+
+-- name: gates_to
+SELECT json_group_array(json_array(dst, run_anyway)) FROM towpath_gate WHERE src = ?;
+
+-- name: dead_member
+-- The member that must be revived before the group can end well: a failed one if there is one, by seq.
+SELECT id FROM (
+    SELECT id, seq, state FROM towpath_job WHERE "group" = ?1 AND state IN ('failed', 'canceled') AND reason <> 'superseded'
+    UNION ALL
+    SELECT j.id, j.seq, j.state FROM towpath_proxy p JOIN towpath_job j ON j.seq = p.job
+    WHERE p.grp = ?1 AND j.state IN ('failed', 'canceled') AND j.reason <> 'superseded')
+ORDER BY state <> 'failed', seq LIMIT 1;
 
 -- name: tombstone
 SELECT settled_fence, state FROM towpath_tombstone WHERE id = ? AND alias IS NULL AND settled_fence > 0;
@@ -254,12 +308,12 @@ SELECT s.id, s.state FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
 WHERE e.dst = ? AND e.run_anyway = 0 AND s.state IN ('failed', 'canceled') ORDER BY s.seq LIMIT 1;
 
 -- name: open_waits
-SELECT (SELECT count(*) FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
-        WHERE e.dst = ?1 AND s.state NOT IN ('done', 'failed', 'canceled'))
-     + (SELECT count(*) FROM towpath_gate g WHERE g.dst = ?1);
+SELECT count(*) FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
+WHERE e.dst = ? AND s.state NOT IN ('done', 'failed', 'canceled');
 
 -- name: drop_met_edges
-DELETE FROM towpath_edge WHERE src = ? AND dst IN (SELECT seq FROM towpath_job j WHERE j.seq = dst AND j.state = 'blocked');
+DELETE FROM towpath_edge WHERE src = ? AND dst IN (
+    SELECT seq FROM towpath_job j WHERE j.seq = dst AND j.state NOT IN ('done', 'failed', 'canceled'));
 
 -- name: revive
 UPDATE towpath_job SET state = ?, reason = ?, waits = ?, failures = 0, losses = 0, cancel_requested = NULL,
@@ -278,6 +332,9 @@ DELETE FROM towpath_edge WHERE dst IN (SELECT value FROM json_each(?));
 
 -- name: delete_gates_of
 DELETE FROM towpath_gate WHERE dst IN (SELECT value FROM json_each(?));
+
+-- name: delete_names
+DELETE FROM towpath_name WHERE dst IN (SELECT value FROM json_each(?));
 
 -- name: delete_bodies
 DELETE FROM towpath_body WHERE slot IN (
@@ -355,6 +412,12 @@ DELETE FROM towpath_group WHERE id IN (
 -- name: sweep_thens
 DELETE FROM towpath_then WHERE id NOT IN (SELECT id FROM towpath_group);
 
+-- name: sweep_gates
+DELETE FROM towpath_gate WHERE src NOT IN (SELECT id FROM towpath_group);
+
+-- name: sweep_proxies
+DELETE FROM towpath_proxy WHERE grp NOT IN (SELECT id FROM towpath_group);
+
 -- name: then_of
 SELECT specs FROM towpath_then WHERE id = ?;
 
@@ -416,7 +479,8 @@ SELECT json_group_array(id) FROM (
     WHERE e.dst = ? AND s.state NOT IN ('done', 'failed', 'canceled') ORDER BY s.seq LIMIT ?);
 
 -- name: open_groups
-SELECT json_group_array(src) FROM (SELECT src FROM towpath_gate WHERE dst = ? ORDER BY src LIMIT ?);
+SELECT json_group_array(src) FROM (SELECT g.src FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state <> 'closed'
+    WHERE g.dst = ? ORDER BY g.src LIMIT ?);
 
 -- name: culprit
 -- The job that ended first of those because of which a job ended for a dependency.
@@ -468,7 +532,8 @@ SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j
 -- name: held
 SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
     j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
-    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)))
+    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)
+        OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq))))
 FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
 
 -- name: plain_held
