@@ -20,7 +20,7 @@ from towpath import Job, State
 
 EVERYBODY = "*"
 """The victim of an event that concerns all processes, such as an outage of the server."""
-SETTLING = 5_000_000_000
+SETTLING = 15_000_000_000
 """Nanoseconds. A run that began before an event for everybody may be repeated for so long after it."""
 
 

@@ -24,7 +24,7 @@ from towpath.ledger.sqlite import FAULT_POINTS
 from towpath.runtime.upkeep import KEY as CARETAKER
 
 ROOT = Path(__file__).parents[2]
-LEASE = 3.0
+LEASE = 4.0
 PATIENCE = 90.0
 """Seconds after which what has not ended is lost."""
 STARTING = 5.0
@@ -58,6 +58,11 @@ class Crew(Fleet):
 
     def alive(self, role: str) -> list[str]:
         return [name for name, process in self.members.items() if name.startswith(role) and process.poll() is None]
+
+    def busy(self, role: str) -> list[str]:
+        """Those that have run or enqueued something: killing processes that still start proves nothing."""
+        records = {name: self.folder / f"{name}.{'runs' if role == 'worker' else 'asked'}" for name in self.alive(role)}
+        return [name for name, record in records.items() if record.exists() and record.stat().st_size]
 
     def replace(self, name: str, fault: tuple[str, int] | None = None) -> None:
         self.kill(name)
@@ -139,39 +144,43 @@ def kills(store: Store, seed: int, seconds: float) -> Findings:
         until = time.monotonic() + seconds
         with App(store.url) as app:
             while time.monotonic() < until:
-                time.sleep(0.2 + 0.4 * crew.dice.random())
+                time.sleep(0.1 + 0.3 * crew.dice.random())
                 crew.buried()
                 choice = crew.dice.random()
-                if choice < 0.25:
-                    crew.replace(crew.dice.choice(crew.alive("producer")))
-                elif choice < 0.45:
+                names = crew.busy("producer" if choice < 0.25 else "worker")
+                if not names:
+                    continue
+                if 0.25 <= choice < 0.45:
                     note = app.ledger.note(CARETAKER)
                     named = "" if note is None else note.value.decode().rpartition("#")[0]
-                    crew.replace(named if named in crew.alive("worker") else crew.alive("worker")[0])
-                elif choice < 0.75 and isinstance(store, SqliteStore):
+                    names = [named] if named in names else names
+                fault = None
+                if choice > 0.7 and isinstance(store, SqliteStore):
                     point = crew.dice.choice(FAULT_POINTS)
-                    nth = 1 if point == "checkpointed" else crew.dice.randrange(1, 60)
-                    crew.replace(crew.dice.choice(crew.alive("worker")), (point, nth))
-                else:
-                    crew.replace(crew.dice.choice(crew.alive("worker")))
+                    fault = (point, 1 if point == "checkpointed" else crew.dice.randrange(1, 60))
+                crew.replace(crew.dice.choice(names), fault)
 
     return run(store, seed, trouble)
 
 
 def freezes(store: Store, seed: int, seconds: float) -> Findings:
-    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have meanwhile."""
+    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have meanwhile. A process that is
+    frozen while it writes stops all others on SQLite, whose leases may run out meanwhile; on PostgreSQL it must not."""
 
     def trouble(crew: Crew) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or not crew.events:
             name, at = crew.dice.choice(crew.alive("worker")), time.monotonic_ns()
             crew.signal(name, signal.SIGSTOP)
             try:
-                time.sleep(LEASE * (1.2 + crew.dice.random()))
+                time.sleep(LEASE / 2)
+                before = len(crew.asked())
+                time.sleep(LEASE * (0.7 + crew.dice.random()))
+                stopped_all = isinstance(store, SqliteStore) and len(crew.asked()) == before
             finally:
                 crew.signal(name, signal.SIGCONT)
             time.sleep(0.5 + crew.dice.random())
-            crew.events.append(event("freeze", name, at))
+            crew.events.append(event("freeze", EVERYBODY if stopped_all else name, at))
 
     return run(store, seed, trouble)
 
