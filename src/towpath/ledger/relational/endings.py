@@ -37,6 +37,11 @@ def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> N
         _run(batch, deque([(todo, state, reason)]))
 
 
+def finish_sets(batch: Batch, sets: Iterable[Ending]) -> None:
+    """End several sets of jobs in this order, before what follows from any of them."""
+    _run(batch, deque(sets))
+
+
 def expire(batch: Batch, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time; how many there were."""
     if not batch.expired:

@@ -55,9 +55,8 @@ def _lose(batch: Batch, lost: Sequence[Job]) -> int:
     _give_back(batch, back)
     held = [(job, change) for job, change in back if endings.is_open(batch, job.group)]
     endings.hold(batch, [(job.seq, job.queue, job.part, change.state) for job, change in held])
-    for state in (State.FAILED, State.CANCELED):
-        for reason, seqs in _by_reason(changes, state).items():
-            endings.finish(batch, seqs, state, reason)
+    ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
+    endings.finish_sets(batch, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
     return len(lost)
 
 
