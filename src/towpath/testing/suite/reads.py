@@ -226,6 +226,17 @@ class ExplainSuite(Suite):
         desk.purge("f")
         self.explain(desk, "g", Gate.FINISHED, f"finished: canceled (dependency) at {when(desk.now)}", until=desk.now)
 
+    def test_explain_names_the_culprit_in_a_group(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("a", group="g"), spec("b", group="g"), spec("c", after=[whole_group("g")]), spec("d", after=["c"]))
+        desk.seal("g")
+        first, second = desk.claim(n=2)
+        desk.fail(first)
+        desk.jump(SECOND)
+        desk.done(second)
+        assert desk.at("c", "d") == "failed/dependency failed/dependency"
+        assert [desk.ledger.explain(id, desk.now).by for id in ("c", "d")] == [("a",), ("a",)]
+
     def test_explain_running(self, desk: Desk) -> None:
         desk.started("a")
         until = START + LEASE
