@@ -2,7 +2,8 @@
 
     python examples/lanes.py
 
-Large copies go to the lane `bulk`, everything else to `interactive`; each has slots of its own. The calls to the service are
+Large copies go to the lane `bulk`, everything else to `interactive`; each has slots of its own. The slots of `interactive` stay free for
+it, so that a note never waits for a film; `bulk` lends the slots that it does not need. The calls to the service are
 in a queue of their own, and the worker learns how many of them it takes.
 """
 
@@ -55,7 +56,7 @@ def price(item: int) -> None:
 
 LANES = {
     "interactive": Lane(queues=("interactive", "shop"), reserved=8),
-    "bulk": Lane(queues=("bulk",), reserved=2, ageing=300),
+    "bulk": Lane(queues=("bulk",), reserved=2, lends=True, ageing=300),
 }
 
 if __name__ == "__main__":
