@@ -24,7 +24,7 @@ from towpath.attempts import Attempt
 from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Claim as ClaimCommand
-from towpath.core.commands import Claimed, Command, Result, Settle, Upkeep, Upkept, Want
+from towpath.core.commands import Claimed, Command, Progress, Result, Settle, Upkeep, Upkept, Want
 from towpath.core.job import Claim, Job, Release, State
 from towpath.core.views import GroupView, Query
 from towpath.errors import InvalidInput, Refused, Unsupported
@@ -276,6 +276,12 @@ class InlineCommitter(Committer):
         with self._one:
             call(self._apply(commands))
             self.kick()
+
+    def post_settles(self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object) -> None:
+        self.post(settles, call)
+
+    def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
+        self.post([progress], lambda replies: call(replies[0]))
 
     def add_demand(self, demand: Demand) -> None:
         with self._one:
