@@ -183,17 +183,17 @@ def downstream(book: Book, start: str) -> frozenset[str]:
         else:
             found = {dst.id for seq in book.edges_out.get(job.seq, ()) if (dst := book.jobs[seq]).state is State.BLOCKED}
         # A job that is replaced leaves its own group.
-        groups = groups_of(book, job) - ({job.group} if job is not None and name == start else set())
+        groups = groups_of(book, job, own=name != start)
         found |= {node(group) for group in groups if book.groups[group].state is not GroupState.CLOSED}
         todo.extend(found - reached)
         reached |= found
     return frozenset(reached)
 
 
-def groups_of(book: Book, job: Job | None) -> set[str]:
-    """The groups that wait for a job: its own, and those in which it represents a member."""
+def groups_of(book: Book, job: Job | None, own: bool = True) -> set[str]:
+    """The groups that wait for a job: those in which it represents a member and, with `own`, the group of the job itself."""
     if job is None:
         return set()
     proxies = [book.proxies[id] for id in book.proxies_of.get(job.seq, ())]
     found = {proxy.group for proxy in proxies if proxy.counted == "unfinished"}
-    return found if job.group is None else found | {job.group}
+    return found | {job.group} if own and job.group is not None else found

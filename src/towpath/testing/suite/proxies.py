@@ -145,6 +145,11 @@ class ProxySuite(Suite):
         self.joined(desk)
         desk.refusal(DependencyCycle, Append((spec("n", "o", key=replace("k"), after=[whole_group("g")]),)))
 
+    def test_a_newer_job_that_waits_for_a_group_of_the_winner_and_its_proxies_is_a_cycle(self, desk: Desk) -> None:
+        desk.open("g")
+        desk.append(spec("w", group="g", key=unique("k")), spec("x", group="g", key=unique("k")))
+        desk.refusal(DependencyCycle, Append((spec("n", key=replace("k"), after=[whole_group("g", run_anyway=True)]),)))
+
     def test_children_join_by_proxy(self, desk: Desk) -> None:
         desk.add("w", "o", key=unique("k"))
         desk.open("g")
