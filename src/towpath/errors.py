@@ -10,6 +10,8 @@
     │   ├── UnknownGroup
     │   ├── GroupClosed
     │   ├── QueueFull           (retryable)
+    │   │   ├── PartFull        (retryable)
+    │   │   └── TooManyAppends  (retryable)
     │   ├── NoteConflict
     │   ├── NotRevivable
     │   ├── Unsupported
@@ -142,6 +144,20 @@ class QueueFull(Refused):
     @property
     def retry_after(self) -> float:
         return float(self.details["retry_after"])
+
+
+class PartFull(QueueFull):
+    """The capacity of a part. It has a `retry_after` as `QueueFull` has."""
+
+    sentence = (
+        "part {part} of queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
+    )
+
+
+class TooManyAppends(QueueFull):
+    """The append rate of a part. `retry_after`: the seconds until the rate allows what was asked."""
+
+    sentence = "part {part} of queue {queue} takes appends at {rate}: {asked} asked; try again in {retry_after} s"
 
 
 class NoteConflict(Refused):

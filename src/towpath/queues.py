@@ -55,13 +55,18 @@ class QueueLimits(TypedDict, total=False):
 
 
 class PartLimits(TypedDict, total=False):
-    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other parts (1)."""
+    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other parts (1).
+
+    At most `capacity` of its jobs wait, more are refused with `PartFull`; they are appended at most at `append_rate`, faster ones are
+    refused with `TooManyAppends`. Both name the part and have a `retry_after`."""
 
     cap: int | None
     rate: Rate | str | None
     not_before: datetime
     why: str | None
     weight: int
+    capacity: int | None
+    append_rate: Rate | str | None
 
 
 class Gate(ABC):
@@ -182,8 +187,9 @@ def _fields(limits: Mapping[str, Any], kind: type) -> dict[str, Any]:
     fields = dict(limits)
     if unknown := fields.keys() - kind.__annotations__.keys():
         raise TypeError(f"configure() got an unexpected keyword argument {min(unknown)!r}")
-    if isinstance(fields.get("rate"), str):
-        fields["rate"] = Rate.of(fields["rate"])
+    for name in ("rate", "append_rate"):
+        if isinstance(fields.get(name), str):
+            fields[name] = Rate.of(fields[name])
     if fields.get("retention") is not None:
         fields["retention"] = checks.micros(fields["retention"], "retention")
     if "not_before" in fields:

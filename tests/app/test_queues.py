@@ -11,7 +11,7 @@ import pytest
 from tests.app.conftest import work
 from towpath import App, Rate, State
 from towpath.core.checks import HOUR, SECOND
-from towpath.errors import InvalidInput, QueueFull
+from towpath.errors import InvalidInput, PartFull, QueueFull, TooManyAppends
 
 
 def nothing() -> None: ...
@@ -127,9 +127,38 @@ def test_names_and_words_that_are_none() -> None:
     app = App("memory://")
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         app.queue("q").configure(colour="red")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'capacity'"):
-        app.queue("q").part("p").configure(capacity=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'keep'"):
+        app.queue("q").part("p").configure(keep=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="part is ''"):
         app.queue("q").part("")
     with pytest.raises(InvalidInput, match="queue is 'a b'"):
         app.queue("a b")
+
+
+def test_one_tenant_does_not_fill_the_queue_for_all(app: App) -> None:
+    """The capacity and the append rate of a part, through tasks and messages."""
+
+    @app.task(queue="work", part="{tenant}")
+    def work(tenant: str) -> None: ...
+
+    app.queue("work").part("loud").configure(capacity=2)
+    for _ in range(2):
+        work.enqueue("loud")
+    with pytest.raises(PartFull, match="part loud of queue work is full: 2 of 2 waiting, 1 more asked") as full:
+        work.enqueue("loud")
+    assert full.value.retry_after > 0
+    work.enqueue("quiet")
+    with pytest.raises(QueueFull):
+        app.queue("work").put(b"", part="loud")
+    app.queue("work").part("fast").configure(append_rate="1/h")
+    app.queue("work").put(b"", part="fast")
+    with pytest.raises(
+        TooManyAppends, match=r"part fast of queue work takes appends at 1/h: 2 asked; try again in 3[56]\d\d"
+    ) as late:
+        app.queue("work").put_many([b"", b""], part="fast")
+    assert late.value.retry_after > 3500
+    assert [(view.name, view.capacity, str(view.append_rate)) for view in app.queue("work").parts()] == [
+        ("fast", None, "1/h"),
+        ("loud", 2, "None"),
+        ("quiet", None, "None"),
+    ]

@@ -152,3 +152,15 @@ def test_watching_shows_how_far_running_jobs_are(shell: Shell) -> None:
     assert text.splitlines()[-1] == "1 fetch, 0 waiting"
     (data,) = shell.run("stats", "--watch", "--json", "--count", "1").lines
     assert [(entry["kind"], entry["done"], entry["per_second"]) for entry in data["running"]] == [("fetch", 25, None)]
+
+
+def test_a_part_limits_its_appends(shell: Shell) -> None:
+    shell.run("put", "orders", "1", "--part", "acme")
+    shell.run("parts", "set", "orders", "acme", "--capacity", "1", "--append-rate", "10/m:2")
+    assert "part acme of queue orders is full: 1 of 1 waiting" in shell.run("put", "orders", "2", "--part", "acme", code=1).err
+    shell.run("put", "orders", "3", "--part", "other")
+    (acme, _) = shell.run("parts", "list", "orders", "--json").json["parts"]
+    assert (acme["part"], acme["capacity"], acme["append_rate"]) == ("acme", 1, "10/m:2")
+    assert "10/m:2" in shell.run("parts", "list", "orders").out
+    shell.run("parts", "set", "orders", "acme", "--capacity", "none", "--append-rate", "none")
+    shell.run("put", "orders", "2", "--part", "acme")

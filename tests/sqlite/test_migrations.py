@@ -57,7 +57,7 @@ def schema(path: Path) -> dict[str, str]:
     return dict(execute(path, "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
-LATER: dict[str, list[Any]] = {"group": [0, None], "gate": [None]}
+LATER: dict[str, list[Any]] = {"group": [0, None], "gate": [None], "part": [None, None, None, None, 0]}
 """What later steps added to the rows of version 1."""
 
 

@@ -30,6 +30,8 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.UnknownGroup: "Check the id; groups are opened by the program that fills them.",
     errors.UnknownDependency: "Append the job it waits for first.",
     errors.QueueFull: "Wait and try again, or raise it: `towpath queues set {queue} --capacity N`.",
+    errors.PartFull: "Wait and try again, or raise it: `towpath parts set {queue} {part} --capacity N`.",
+    errors.TooManyAppends: "Wait and try again, or raise it: `towpath parts set {queue} {part} --append-rate RATE`.",
     errors.NotRevivable: "Append a new job instead.",
     errors.LedgerBusy: "Find the long transaction (often a forgotten one of your own on this file), then try again.",
     errors.DiskFull: "Free space and try again. `towpath jobs purge` makes room inside the file.",

@@ -61,8 +61,8 @@ def _data_of(ledger: Ledger, queue: str) -> dict[str, Any]:
 
 
 def part_data(view: PartView) -> dict[str, Any]:
-    fields = ("queue", "ready", "running", "paused", "why", "cap", "weight")
-    settings = {"rate": rate(view.rate), "not_before": _held(view)}
+    fields = ("queue", "ready", "running", "paused", "why", "cap", "weight", "capacity")
+    settings = {"rate": rate(view.rate), "append_rate": rate(view.append_rate), "not_before": _held(view)}
     return {"part": view.name, **{name: getattr(view, name) for name in fields}, **settings}
 
 
@@ -167,14 +167,15 @@ def list_parts(session: Session, /, queue: str) -> int:
     with session.ledger() as ledger:
         queue_must_exist(ledger, queue)
         views = sorted(ledger.parts(queue).items())
-    columns = ("part", "ready", "running", "paused", "cap", "rate", "weight", "not before", "why")
+    columns = ("part", "ready", "running", "paused", "capacity", "append rate", "cap", "rate", "weight", "not before", "why")
 
     def people() -> object:
-        rows = [
-            (view.name, view.ready, view.running, view.paused, view.cap, rate(view.rate), view.weight, _held(view), view.why)
-            for _, view in views
-        ]
-        return table(columns, rows, numbers=("ready", "running", "cap", "weight")) if rows else f"{queue} has no parts."
+        rows = []
+        for _, view in views:
+            limits = (view.capacity, rate(view.append_rate), view.cap, rate(view.rate), view.weight, _held(view))
+            rows.append((view.name, view.ready, view.running, view.paused, *limits, view.why))
+        numbers = ("ready", "running", "capacity", "cap", "weight")
+        return table(columns, rows, numbers=numbers) if rows else f"{queue} has no parts."
 
     show(session.json, {"parts": [part_data(view) for _, view in views]}, people)
     return OK
@@ -202,6 +203,10 @@ def resume_part(session: Session, /, queue: str, part: str) -> int:
 @parts.command("set")
 @click.argument("queue")
 @click.argument("part")
+@click.option(
+    "--capacity", type=Whole(optional=True), help="At most so many of its jobs wait; more are refused. none lifts it."
+)
+@click.option("--append-rate", type=RateType(optional=True), help="At most so many are appended: 10/s, 10/s:20; none lifts it.")
 @_gate
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
 @click.option("--why", help="The reason, for whoever asks; none takes it away.")

@@ -7,8 +7,10 @@ anything is written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from towpath.core.checks import SECOND
 from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
     Admission,
@@ -19,15 +21,20 @@ from towpath.core.facts import (
     KeyTaken,
     Known,
     Origin,
+    Place,
     Proxy,
+    Quota,
     Room,
     key_of,
     namespace,
     node,
+    part_of,
+    places_of,
 )
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
-from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
+from towpath.core.limits import permits
+from towpath.errors import DependencyCycle, GroupClosed, PartFull, QueueFull, TooManyAppends, UnknownDependency, UnknownGroup
 
 __all__ = [
     "Admission",
@@ -38,13 +45,16 @@ __all__ = [
     "KeyTaken",
     "Known",
     "Origin",
+    "Place",
     "Proxy",
+    "Quota",
     "Room",
     "admit",
     "key_of",
     "namespace",
     "new_job",
     "node",
+    "places_of",
     "plain",
     "walks",
 ]
@@ -83,10 +93,12 @@ def plain(specs: Iterable[Spec]) -> bool:
 
 
 def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin: Origin | None) -> Admission:
+    spent: list[tuple[str, str, int]] = []
     if origin is None:
         _check_room(specs, facts.rooms)
+        spent = _check_quotas(specs, facts.quotas, now) if facts.quotas else spent
     jobs = [new_job(spec, seq + n, now, origin) for n, spec in enumerate(specs)]
-    return Admission(answers=tuple([Placed(job.id, job.seq) for job in jobs]), jobs=jobs)
+    return Admission(answers=tuple([Placed(job.id, job.seq) for job in jobs]), jobs=jobs, spent=spent)
 
 
 def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
@@ -103,6 +115,25 @@ def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
         room = limited[queue]
         if room.capacity is not None and room.depth + count > room.capacity:
             raise QueueFull(queue=queue, depth=room.depth, capacity=room.capacity, asked=count)
+
+
+def _check_quotas(specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int) -> list[tuple[str, str, int]]:
+    """Refuse what the parts do not take; how many appends each part with an append rate takes. An append of more specs than the
+    burst of the rate needs the whole burst and delays the next append accordingly."""
+    asked = Counter([(spec.queue, part) for spec in specs if (part := part_of(spec)) is not None])
+    limited = {place: count for place, count in sorted(asked.items()) if place in quotas}
+    for (queue, part), count in limited.items():
+        quota = quotas[queue, part]
+        if quota.capacity is not None and quota.depth + count > quota.capacity:
+            raise PartFull(queue=queue, part=part, depth=quota.depth, capacity=quota.capacity, asked=count)
+        rate = quota.rate
+        if rate is None:
+            continue
+        needed = min(count, rate.burst)
+        if permits(quota.next_at, rate, now, needed) < needed:
+            wait = quota.next_at + (needed - 1) * rate.interval - now
+            raise TooManyAppends(queue=queue, part=part, rate=str(rate), asked=count, retry_after=max(0.001, wait / SECOND))
+    return [(*place, count) for place, count in limited.items() if quotas[place].rate is not None]
 
 
 def new_job(
@@ -179,6 +210,7 @@ class _Admitting:
         self._check_groups()
         if self.origin is None:
             _check_room(self.new.values(), self.facts.rooms)
+            self.result.spent = _check_quotas(self.new.values(), self.facts.quotas, self.now)
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
         self.result.proxies = [self._proxy(spec) for spec in self.refused.values()]

@@ -371,6 +371,8 @@ class SetQueue(_Value, frozen=True, kw_only=True, gc=False, tag="set-queue"):
 
 
 class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
+    """As for a queue. `capacity` and `append_rate` limit appends from outside to this part."""
+
     queue: str
     part: str
     paused: bool | UnsetType = UNSET
@@ -379,6 +381,8 @@ class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
     rate: Rate | UnsetType | None = UNSET
     not_before: int | UnsetType = UNSET
     weight: int | UnsetType = UNSET
+    capacity: int | UnsetType | None = UNSET
+    append_rate: Rate | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
         checks.name("queue", self.queue)
@@ -388,6 +392,10 @@ class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
             raise InvalidInput(field="cap", value=self.cap, expected="0 or 1: the part of a serial key runs one at a time")
         if self.weight is not UNSET:
             checks.whole("weight", self.weight, 1, 1000)
+        if self.capacity is not UNSET:
+            checks.optional_whole("capacity", self.capacity)
+        if self.append_rate is not UNSET and not isinstance(self.append_rate, Rate | None):
+            raise InvalidInput(field="append_rate", value=self.append_rate, expected="a Rate, or None to lift it")
 
 
 def _check_gate(setting: SetQueue | SetPart) -> None:

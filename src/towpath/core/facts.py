@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from towpath.core.commands import GroupState, Placed
-from towpath.core.job import Job, KeyPolicy, Spec, State
+from towpath.core.job import SERIAL, Job, KeyPolicy, Spec, State
+from towpath.core.limits import Rate
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +39,19 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     retention: int | None = None
 
 
+class Quota(msgspec.Struct, frozen=True, gc=False):
+    """The limits of a part for appends: how much fits, how much waits, at which rate, and when the next append is allowed."""
+
+    capacity: int | None
+    depth: int
+    rate: Rate | None
+    next_at: int
+
+
+Place = tuple[str, str]
+"""(queue, part)"""
+
+
 class GroupFact(msgspec.Struct, frozen=True, gc=False):
     state: GroupState
     outcome: State | None = None
@@ -55,6 +69,7 @@ class Facts(msgspec.Struct, kw_only=True):
     holders: Mapping[KeyName, Holder] = {}
     groups: Mapping[str, GroupFact] = {}
     rooms: Mapping[str, Room] = {}
+    quotas: Mapping[Place, Quota] = {}
     downstream: Mapping[str, frozenset[str]] = {}
 
 
@@ -88,6 +103,8 @@ class Proxy(msgspec.Struct, frozen=True, gc=False):
 
 class Admission(msgspec.Struct):
     answers: tuple[Placed, ...] = ()
+    spent: list[tuple[str, str, int]] = []
+    """(queue, part, appends) of parts with an append rate."""
     jobs: list[Job] = []
     edges: list[tuple[int, int, bool]] = []
     """(src seq, dst seq, run_anyway)"""
@@ -124,6 +141,16 @@ def key_of(spec: Spec) -> KeyName | None:
     if spec.key is None or spec.key.policy is KeyPolicy.SERIAL:
         return None
     return namespace(spec.queue), spec.key.name
+
+
+def part_of(spec: Spec) -> str | None:
+    """The part of the job; a serial key is one."""
+    return SERIAL + spec.key.name if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL else spec.part
+
+
+def places_of(specs: Iterable[Spec]) -> set[Place]:
+    """The parts that the specs name."""
+    return {(spec.queue, part) for spec in specs if (part := part_of(spec)) is not None}
 
 
 def node(group: str) -> str:

@@ -68,6 +68,10 @@ class PartView(msgspec.Struct, frozen=True, gc=False):
     next_at: int
     weight: int
     served: int
+    capacity: int | None = None
+    append_rate: Rate | None = None
+    append_at: int = 0
+    """When the append rate allows the next append."""
 
 
 class GroupView(msgspec.Struct, frozen=True, gc=False):

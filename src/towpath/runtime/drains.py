@@ -39,6 +39,8 @@ class Drains:
 
     def hinted(self, full: QueueFull) -> QueueFull:
         """The same refusal with a hint that is measured, or as it is where nothing is known."""
+        if "capacity" not in full.details:
+            return full
         queue, excess = full.details["queue"], full.details["depth"] + full.details["asked"] - full.details["capacity"]
         with self._lock:
             try:
@@ -50,7 +52,7 @@ class Drains:
             return full
         # While nothing drains, the time that we have seen it for is all that can be said.
         hint = excess * seconds / finished if finished else seconds
-        return QueueFull(**{**full.details, "retry_after": round(min(LONGEST, max(SHORTEST, hint)), 1)})
+        return type(full)(**{**full.details, "retry_after": round(min(LONGEST, max(SHORTEST, hint)), 1)})
 
     def _freshen(self, queue: str, now: float) -> tuple[_Look, _Look]:
         known = self._looks.get(queue)

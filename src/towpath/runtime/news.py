@@ -31,8 +31,8 @@ def tell(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], secon
             bus.publish(JobsAppended(queue, tuple(ids)))
     if bus.wants(QueueFullSeen):
         for answer in answers:
-            if isinstance(answer, QueueFull):
-                bus.publish(QueueFullSeen(**answer.details))
+            if isinstance(answer, QueueFull) and "capacity" in answer.details:
+                bus.publish(QueueFullSeen(*[answer.details[name] for name in ("queue", "depth", "capacity", "asked")]))
     if bus.wants(UpkeepDone):
         for answer in answers:
             if isinstance(answer, Upkept) and not _nothing(answer):

@@ -22,7 +22,7 @@ from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.hasten import HastenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
-from towpath.testing.suite.parts import PartSuite
+from towpath.testing.suite.parts import PartSuite, QuotaSuite
 from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.proxies import ProxySuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
@@ -46,6 +46,7 @@ SUITES: tuple[type[Suite], ...] = (
     HastenSuite,
     QueueGateSuite,
     PartSuite,
+    QuotaSuite,
     SettleSuite,
     RenewSuite,
     CascadeSuite,
@@ -82,6 +83,7 @@ class LedgerSuite(
     HastenSuite,
     QueueGateSuite,
     PartSuite,
+    QuotaSuite,
     SettleSuite,
     RenewSuite,
     CascadeSuite,

@@ -375,6 +375,10 @@ class Moves(Draws):
         fields = self._gate()
         if self._maybe(0.3):
             fields["weight"] = self.chance.choice((1, 2, 5))
+        if self._maybe(0.3):
+            fields["capacity"] = self.chance.choice((None, None, 2, 5))
+        if self._maybe(0.3):
+            fields["append_rate"] = self.chance.choice((None, None, Rate(1, SECOND), Rate(2, SECOND, 3)))
         part = self.chance.choice((*PARTS, SERIAL + KEYS[0]))
         if part not in PARTS and "cap" in fields:
             fields["cap"] = self.chance.choice((0, 1))

@@ -14,15 +14,19 @@ from towpath.core.admission import (
     KeyName,
     Known,
     Origin,
+    Place,
+    Quota,
     Room,
     admit,
     key_of,
     node,
+    places_of,
     plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, GroupState
 from towpath.core.job import WAITING, Job, Reason, Spec, State
+from towpath.core.limits import spend
 from towpath.ledger.memory.book import Book, put_proxy
 from towpath.ledger.memory.rows import Gate, Tombstone
 
@@ -40,6 +44,9 @@ def insert(book: Book, admission: Admission, now: int) -> list[int]:
     after = book.next_seq + admission.numbers
     book.add(admission.jobs)
     book.next_seq = after
+    for queue, name, count in admission.spent:
+        part = book.part(queue, name)
+        part.append_at = spend(part.append_at, part.append_rate, now, count)
     for old, newer in admission.handed:
         _hand_over(book, old, newer)
     for dst, id, src in admission.names:
@@ -101,12 +108,23 @@ def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
         queue = book.queues.get(name)
         if queue is not None and (queue.capacity is not None or queue.retention is not None):
             rooms[name] = Room(queue.capacity, queue.depth, queue.retention)
+    quotas = _quotas(book, specs)
     if plain(specs):
-        return Facts(known=known, rooms=rooms) if known or rooms else NOTHING
+        return Facts(known=known, rooms=rooms, quotas=quotas) if known or rooms or quotas else NOTHING
     holders = _holders(book, specs, known, now)
     reached = {name: downstream(book, name) for name in walks(specs, holders)}
     groups = _groups(book, specs)
-    return Facts(known=known, rooms=rooms, holders=holders, groups=groups, downstream=reached)
+    return Facts(known=known, rooms=rooms, quotas=quotas, holders=holders, groups=groups, downstream=reached)
+
+
+def _quotas(book: Book, specs: Sequence[Spec]) -> dict[Place, Quota]:
+    found: dict[Place, Quota] = {}
+    for queue, name in places_of(specs):
+        part = book.parts.get(queue, {}).get(name)
+        if part is not None and (part.capacity is not None or part.append_rate is not None):
+            depth = book.queues[queue].waiting[name] if queue in book.queues else 0
+            found[queue, name] = Quota(part.capacity, depth, part.append_rate, part.append_at)
+    return found
 
 
 def _know(book: Book, known: dict[str, Known], id: str) -> None:

@@ -227,6 +227,8 @@ class Book:
     def _enter(self, queue: Queue, job: Job) -> None:
         state = job.state
         queue.counts[state] += 1
+        if job.part is not None and state in WAITING:
+            queue.waiting[job.part] += 1
         if state is READY:
             self.active[queue.name] = queue
             if job.losses >= SUSPECT:
@@ -253,6 +255,8 @@ class Book:
     def _leave(self, queue: Queue, job: Job) -> None:
         state = job.state
         queue.counts[state] -= 1
+        if job.part is not None and state in WAITING:
+            queue.waiting -= Counter([job.part])
         if state is RUNNING:
             del self.leases[job.seq]
         elif state is READY and job.losses >= SUSPECT:

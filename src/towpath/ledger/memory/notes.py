@@ -81,7 +81,7 @@ def set_part(book: Book, command: SetPart, now: int) -> QueueSet:
     book.dirty = True
     part.configured = True
     part.why = reason_after(part.why, part.paused, command.paused, command.why)
-    for field in ("paused", "cap", "rate", "weight"):
+    for field in ("paused", "cap", "rate", "weight", "capacity", "append_rate"):
         if (value := getattr(command, field)) is not UNSET:
             setattr(part, field, value)
     if command.not_before is not UNSET:

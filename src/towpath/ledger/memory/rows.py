@@ -33,6 +33,9 @@ class Part:
         self.weight = 1
         self.served = 0
         self.configured = False
+        self.capacity: int | None = None
+        self.append_rate: Rate | None = None
+        self.append_at = 0
         self.spot: Spot | None = None
 
     def willing(self) -> bool:
@@ -52,6 +55,9 @@ class Part:
             next_at=self.next_at,
             weight=self.weight,
             served=self.served,
+            capacity=self.capacity,
+            append_rate=self.append_rate,
+            append_at=self.append_at,
         )
 
 
@@ -111,6 +117,8 @@ class Queue:
         self.parts = parts
         self.counts = dict.fromkeys(State, 0)
         self.loose = Line(jobs)
+        self.waiting: Counter[str] = Counter()
+        """Blocked, scheduled and ready jobs by part."""
         self.suspects: Counter[str | None] = Counter()
         """Ready suspects by part."""
         self.rotation = Rotation(parts)

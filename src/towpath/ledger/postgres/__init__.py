@@ -274,10 +274,10 @@ class PostgresLedger(reads.Related):
         first = first_specs(commands)
         given = self._clock.now() if now is None and self._clock is not None else now
         row = db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
-        schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues, suspects = row
+        schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues, suspects, quotas = row
         migrations.check_schema(self.place, schema, least)
         db.marks.begin(oldest, following)
-        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects, quotas)
         batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells

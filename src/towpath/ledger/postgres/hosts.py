@@ -26,14 +26,14 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
-from towpath.core.admission import Facts, GroupFact, Holder, Known, Room, admit, key_of, plain
+from towpath.core.admission import Facts, GroupFact, Holder, Known, Place, Quota, Room, admit, key_of, places_of, plain
 from towpath.core.commands import Append, Placed
 from towpath.core.job import COLUMNS, Spec, State
 from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.db import PostgresDb, bodies_of
 from towpath.ledger.postgres.migrations import check_schema
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.relational.batch import GroupRow
+from towpath.ledger.relational.batch import GroupRow, PartRow
 from towpath.ledger.relational.db import array
 
 Rows = list[tuple[int, ...]]
@@ -118,27 +118,47 @@ def _append(host: Host, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Pla
     if tuple(found) != (begun.started, begun.ledger, begun.database):
         raise WrongConnection(why=f"this connection is to another server or database than the ledger's, {host.place}")
     now = max(begun.last, host.now(begun.present))
-    rooms = {}
+    limits = Limits({}, {})
     if begun.bounded:
         full: Rows = yield named("guest_rooms", _json(queues))
-        rooms = {queues[n - 1]: Room(capacity, depth) for n, capacity, depth in full}
+        limits.rooms.update({queues[n - 1]: Room(capacity, depth) for n, capacity, depth in full})
+    if places := places_of(specs):
+        limits.quotas.update((yield lambda db: _seen_quotas(db, places)))
     if plain(specs) and not begun.forgotten:
-        answers = yield from _insert(named, specs, now, rooms)
+        answers = yield from _insert(named, specs, now, limits)
     else:
-        answers = yield from _leave(named, specs, now, rooms)
+        answers = yield from _leave(named, specs, now, limits)
     yield named("guest_end", str(now).encode(), host.channel.encode())
     return answers
+
+
+class Limits(NamedTuple):
+    """What limits the append. The rate of a part is looked at, but not spent: a row that is written here would be locked until the
+    user's transaction ends."""
+
+    rooms: dict[str, Room]
+    quotas: dict[Place, Quota]
+
+
+def _seen_quotas(db: PostgresDb, places: set[Place]) -> dict[Place, Quota]:
+    waiting = {(queue, name): n for queue, name, n in db.rows("waiting_parts", (array(places),), tuple[str, str, int])}
+    rows = db.rows("parts_by_name", (array(places),), PartRow)
+    return {
+        (row.queue, row.name): Quota(row.capacity, row.ready + waiting[row.queue, row.name], row.append_rate, row.append_at)
+        for row in rows
+        if row.capacity is not None or row.append_count is not None
+    }
 
 
 Named = Callable[..., tuple[bytes, Sequence[Any]]]
 
 
-def _insert(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
+def _insert(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Steps:
     while True:
         ((first, last),) = yield named("guest_seqs", str(len(specs)).encode())
         if last - first == len(specs) - 1:
             break
-    admission = admit(specs, Facts(rooms=rooms), now, first)
+    admission = admit(specs, Facts(rooms=limits.rooms, quotas=limits.quotas), now, first)
     rows = [{name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs]
     bodies = list(bodies_of(admission.jobs))
     places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
@@ -164,9 +184,9 @@ def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, i
     return known
 
 
-def _leave(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]) -> Steps:
+def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Steps:
     """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in the inbox."""
-    facts: Facts = yield lambda db: _seen(db, specs, rooms)
+    facts: Facts = yield lambda db: _seen(db, specs, limits)
     needed = {after.id for spec in specs for after in spec.after if not after.group} - {spec.id for spec in specs}
     if missing := sorted(needed - facts.known.keys()):
         mine = yield from _known(named, missing)
@@ -182,7 +202,7 @@ def _leave(named: Named, specs: Sequence[Spec], now: int, rooms: dict[str, Room]
     )
 
 
-def _seen(db: PostgresDb, specs: Sequence[Spec], rooms: dict[str, Room]) -> Facts:
+def _seen(db: PostgresDb, specs: Sequence[Spec], limits: Limits) -> Facts:
     ids = {spec.id for spec in specs} | {after.id for spec in specs for after in spec.after if not after.group}
     groups = {spec.group for spec in specs if spec.group is not None}
     groups |= {after.id for spec in specs for after in spec.after if after.group}
@@ -198,7 +218,8 @@ def _seen(db: PostgresDb, specs: Sequence[Spec], rooms: dict[str, Room]) -> Fact
         known=found,
         holders={(space, key): Holder(id, seq, state, until, runner) for space, key, id, seq, state, until, runner in holders},
         groups={row.id: GroupFact(row.state, row.outcome) for row in db.rows("groups_by_id", (array(groups),), GroupRow)},
-        rooms=rooms,
+        rooms=limits.rooms,
+        quotas=limits.quotas,
     )
 
 

@@ -17,19 +17,23 @@ from towpath.core.admission import (
     KeyName,
     Known,
     Origin,
+    Place,
+    Quota,
     Room,
     admit,
     key_of,
     new_job,
     node,
+    places_of,
     plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
+from towpath.core.limits import spend
 from towpath.errors import Refused
 from towpath.ledger.relational import endings
-from towpath.ledger.relational.batch import Batch, recount
+from towpath.ledger.relational.batch import Batch, load_parts, recount
 from towpath.ledger.relational.db import ERROR, array
 
 
@@ -107,7 +111,7 @@ def _numbered(batch: Batch, decision: Decision) -> Admission:
 
 def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
     """May the specs of several commands be admitted together without one's refusal touching another?"""
-    if facts.known or any(room.capacity is not None for room in facts.rooms.values()):
+    if facts.known or facts.quotas or any(room.capacity is not None for room in facts.rooms.values()):
         return False
     if len({spec.id for spec in specs}) < len(specs):
         return False
@@ -124,8 +128,9 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     }
     related = [spec for spec in specs if spec.after or spec.group is not None or spec.key is not None]
     ids = {spec.id for spec in specs}
+    quotas = _quotas(batch, places_of(specs)) if batch.quotas else {}
     if not related:
-        return Facts(known=_known(batch, ids), rooms=rooms)
+        return Facts(known=_known(batch, ids), rooms=rooms, quotas=quotas)
     batch.relate()
     ids.update(after.id for spec in related for after in spec.after if not after.group)
     groups = {spec.group for spec in related if spec.group is not None}
@@ -140,8 +145,30 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
         holders=holders,
         groups=_group_facts(batch, groups),
         rooms=rooms,
+        quotas=quotas,
         downstream=downstream(batch, walks(related, holders)),
     )
+
+
+def _quotas(batch: Batch, places: set[Place]) -> dict[Place, Quota]:
+    """The limits for appends of those of these parts that have some."""
+    limited = _limited(batch, places)
+    if not limited:
+        return {}
+    batch.gate({queue for queue, _ in limited})
+    batch.flush()
+    limited = _limited(batch, limited)
+    found: dict[Place, Quota] = {}
+    for queue, name, waiting in batch.db.rows("waiting_parts", (array(limited),), tuple[str, str, int]):
+        row = batch.parts[queue, name]
+        found[queue, name] = Quota(row.capacity, waiting + row.ready, row.append_rate, row.append_at)
+    return found
+
+
+def _limited(batch: Batch, places: set[Place]) -> set[Place]:
+    load_parts(batch, places)
+    rows = [batch.parts[place] for place in places]
+    return {(row.queue, row.name) for row in rows if row.capacity is not None or row.append_count is not None}
 
 
 def _known(batch: Batch, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
@@ -228,6 +255,9 @@ def insert_admitted(batch: Batch, decision: Decision) -> Admission:
     batch.wrote = True
     batch.db.add_jobs(jobs)
     batch.move(Counter([(job.queue, job.part, None, job.state) for job in jobs]))
+    for queue, name, count in admission.spent:
+        row = batch.change_part(queue, name)
+        row.append_at = spend(row.append_at, row.append_rate, batch.now, count)
     if jobs and not _simple(admission):
         _write_relations(batch, admission)
     if admission.aliases:

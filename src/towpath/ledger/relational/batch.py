@@ -69,10 +69,21 @@ class PartRow(msgspec.Struct, array_like=True):
     weight: int = 1
     served: int = 0
     configured: int = 0
+    capacity: int | None = None
+    append_count: int | None = None
+    append_period: int | None = None
+    append_burst: int | None = None
+    append_at: int = 0
 
     @property
     def rate(self) -> Rate | None:
         return rate_of(self)
+
+    @property
+    def append_rate(self) -> Rate | None:
+        if self.append_count is None or self.append_period is None or self.append_burst is None:
+            return None
+        return Rate(self.append_count, self.append_period, self.append_burst)
 
 
 def rate_of(row: QueueRow | PartRow) -> Rate | None:
@@ -100,7 +111,8 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 class Ground(msgspec.Struct):
     """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
-    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: may one be ready?"""
+    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: may one be ready?
+    `quotas`: may a part limit its appends?"""
 
     schema: int
     min_schema: int
@@ -111,6 +123,7 @@ class Ground(msgspec.Struct):
     known: bool
     expired: bool = True
     suspects: bool = True
+    quotas: bool = True
 
 
 class Batch:
@@ -130,6 +143,8 @@ class Batch:
         self.expired = ground.expired
         self.suspicious = ground.suspects
         """May a suspect be ready?"""
+        self.quotas = ground.quotas
+        """May a part limit its appends?"""
         self.wrote = False
         self.outage: Callable[[], bool] = bool
         """Before leases are reaped: may their holders have been unable to renew them? Then that time is recorded as a jump."""
@@ -290,6 +305,10 @@ def flush_queues(batch: Batch) -> None:
     """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in hand."""
     if batch._changed_queues:
         batch.flush()
+
+
+def load_parts(batch: Batch, places: Iterable[tuple[str, str]]) -> None:
+    batch._load_parts(places)
 
 
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:

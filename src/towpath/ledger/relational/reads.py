@@ -84,6 +84,9 @@ def part_view(row: PartRow) -> PartView:
         next_at=row.next_at,
         weight=row.weight,
         served=row.served,
+        capacity=row.capacity,
+        append_rate=row.append_rate,
+        append_at=row.append_at,
     )
 
 

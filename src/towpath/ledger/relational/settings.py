@@ -77,6 +77,13 @@ def set_part(batch: Batch, command: SetPart) -> QueueSet:
     _set_gate(row, command)
     if command.weight is not UNSET:
         row.weight = command.weight
+    if command.capacity is not UNSET:
+        row.capacity = command.capacity
+    if command.append_rate is not UNSET:
+        rate = command.append_rate
+        limits = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
+        row.append_count, row.append_period, row.append_burst = limits
+    batch.quotas = True
     return QueueSet(command.queue, command.part)
 
 

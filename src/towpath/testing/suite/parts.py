@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from towpath.core.checks import SECOND
-from towpath.core.commands import Want
+from towpath.core.commands import Append, Want
 from towpath.core.job import Release, Retry
 from towpath.core.limits import TURN, Rate
+from towpath.errors import PartFull, QueueFull, TooManyAppends
 from towpath.testing.clock import START
-from towpath.testing.suite.desk import Desk, Suite, ids, serial, spec
+from towpath.testing.suite.desk import Desk, Suite, ids, need, serial, spec
 
 
 def _fill(desk: Desk, **sizes: int) -> None:
@@ -251,3 +252,86 @@ class PartSuite(Suite):
         desk.append(*[spec(f"{part:03}-{n}", part=f"p{part:03}") for part in range(200) for n in range(2)])
         taken = desk.claim(n=200)
         assert len({claim.job.part for claim in taken}) == 200
+
+
+class QuotaSuite(Suite):
+    """The capacity and the append rate of a part: one tenant's flood is refused, and no one else's jobs."""
+
+    def test_a_part_takes_as_many_as_its_capacity(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=3)
+        desk.append(spec("a", part="p"), spec("b", part="p", delay=SECOND), spec("c", part="p", after=[need("a")]))
+        refusal = desk.refusal(PartFull, Append((spec("d", part="p"),)))
+        assert refusal.details == {
+            "queue": "q",
+            "part": "p",
+            "depth": 3,
+            "capacity": 3,
+            "asked": 1,
+            "retry_after": 1.0,
+        }
+        assert "part p of queue q is full: 3 of 3 waiting, 1 more asked" in str(refusal)
+        desk.append(spec("e", part="r"), spec("f"))
+        assert sorted(ids(desk.claim(n=9))) == ["a", "e", "f"]
+        desk.append(spec("d", part="p"))
+        desk.refusal(PartFull, Append((spec("g", part="p"),)))
+
+    def test_an_append_is_refused_as_a_whole(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=2)
+        with desk.unchanged():
+            desk.refusal(PartFull, Append(tuple(spec(f"a{n}", part="p" if n else "r") for n in range(4))))
+        desk.append(*[spec(f"a{n}", part="p" if n else "r") for n in range(3)])
+
+    def test_a_repeated_append_is_not_refused(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=1)
+        desk.append(spec("a", part="p"))
+        desk.append(spec("a", part="p"))
+
+    def test_children_are_not_refused(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=1, append_rate=Rate(1, SECOND))
+        claim = desk.started("a", part="p")
+        desk.append(spec("b", part="r"))
+        desk.done(claim, spawn=[spec("c", part="p"), spec("d", part="p")])
+        assert desk.part("p").ready == 2
+
+    def test_a_serial_key_is_a_part_with_a_capacity(self, desk: Desk) -> None:
+        desk.set_part("serial:k", capacity=1)
+        desk.append(spec("a", key=serial("k")))
+        desk.refusal(PartFull, Append((spec("b", key=serial("k")),)))
+
+    def test_several_appends_in_a_batch_are_counted_one_by_one(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=2)
+        answers = desk.ask(*[Append((spec(f"a{n}", part="p"),)) for n in range(4)])
+        assert [isinstance(answer, PartFull) for answer in answers] == [False, False, True, True]
+
+    def test_a_rate_of_appends(self, desk: Desk) -> None:
+        desk.set_part("p", append_rate=Rate(2, SECOND, 2))
+        desk.append(spec("a", part="p"), spec("b", part="p"))
+        refusal = desk.refusal(TooManyAppends, Append((spec("c", part="p"),)))
+        assert refusal.details == {"queue": "q", "part": "p", "rate": "2/s:2", "asked": 1, "retry_after": 0.5}
+        assert isinstance(refusal, QueueFull)
+        desk.append(spec("d", part="r"), spec("e"))
+        desk.jump(SECOND // 2)
+        desk.append(spec("c", part="p"))
+        desk.refusal(TooManyAppends, Append((spec("f", part="p"),)))
+
+    def test_more_than_a_burst_needs_the_whole_burst_and_pays_for_the_rest(self, desk: Desk) -> None:
+        desk.set_part("p", append_rate=Rate(1, SECOND, 2))
+        desk.append(*[spec(f"a{n}", part="p") for n in range(5)])
+        desk.jump(3 * SECOND)
+        assert desk.refusal(TooManyAppends, Append((spec("b", part="p"),))).retry_after == 1.0
+        desk.jump(SECOND)
+        desk.append(spec("b", part="p"))
+
+    def test_limits_are_seen_and_lifted(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=1, append_rate=Rate(3, SECOND))
+        view = desk.part("p")
+        assert (view.capacity, view.append_rate, view.append_at) == (1, Rate(3, SECOND), 0)
+        desk.append(spec("a", part="p"))
+        assert desk.part("p").append_at == desk.now + Rate(3, SECOND).interval
+        desk.set_part("p", capacity=None, append_rate=None)
+        desk.append(spec("b", part="p"), spec("c", part="p"))
+
+    def test_a_paused_part_keeps_its_limits(self, desk: Desk) -> None:
+        desk.set_part("p", capacity=1)
+        desk.set_part("p", paused=True)
+        assert desk.part("p").capacity == 1

@@ -12,7 +12,8 @@ SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v
     EXISTS (SELECT 1 FROM towpath.expiry WHERE at <= greatest(t.last_value, coalesce($3::bigint, {clock}))),
     pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
     (SELECT json_agg(json_build_array({queue_counts}))::text FROM json_array_elements_text($2::json) v {counted}),
-    EXISTS (SELECT 1 FROM towpath.turn WHERE ripe = 3)
+    EXISTS (SELECT 1 FROM towpath.turn WHERE ripe = 3),
+    EXISTS (SELECT 1 FROM towpath.part WHERE capacity IS NOT NULL OR append_count IS NOT NULL)
 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t;
 
 -- name: lock_relations
@@ -237,13 +238,18 @@ UPDATE towpath.queue q SET paused = v.paused, why = v.why, capacity = v.capacity
 FROM v WHERE q.name = v.name;
 
 -- name: set_parts
-INSERT INTO towpath.part (queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured)
-SELECT queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+INSERT INTO towpath.part (queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured,
+    capacity, append_count, append_period, append_burst, append_at)
+SELECT queue, name, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured,
+    capacity, append_count, append_period, append_burst, append_at
 FROM json_to_recordset($1::json) AS v (queue text, name text, paused smallint, why text, cap bigint, rate_count bigint,
-    rate_period bigint, rate_burst bigint, next_at bigint, weight bigint, served bigint, configured smallint)
+    rate_period bigint, rate_burst bigint, next_at bigint, weight bigint, served bigint, configured smallint, capacity bigint, append_count bigint,
+    append_period bigint, append_burst bigint, append_at bigint)
 ON CONFLICT (queue, name) DO UPDATE SET paused = excluded.paused, why = excluded.why, cap = excluded.cap,
     rate_count = excluded.rate_count, rate_period = excluded.rate_period, rate_burst = excluded.rate_burst,
-    next_at = excluded.next_at, weight = excluded.weight, served = excluded.served, configured = excluded.configured;
+    next_at = excluded.next_at, weight = excluded.weight, served = excluded.served, configured = excluded.configured,
+    capacity = excluded.capacity, append_count = excluded.append_count, append_period = excluded.append_period,
+    append_burst = excluded.append_burst, append_at = excluded.append_at;
 
 -- name: tally
 INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
@@ -285,12 +291,20 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
 -- name: parts_by_name
 SELECT p.queue, p.name, p.ready, p.running, p.paused, p.why, p.cap, p.rate_count, p.rate_period, p.rate_burst, p.next_at, p.weight,
-    p.served, p.configured
+    p.served, p.configured, p.capacity, p.append_count, p.append_period, p.append_burst, p.append_at
 FROM json_array_elements($1::json) v JOIN towpath.part_now p ON p.queue = v->>0 AND p.name = v->>1;
 
 -- name: parts_of_queue
-SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured,
+    capacity, append_count, append_period, append_burst, append_at
 FROM towpath.part_now WHERE $1::text IS NULL OR queue = $1::text ORDER BY queue, name;
+
+-- name: waiting_parts
+-- How many jobs of these parts are blocked or scheduled.
+SELECT v->>0, v->>1,
+    (SELECT count(*) FROM towpath.turn t WHERE t.queue = v->>0 AND t.part = v->>1 AND t.part > '' AND t.ripe = 0)
+    + (SELECT count(*) FROM towpath.job j WHERE j.queue = v->>0 AND j.part = v->>1 AND j.part IS NOT NULL AND j.waits > 0)
+FROM json_array_elements($1::json) v;
 
 -- name: open_parts
 -- The parts that may give a job now, the least recently served first: those whose counts are folded by the index, the others
@@ -302,7 +316,8 @@ WITH recent AS (
         AND t.xid >= coalesce((SELECT folded FROM towpath.queue WHERE name = $1::text), 0)
     GROUP BY t.part
 )
-SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured
+SELECT queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst, next_at, weight, served, configured,
+    capacity, append_count, append_period, append_burst, append_at
 FROM (
     (SELECT p.* FROM towpath.part p
      WHERE p.queue = $1::text AND p.ready > 0 AND p.paused = 0 AND (p.cap IS NULL OR p.running < p.cap) AND p.next_at <= $2::bigint
@@ -314,7 +329,8 @@ FROM (
             coalesce(p.paused, 0::smallint) AS paused, p.why,
             CASE WHEN p.name IS NULL AND starts_with(r.part, 'serial:') THEN 1 ELSE p.cap END AS cap,
             p.rate_count, p.rate_period, p.rate_burst, coalesce(p.next_at, 0) AS next_at, coalesce(p.weight, 1) AS weight,
-            coalesce(p.served, 0) AS served, coalesce(p.configured, 0::smallint) AS configured
+            coalesce(p.served, 0) AS served, coalesce(p.configured, 0::smallint) AS configured,
+            p.capacity, p.append_count, p.append_period, p.append_burst, coalesce(p.append_at, 0) AS append_at
         FROM recent r LEFT JOIN towpath.part p ON p.queue = $1::text AND p.name = r.part) p
     WHERE p.ready > 0 AND p.paused = 0 AND (p.cap IS NULL OR p.running < p.cap) AND p.next_at <= $2::bigint) o
 ORDER BY served, name COLLATE "C" LIMIT $3::bigint;

@@ -63,18 +63,25 @@ SELECT json_group_array(name) FROM towpath_queue WHERE ready > 0 OR scheduled > 
 
 -- name: parts_by_name
 SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured))
+    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at))
 FROM json_each(?) v CROSS JOIN towpath_part p ON p.queue = v.value ->> 0 AND p.name = v.value ->> 1;
 
 -- name: parts_of_queue
 SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured) ORDER BY queue, name)
+    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at) ORDER BY queue, name)
 FROM towpath_part WHERE ?1 IS NULL OR queue = ?1;
+
+-- name: waiting_parts
+-- How many jobs of these parts are blocked or scheduled.
+SELECT json_group_array(json_array(v.value ->> 0, v.value ->> 1, (
+    SELECT count(*) FROM towpath_job WHERE queue = v.value ->> 0 AND part IS NOT NULL AND part = v.value ->> 1
+        AND state IN ('blocked', 'scheduled'))))
+FROM json_each(?) v;
 
 -- name: open_parts
 -- The parts that may give a job now, the least recently served first.
 SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured))
+    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at))
 FROM (SELECT * FROM towpath_part
       WHERE queue = ? AND ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap) AND next_at <= ?
       ORDER BY served, name LIMIT ?);

@@ -1,0 +1,7 @@
+-- Parts may limit appends: how many jobs wait, and how many are appended in a time.
+ALTER TABLE towpath_part ADD COLUMN capacity INTEGER;
+ALTER TABLE towpath_part ADD COLUMN append_count INTEGER;
+ALTER TABLE towpath_part ADD COLUMN append_period INTEGER;
+ALTER TABLE towpath_part ADD COLUMN append_burst INTEGER;
+ALTER TABLE towpath_part ADD COLUMN append_at INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX towpath_job_part_waits ON towpath_job (queue, part) WHERE part IS NOT NULL AND state IN ('blocked', 'scheduled');
