@@ -338,7 +338,10 @@ def test_a_job_that_is_back_while_its_lost_run_lives_keeps_the_slots_right(app: 
     with working(app, concurrency=2, grace=0.05):
         handle = stuck.enqueue()
         assert running.get(timeout=WAIT) == 1
+        # Paused, or it would be claimed again while the time still jumps, and lost twice.
+        app.call(commands.SetQueue(queue="default", paused=True))
         expire(app.ledger, handle.status())
+        app.call(commands.SetQueue(queue="default", paused=False))
         assert running.get(timeout=WAIT) == 2
         waiting = other.enqueue()
         app.call(commands.Upkeep())

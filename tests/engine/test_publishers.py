@@ -151,7 +151,7 @@ class TestCaretaker:
         assert [(event.due - due, event.late) for event in told] == [(0, 65.0), (60 * SECOND, 5.0)]
         assert {event.id for event in told} == {job.id for job in ledger.find(towpath.Query()).jobs}
 
-    def test_a_schedule_without_room_did_not_fire(self, clock: ManualClock) -> None:
+    def test_a_schedule_fires_into_a_full_queue(self, clock: ManualClock) -> None:
         ledger = MemoryLedger(clock)
         with Desk(ledger, clock) as desk:
             desk.committer.call(commands.SetQueue(queue="full", capacity=0))
@@ -159,7 +159,7 @@ class TestCaretaker:
             clock.advance(60)
             with desk.committer.bus.collect(ScheduleFired, QueueFullSeen) as told:
                 Scheduler(desk).due(clock.now())
-        assert [type(event) for event in told.events] == [QueueFullSeen]
+        assert [type(event) for event in told.events] == [ScheduleFired]
 
 
 class TestBlocked:
