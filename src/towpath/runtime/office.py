@@ -15,6 +15,7 @@ from towpath.core.job import Job, Reason
 from towpath.core.lanes import Lane
 from towpath.errors import Refused
 from towpath.events import Bus
+from towpath.ledger import Ledger
 from towpath.runtime.committer import Committer
 from towpath.runtime.dispatcher import Dispatcher
 from towpath.runtime.leases import Leases
@@ -68,6 +69,9 @@ that the handler chose was refused."""
 
 class Office(Protocol):
     """What a worker needs of the app."""
+
+    @property
+    def ledger(self) -> Ledger: ...
 
     @property
     def committer(self) -> Committer: ...

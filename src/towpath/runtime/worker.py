@@ -330,11 +330,14 @@ class Worker:
 
     def _gathers(self) -> bool:
         """Where handlers wait for settles, a commit of few settles holds up all others. So the outcomes of handlers that end at once are
-        handed over together: while every turn of the loop brings some, and there is more to start."""
+        handed over together: while every turn of the loop brings some, and there is more to start. Not where the ledger is on a server,
+        which commits while handlers run here."""
         before, self._gathered = self._gathered, len(self._outbox.waiting)
         if not self.intake:
             self._held_up = False
-        return self._held_up and self._gathered > before and not self._stopping and self._startable() > 0
+        if self._stopping or self._office.ledger.capabilities.remote:
+            return False
+        return self._held_up and self._gathered > before and self._startable() > 0
 
     def _answered(self, seconds: float) -> None:
         """In the committing thread: settles were answered."""
