@@ -148,12 +148,12 @@ class SqliteLedger(reads.Related):
         with self._turnstile:
             answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
         # After the commit: what went into a file that nobody finds again is not acknowledged.
-        log = self._presence.check_file()
+        self._presence.check_file()
         self._fault("committed")
         if wrote:
             self._wake.ring()
             self._fault("rung")
-            self._checkpoint(commands, log)
+            self._checkpoint(commands)
         return answers
 
     def _append_plain(self, commands: Sequence[Any], specs: Sequence[Spec], now: int) -> tuple[list[Answer], bool] | None:
@@ -246,16 +246,15 @@ class SqliteLedger(reads.Related):
             migrations.check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
-    def _checkpoint(self, commands: Sequence[Command], log: int) -> None:
+    def _checkpoint(self, commands: Sequence[Command]) -> None:
         """Between batches and outside the turn: others may write meanwhile. It may fail (another process is at it, or the disk
         is full), but the batch is committed all the same, so the next one tries again. How many pages the log has is asked only
         now and then: a hook that is called at every commit costs each of them a call into Python.
 
         SQLite writes from the start of the log again only if all of it is copied and nobody reads from it. Beside other writers
-        that never happens by itself, so a log file of `log` bytes that is too long is restarted inside the turn."""
+        that never happens by itself, so a log that is too long is restarted inside the turn."""
         self._unchecked += _weight(commands)
-        is_long = log > LOG_BYTES and time.monotonic() >= self._restart_due
-        if self._unchecked < CHECK_EVERY and not is_long:
+        if self._unchecked < CHECK_EVERY:
             return
         with suppress(apsw.Error, LedgerError):
             pages, copied = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
@@ -263,7 +262,7 @@ class SqliteLedger(reads.Related):
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 self._fault("checkpointed")
             self._unchecked = 0
-            if is_long and pages * self._page_size > LOG_BYTES:
+            if pages * self._page_size > LOG_BYTES and time.monotonic() >= self._restart_due:
                 self._restart_log()
 
     def _restart_log(self) -> None:
