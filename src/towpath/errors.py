@@ -23,7 +23,7 @@
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by somebody else for too long
-        │   └── StaleTransaction    a transaction of the user that has read cannot write any more
+        │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
         ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)

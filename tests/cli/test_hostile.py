@@ -125,7 +125,8 @@ def test_json_gives_back_what_was_put(shell: Shell) -> None:
 @pytest.mark.parametrize("arguments", [["jobs", "list"], ["stats", "--watch", "--count", "1"], ["parts", "list", "b"]])
 def test_a_table_on_a_terminal(shell: Shell, arguments: list[str]) -> None:
     fill(shell)
-    with terminal(shell, *arguments) as screen:
+    # Wide enough that no cell is wrapped: a line that begins with text of the stranger has a line break of the stranger.
+    with terminal(shell, *arguments, columns=400) as screen:
         assert screen.rest() == 0
         for bad in ("\x1b]0;", "\x1b[2J", "\u202e", "\u200b", "\x9b", "\x07", "\nforged"):
             assert bad not in screen.raw

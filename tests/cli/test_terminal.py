@@ -21,9 +21,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A command on a terminal of 80 columns."""
 
-    def __init__(self, shell: Shell, *arguments: str, colour: bool = False) -> None:
+    def __init__(self, shell: Shell, *arguments: str, colour: bool = False, columns: int = 80) -> None:
         self._near, far = pty.openpty()
-        environment = {**shell.environment, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        environment = {**shell.environment, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
         if colour:
             del environment["NO_COLOR"]
         command = [*EXECUTABLE, *arguments]
@@ -64,8 +64,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(shell: Shell, *arguments: str, colour: bool = False) -> Iterator[Terminal]:
-    screen = Terminal(shell, *arguments, colour=colour)
+def terminal(shell: Shell, *arguments: str, colour: bool = False, columns: int = 80) -> Iterator[Terminal]:
+    screen = Terminal(shell, *arguments, colour=colour, columns=columns)
     try:
         yield screen
     finally:

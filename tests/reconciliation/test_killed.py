@@ -117,7 +117,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended
     assert ended.stderr == ""
-    assert "worker-1 was killed with what it held" in ended.stdout
+    assert "worker-1 was killed with the jobs it held" in ended.stdout
     assert "clicktube open (5 failures in 60 s)" in ended.stdout
     assert "clicktube is back. Its breaker had opened" in ended.stdout
     assert "breakers: clicktube closed, instapix closed, snapreel closed, tiktalk closed" in ended.stdout

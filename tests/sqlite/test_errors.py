@@ -212,9 +212,10 @@ def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
             "queues": ledger.queues,
             "version": ledger.version,
             "wait": lambda: ledger.wait(0, 5.0),
+            "winners": lambda: ledger.winners(group="g"),
         }
-        public = {name for name in vars(SqliteLedger) if not name.startswith("_")}
-        assert public - {"capabilities", "close"} == calls.keys()
+        public = {name for name in dir(SqliteLedger) if not name.startswith("_")}
+        assert public - {"capabilities", "close", "repeats"} == calls.keys()
         for call in calls.values():
             with pytest.raises(LedgerClosed):
                 call()
