@@ -120,6 +120,6 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert "worker-1 was killed with the jobs it held" in ended.stdout
     assert "clicktube open (5 failures in 60 s)" in ended.stdout
     assert "clicktube is back. Its breaker had opened" in ended.stdout
-    assert "breakers: clicktube closed, instapix closed, snapreel closed, tiktalk closed" in ended.stdout
+    assert "breakers: clicktube closed (2 probes succeeded), instapix closed, snapreel closed, tiktalk closed" in ended.stdout
     assert "120 of 120 reports reconciled, each with its effect on trust exactly once" in ended.stdout
     assert list(tmp_path.iterdir()) == []
