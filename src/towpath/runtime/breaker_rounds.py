@@ -19,6 +19,8 @@ View = QueueView | PartView | None
 
 ROUND: Final = SECOND
 """Between two looks at all breakers."""
+SELDOM: Final = 10 * SECOND
+"""The same on a server while there are no breakers."""
 
 
 class BreakerRounds:
@@ -27,6 +29,7 @@ class BreakerRounds:
     def __init__(self, breakers: Breakers) -> None:
         self._breakers = breakers
         self._looked_at: int | None = None
+        self._pause = ROUND
         self._next: int | None = None
         self._told: dict[str, int] = {}
         """Since when it is half open, where that was told."""
@@ -36,11 +39,12 @@ class BreakerRounds:
         """Set gates again that somebody changed, make way where jobs are stuck in one, and tell which breakers are half open. When
         to come again, None if only a commit can bring something."""
         at = self._looked_at
-        if at is not None and at <= now < at + ROUND and (self._next is None or now < self._next):
+        if at is not None and at <= now < at + self._pause and (self._next is None or now < self._next):
             # What changes meanwhile is seen with one of the next commits; the caretaker makes some itself.
             return self._next
-        times = [self._look(name, now) for name in self._breakers.names()]
-        self._looked_at = now
+        names = self._breakers.names()
+        times = [self._look(name, now) for name in names]
+        self._looked_at, self._pause = now, ROUND if names or not self._breakers.remote else SELDOM
         self._next = min((time for time in times if time is not None), default=None)
         return self._next
 

@@ -62,6 +62,7 @@ class Breakers:
     def __init__(self, ledger: Ledger, committer: Committer) -> None:
         self._ledger = ledger
         self._committer = committer
+        self.remote = ledger.capabilities.remote
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
 

@@ -13,6 +13,8 @@ from towpath.ledger import Ledger
 log = get_logger("towpath.queues")
 
 EVERY = SECOND
+SELDOM = 10 * SECOND
+"""The same on a server while no queue has a depth to warn at."""
 
 
 class Host(Protocol):
@@ -27,16 +29,19 @@ class Depths:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._alarm = Alarm()
-        self._next = 0
+        self._looked_at, self._pause = 0, 0
+        self._next: int | None = None
 
     def due(self, now: int) -> int | None:
         """Look, at most once a second; when to look again, None if no queue has a depth to warn at."""
-        if self._next - EVERY <= now < self._next:
+        if self._looked_at <= now < self._looked_at + self._pause:
             return self._next
-        self._next = now + EVERY
-        limits = depths_of(self._host.ledger.note(KEY))
+        ledger = self._host.ledger
+        self._looked_at, self._pause, self._next = now, EVERY, now + EVERY
+        limits = depths_of(ledger.note(KEY))
         if not limits:
             self._alarm = Alarm()
+            self._pause, self._next = SELDOM if ledger.capabilities.remote else EVERY, None
             return None
         waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
         for queue in self._alarm.passed(limits, waiting):

@@ -45,7 +45,7 @@ MOST_DEAD: Final = 100
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
 """How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
 because then every batch of our own looks as well."""
-DEATHS, REMOTE_DEATHS = SECOND // 10, SECOND * 7 // 5
+DEATHS, REMOTE_DEATHS = SECOND // 10, SECOND * 3 // 2
 """Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a server a look is a statement,
 so it is less often there, unless an owner may be dead."""
 REMOTE: Final = 5
