@@ -24,7 +24,8 @@ _COUNT = "UPDATE towpath_queue SET ready = ready + ?, loose = loose + ?, running
 _META = "UPDATE towpath_meta SET next_seq = next_seq + ?, last = ?"
 _BEST = f"""
 SELECT {_COLUMNS}, (SELECT data FROM towpath_body WHERE slot = seq * 8192) FROM towpath_job
-WHERE queue = ? AND state = 'ready' AND part IS NULL AND (expires_at IS NULL OR expires_at > ?) ORDER BY priority, seq LIMIT ?
+WHERE queue = ? AND state = 'ready' AND part IS NULL AND losses < 2 AND (expires_at IS NULL OR expires_at > ?)
+ORDER BY priority, seq LIMIT ?
 """
 _TAKE = """
 UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = ?, lease_until = ?,
