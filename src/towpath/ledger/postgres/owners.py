@@ -26,11 +26,12 @@ FREE: Final = 2.0
 GAP: Final = 2.0
 """Seconds between two looks, after which the time before does not count: the server may have been unreachable."""
 GRACE: Final = 5.0
-"""Seconds after the start of the server, and after an error of a look, in which nobody counts as dead."""
+"""Seconds after an error of a look in which nobody counts as dead; and after the start of the server, which frees all locks, those
+whose lock was taken before that."""
 ANNOUNCED: Final = 1.0
 """Seconds that `announce` waits for the lock."""
 
-Rows = list[tuple[str, float]]
+Rows = list[tuple[str]]
 Read = Callable[[Callable[[PostgresDb], Rows]], Rows]
 
 
@@ -39,7 +40,7 @@ class OwnerLocks:
 
     def __init__(self, statements: Statements) -> None:
         self._schema = statements.schema
-        self._insert = statements.place("INSERT INTO towpath.owner VALUES ($1, $2) ON CONFLICT DO NOTHING")
+        self._insert = statements.place(_TAKEN)
         self._delete = statements.place("DELETE FROM towpath.owner WHERE name = $1")
         self._announced: dict[str, int] = {}
         self._held: set[str] = set()
@@ -117,7 +118,7 @@ class PostgresOwners:
     def dead(self) -> tuple[str, ...]:
         with self._lock:
             try:
-                found = self._read(lambda db: cast(Rows, db.execute(self._query).fetchall()))
+                found = self._read(lambda db: cast(Rows, db.execute(self._query, (GRACE,)).fetchall()))
             except BaseException:
                 self._since.clear()
                 self._spared_until = time.monotonic() + GRACE
@@ -126,7 +127,7 @@ class PostgresOwners:
             self._looked_at = now
             if now - before > GAP or now < self._spared_until:
                 self._since.clear()
-            self._since = {owner: self._since.get(owner, now) for owner, uptime in found if uptime >= GRACE}
+            self._since = {owner: self._since.get(owner, now) for (owner,) in found}
             if now < self._spared_until:
                 return ()
             return tuple([owner for owner, at in self._since.items() if now - at >= FREE])
@@ -154,9 +155,12 @@ _HELD = """WITH held AS MATERIALIZED (
     WHERE locktype = 'advisory' AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 """
-_FREE = f"""{_HELD}SELECT name, extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8
-FROM towpath.owner WHERE lock NOT IN (SELECT lock FROM held) ORDER BY name"""
-_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name, 0"""
+_FREE = f"""{_HELD}SELECT name FROM towpath.owner WHERE lock NOT IN (SELECT lock FROM held)
+AND (taken_at > pg_postmaster_start_time() OR clock_timestamp() >= pg_postmaster_start_time() + make_interval(secs => $1::float8))
+ORDER BY name"""
+_TAKEN = """INSERT INTO towpath.owner (name, lock) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET taken_at = clock_timestamp()"""
+_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
 
 
 def _run(connection: Connection, query: bytes, *args: object) -> tuple[object, ...] | None:
