@@ -160,7 +160,9 @@ AND (taken_at > pg_postmaster_start_time() OR clock_timestamp() >= pg_postmaster
 ORDER BY name"""
 _TAKEN = """INSERT INTO towpath.owner (name, lock) VALUES ($1, $2)
 ON CONFLICT (name) DO UPDATE SET taken_at = clock_timestamp()"""
-_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
+_FORGET = (
+    f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
+)
 
 
 def _run(connection: Connection, query: bytes, *args: object) -> tuple[object, ...] | None:
