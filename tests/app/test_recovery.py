@@ -108,10 +108,18 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
         return steps
 
     monkeypatch.setattr(quick, "answers", answers)
+    ran: list[int] = []
     with App(postgres_url) as app:
-        ran, _ = finish(app, monkeypatch, LedgerAway(path="x", why="cut"), times=0)
-        assert cut.is_set()
-        assert sorted(ran) == list(range(JOBS))
+
+        @app.task(max_attempts=1)
+        def once(n: int) -> None:
+            ran.append(n)
+
+        with working(app, lease=600.0):
+            # Until a claim takes the fast path, which one job for an idle worker does.
+            while not cut.is_set():
+                once.enqueue(len(ran)).result(timeout=WAIT)
+        assert ran == list(range(len(ran)))
 
 
 HELD = 200

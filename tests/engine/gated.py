@@ -18,22 +18,26 @@ class Gated:
         self._ledger = ledger or MemoryLedger()
         self.batches: list[list[Command]] = []
         self.inside = threading.Event()
-        self._open = threading.Event()
-        self._open.set()
+        self._gate = threading.Condition()
+        self._holding = False
         self.fail: list[BaseException] = []
         self.fail_after_commit: list[BaseException] = []
 
     def hold(self) -> None:
-        self.inside.clear()
-        self._open.clear()
+        with self._gate:
+            self._holding = True
+            self.inside.clear()
 
     def let_go(self) -> None:
-        self._open.set()
+        with self._gate:
+            self._holding = False
+            self._gate.notify_all()
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
-        self.batches.append(list(commands))
-        self.inside.set()
-        assert self._open.wait(20)
+        with self._gate:
+            self.batches.append(list(commands))
+            self.inside.set()
+            assert self._gate.wait_for(lambda: not self._holding, 20)
         if self.fail:
             raise self.fail.pop(0)
         answers = self._ledger.apply(commands, now)
