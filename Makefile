@@ -68,7 +68,7 @@ test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the w
 chaos: $(VENV)/.dev ## kills, freezes, power cuts, full disks and damage on SQLite and PostgreSQL, audited (ARGS="--seconds 60 --backend sqlite --only kill")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-fuzz: $(VENV)/.package ## random histories, each ledger against the memory ledger (SEEDS=, STEPS=)
+fuzz: $(VENV)/.package ## random histories, each ledger against the model (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)
 
 clean: ## remove the virtual environment and every cache

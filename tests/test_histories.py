@@ -1,4 +1,4 @@
-"""Memory and SQLite give the same answers to the same history."""
+"""The model, memory and SQLite give the same answers to the same history."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from towpath.testing.pair import Mismatch, Pair, differences
 from towpath.testing.suite.desk import spec
 
 
+@pytest.mark.parametrize("right", ["memory", "sqlite"])
 @pytest.mark.parametrize("seed", range(1, 21))
-def test_seeded_histories(seed: int, tmp_path: Path) -> None:
-    play(seed, 120, factory("memory", tmp_path), factory("sqlite", tmp_path))
+def test_seeded_histories(seed: int, right: str, tmp_path: Path) -> None:
+    play(seed, 120, factory("model", tmp_path), factory(right, tmp_path))
 
 
 @pytest.mark.parametrize("seed", range(100, 120))

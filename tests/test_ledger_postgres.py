@@ -34,4 +34,4 @@ class TestPostgres(LedgerSuite):
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_the_same_answers_as_the_memory_ledger(seed: int, url: str, tmp_path: Path) -> None:
-    play(seed, 80, factory("memory", tmp_path), factory(url, tmp_path))
+    play(seed, 80, factory("model", tmp_path), factory(url, tmp_path))

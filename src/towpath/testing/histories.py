@@ -1,6 +1,6 @@
 """One random history, two ledgers, no difference.
 
-    python -m towpath.testing.histories --seeds 1-200 --steps 300 --left memory --right sqlite
+    python -m towpath.testing.histories --seeds 1-200 --steps 300 --left model --right sqlite
 
 Every step plays one batch of random commands on both ledgers and compares the answers, and every few steps everything
 else. A failure names its seed, and the history is shortened before it is shown.
@@ -120,13 +120,18 @@ def _terse(command: object) -> str:
 
 
 def factory(kind: str, folder: Path) -> Factory:
-    """A maker of empty ledgers: memory, sqlite, or postgresql://... (one ledger, emptied each time)."""
+    """A maker of empty ledgers: model, memory, sqlite, or postgresql://... (one ledger, emptied each time)."""
     count = iter(range(sys.maxsize))
 
     def memory() -> Ledger:
         from towpath.ledger.memory import MemoryLedger
 
         return MemoryLedger()
+
+    def model() -> Ledger:
+        from towpath.ledger.model import ModelLedger
+
+        return ModelLedger()
 
     def sqlite() -> Ledger:
         from towpath.ledger.sqlite import SqliteLedger
@@ -143,7 +148,7 @@ def factory(kind: str, folder: Path) -> Factory:
 
     if kind.startswith("postgresql://"):
         return postgres
-    return {"memory": memory, "sqlite": sqlite}[kind]
+    return {"model": model, "memory": memory, "sqlite": sqlite}[kind]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=EVERY, help="steps between two comparisons of everything")
     parser.add_argument(
-        "--left", default="memory", help="memory, sqlite, or postgresql://... of a database that may be emptied"
+        "--left", default="model", help="model, memory, sqlite, or postgresql://... of a database that may be emptied"
     )
     parser.add_argument("--right", default="sqlite")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first difference")

@@ -1,4 +1,4 @@
-"""The ledger in memory: the model that every other ledger is compared with, and a quick one for a single process."""
+"""The ledger in memory, for one process."""
 
 from __future__ import annotations
 

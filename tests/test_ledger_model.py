@@ -1,0 +1,20 @@
+"""The model keeps the contract that it is the oracle of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from towpath.ledger import Ledger
+from towpath.testing import ManualClock
+from towpath.testing.ledger_suite import LedgerSuite, checked
+
+
+class TestModel(LedgerSuite):
+    @pytest.fixture
+    def ledger(self, clock: ManualClock) -> Iterator[Ledger]:
+        from towpath.ledger.model import ModelLedger
+
+        with checked(ModelLedger(clock)) as ledger:
+            yield ledger
