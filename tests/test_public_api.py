@@ -55,6 +55,7 @@ SURFACE = [
     "Spec",
     "State",
     "Task",
+    "StopRequested",
     "Throttled",
     "breaker",
     "commands",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from towpath.bandwidth import Bandwidth
     from towpath.breakers import breaker
     from towpath.context import Running, current
-    from towpath.control import Cancel, Fail, Retry, Snooze, Throttled
+    from towpath.control import Cancel, Fail, Retry, Snooze, StopRequested, Throttled
     from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
@@ -65,6 +65,7 @@ __all__ = [
     "Snooze",
     "Spec",
     "State",
+    "StopRequested",
     "Task",
     "Throttled",
     "breaker",
@@ -81,7 +82,7 @@ _HOMES = {
     "towpath.bandwidth": "Bandwidth",
     "towpath.breakers": "breaker",
     "towpath.context": "Running current",
-    "towpath.control": "Cancel Fail Retry Snooze Throttled",
+    "towpath.control": "Cancel Fail Retry Snooze StopRequested Throttled",
     "towpath.core.breaker": "Breaker",
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",

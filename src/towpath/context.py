@@ -94,7 +94,7 @@ class Stoppable:
         return True
 
     def check(self) -> None:
-        """Raise `towpath.control.StopRequested` if `cancelled`."""
+        """Raise `towpath.StopRequested` if `cancelled`."""
         if self.cancelled:
             raise StopRequested(self.asked or Reason.LOST)
 
