@@ -186,8 +186,8 @@ def test_a_checkpoint_is_not_lost_with_the_attempt(app: App) -> None:
     assert seen == [None, 4]
 
 
-def test_an_enqueue_beside_a_busy_worker_is_in_the_next_batch(app: App) -> None:
-    """However many settles wait, and however large the append is."""
+def test_an_enqueue_beside_a_busy_worker_is_in_one_of_the_next_two_batches(app: App) -> None:
+    """However many settles wait, and however large the append is. A command of the caretaker may be before it."""
     tasks, ledger = Handlers(app), Counted(app)
     tasks.put("loop", 6000)
     with working(app, concurrency=400):
@@ -201,8 +201,7 @@ def test_an_enqueue_beside_a_busy_worker_is_in_the_next_batch(app: App) -> None:
             specs = tuple([task.options(queue="later").of(n).spec() for n in range(count)])
             committer.post([Append(specs)], lambda replies: None)
             ledger.let_go()
-            until(lambda at=at: len(ledger.batches) > at)  # type: ignore[misc]
-            assert any(isinstance(command, Append) for command in ledger.batches[at])
+            until(lambda at=at: any(isinstance(each, Append) for batch in ledger.batches[at : at + 2] for each in batch))  # type: ignore[misc]
         until(lambda: done(app) >= 6000)
 
 
