@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from towpath import control, tracing
+from towpath import control
 from towpath.context import Host, Running
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Progress, Progressed, Settle
@@ -29,6 +29,7 @@ from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, S
 from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
 from towpath.ledger import Ledger
+from towpath.observe import tracing
 from towpath.runtime import forks
 from towpath.runtime.document import Document
 from towpath.runtime.office import Mode

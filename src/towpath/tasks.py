@@ -23,13 +23,13 @@ from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Sno
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.handles import JobHandle, collecting, open_collector
+from towpath.observe.tracing import inject
 from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
 from towpath.runtime.office import Mode
-from towpath.tracing import inject
 
 P = ParamSpec("P")
 R = TypeVar("R")

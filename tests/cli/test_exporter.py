@@ -12,7 +12,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.cli.test_worker import SHOP, greet, talking
 
-INSTALLS = SHOP + "\nfrom towpath.metrics import install\ninstall(app.bus, app.ledger)\n"
+INSTALLS = SHOP + "\nfrom towpath.observe.metrics import install\ninstall(app.bus, app.ledger)\n"
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_ports_that_do_not_exist(shop: Shell) -> None:
 def test_a_program_that_has_metrics_already(shop: Shell) -> None:
     (shop.folder / "shop.py").write_text(INSTALLS)
     told = shop.run("worker", "shop:app", "--metrics", "0", code=2)
-    assert "installed towpath.metrics itself already" in told.err
+    assert "installed towpath.observe.metrics itself already" in told.err
 
 
 def test_without_the_library(shop: Shell) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.hosts import WAIT, expire
 from tests.engine.test_worker import working
-from towpath import App, metrics
+from towpath import App
 from towpath.core.breaker import Breaker
 from towpath.core.commands import Append, Claim, SetQueue, Settle, Want
 from towpath.core.commands import Claimed as ClaimedAnswer
@@ -39,6 +39,7 @@ from towpath.events import (
 )
 from towpath.ledger.memory import MemoryLedger
 from towpath.ledger.sqlite import SqliteLedger
+from towpath.observe import metrics
 from towpath.runtime.breakers import Breakers
 from towpath.runtime.committer import Committer
 from towpath.testing import ManualClock
@@ -216,7 +217,7 @@ def test_serving_over_http() -> None:
 
 
 def test_without_prometheus_it_says_what_to_install() -> None:
-    program = "import sys; sys.modules['prometheus_client'] = None; import towpath.metrics"
+    program = "import sys; sys.modules['prometheus_client'] = None; import towpath.observe.metrics"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "pip install 'towpath[metrics]'" in ended.stderr.splitlines()[-1]
 

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from towpath import App, tracing
+from towpath import App
+from towpath.observe import tracing
 
 EXPORTER = InMemorySpanExporter()
 

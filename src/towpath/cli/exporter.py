@@ -84,12 +84,12 @@ def serving(app: App, exporter: Exporter | None) -> Iterator[None]:
         yield
         return
     _library()
-    from towpath.metrics import install, serve
+    from towpath.observe.metrics import install, serve
 
     try:
         remove = install(app.bus, app.ledger, clock=app.clock)
     except ValueError as error:
-        message = "The program has installed towpath.metrics itself already."
+        message = "The program has installed towpath.observe.metrics itself already."
         raise bad_input(message, "Leave `install` out there, or --metrics here.") from error
     try:
         try:

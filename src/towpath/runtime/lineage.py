@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from towpath.core.job import Job
-from towpath.tracing import CONTEXT, HEADER, inject
+from towpath.observe.tracing import CONTEXT, HEADER, inject
 
 _NONE: Mapping[str, str] = {}
 

@@ -14,7 +14,7 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
     from prometheus_client.core import GaugeMetricFamily
 except ImportError as error:  # pragma: no cover
-    raise ImportError("towpath.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
+    raise ImportError("towpath.observe.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import breaker as breakers
@@ -38,7 +38,7 @@ from towpath.events import (
 )
 from towpath.ledger import Ledger
 
-log = get_logger("towpath.metrics")
+log = get_logger("towpath.observe.metrics")
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 DURATIONS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
