@@ -25,7 +25,7 @@ from towpath.core.commands import (
 )
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Done, Release, Spec, State
-from towpath.core.jumps import KEPT, Jumps
+from towpath.core.lifecycle import KEPT, Jumps
 from towpath.errors import InvalidInput, LedgerClosed, Unsupported
 from towpath.ledger.memory import MemoryLedger
 

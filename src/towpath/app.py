@@ -13,8 +13,8 @@ from towpath.codec import decode
 from towpath.compose import Batch, Chain, Group, Then
 from towpath.control import Span
 from towpath.core import checks
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Result
+from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle

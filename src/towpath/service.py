@@ -14,10 +14,10 @@ from towpath import breakers
 from towpath.attempts import Attempt, serve
 from towpath.bandwidth import Bandwidth
 from towpath.core import checks, lanes
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.lanes import Lane
+from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.escapes import get_logger

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.core.adaptive import REST, Bounds, Limiter, Ticket
 from towpath.core.checks import SECOND
+from towpath.core.limits import REST, Bounds, Limiter, Ticket
 from towpath.errors import InvalidInput
 
 MS = SECOND // 1000

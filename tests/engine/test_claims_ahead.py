@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Append, Claimed, Command, Hasten
 from towpath.core.job import Claim, Release, Spec
 from towpath.core.lanes import Lane
+from towpath.core.limits import Bounds
 from towpath.errors import TowpathError
 from towpath.events import Bus
 from towpath.ledger.memory import MemoryLedger

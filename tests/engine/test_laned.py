@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from towpath.core import admission
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Claimed
 from towpath.core.job import Claim, Release, Spec
 from towpath.core.lanes import Lane
+from towpath.core.limits import Bounds
 from towpath.runtime.intake import Plain
 from towpath.runtime.laned import Laned
 from towpath.runtime.office import Attempt, WorkerOptions

@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from towpath.core import checks
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Claim, Want
 from towpath.core.job import SUSPECT, Job
+from towpath.core.limits import Bounds
 from towpath.errors import InvalidInput
+
+# MERGED: How the queues of a worker with lanes or resources are divided into what is claimed together.
 
 MAX_LANES = 100
 AGEING_STEPS = 10
@@ -213,4 +215,35 @@ def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
         if name in found:
             raise InvalidInput(field="lane", value=name, expected="each lane once")
         found[name] = Lane(queues=names, reserved=int(reserved) if colon else None)
+    return found
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Queues (with commas between them) of one lane that are claimed together, and the names of the limits for all of them."""
+
+    lane: int
+    queues: str
+    limits: tuple[str, ...] = ()
+
+
+def limit_of(lane: str) -> str:
+    """The name of a lane's own limit; no resource can be called so."""
+    return f"lane {lane}"
+
+
+def shown(limit: str) -> str:
+    """What a limit is called before people."""
+    return limit if limit.startswith(limit_of("")) else f"resource {limit}"
+
+
+def lines_of(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[Line]:
+    """`sources`: queue -> the resource that all its jobs use."""
+    found: list[Line] = []
+    for number, (name, lane) in enumerate(lanes.items()):
+        own = () if lane.adaptive is None else (limit_of(name),)
+        by_resource: dict[str | None, list[str]] = {}
+        for queue in lane.queues:
+            by_resource.setdefault(sources.get(queue), []).append(queue)
+        for resource, queues in by_resource.items():
+            found.append(Line(number, ",".join(queues), own if resource is None else (resource, *own)))
     return found

@@ -22,8 +22,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from towpath.escapes import escape, get_logger
-from towpath.events.collected import Collected as Collected
 from towpath.events.delivery import MAX_BACKLOG as MAX_BACKLOG
+from towpath.events.delivery import Collected as Collected
 from towpath.events.delivery import Delivery
 
 log = get_logger("towpath.events")

@@ -83,12 +83,22 @@ from towpath.core.explain import Facts as ExplainFacts
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, SERIAL, SUSPECT, WAITING, Done, Job, KeyPolicy, Reason, Refuse, Release, Spec, State
 from towpath.core.job import Claim as ClaimedJob
-from towpath.core.jumps import Jumps
 from towpath.core.lanes import narrowed
-from towpath.core.lifecycle import REASONS, RETENTION, awaken, counter_of, lose, purge_time
+from towpath.core.lifecycle import (
+    REASONS,
+    RETENTION,
+    Jumps,
+    awaken,
+    counter_of,
+    dead_dependency,
+    dead_group,
+    lose,
+    other_outcome,
+    purge_time,
+    waits_in_a_circle,
+)
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import Pick, Rate, Turn, passed_over, permits, reason_after, share, spend
-from towpath.core.revival import dead_dependency, dead_group, other_outcome, waits_in_a_circle
 from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, Winner, page_seq, page_token
 from towpath.errors import InvalidInput, LedgerClosed, LostClaim, NoteConflict, Refused, UnknownGroup, UnknownJob, Unsupported
 from towpath.ledger import Answer, Capabilities, LeasesOnly

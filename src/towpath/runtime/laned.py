@@ -13,18 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from towpath.core.adaptive import Limiter, Ticket
 from towpath.core.checks import SECOND, matches
 from towpath.core.commands import MAX_BULK, Claimed, Want
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, Claim, Outcome, Refuse, Release
-from towpath.core.lanes import Lane, Shares, bounds_of
+from towpath.core.lanes import Lane, Shares, bounds_of, limit_of, lines_of, shown
+from towpath.core.limits import Limiter, Ticket
 from towpath.errors import TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.ageing import Ageing
 from towpath.runtime.intake import Intake
-from towpath.runtime.lines import limit_of, lines_of, shown
 from towpath.runtime.office import Attempt, Office, WorkerOptions
 from towpath.runtime.pace import Account, Paces
 

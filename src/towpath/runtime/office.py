@@ -9,10 +9,10 @@ import msgspec
 
 from towpath.clock import Clock
 from towpath.core import checks, lanes
-from towpath.core.adaptive import Bounds
 from towpath.core.commands import Settle
 from towpath.core.job import Job, Reason
 from towpath.core.lanes import Lane
+from towpath.core.limits import Bounds
 from towpath.errors import Refused
 from towpath.events import Bus
 from towpath.ledger import Ledger

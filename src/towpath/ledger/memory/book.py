@@ -12,8 +12,7 @@ from typing import TypeVar
 from towpath.core.admission import KeyName, KeyTaken, Proxy, namespace
 from towpath.core.commands import TOMBSTONE, GroupState, Result
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
-from towpath.core.jumps import Jumps
-from towpath.core.lifecycle import RETENTION
+from towpath.core.lifecycle import RETENTION, Jumps
 from towpath.core.views import NoteView
 from towpath.ledger.memory.rows import Gate, Group, Part, Queue, Tombstone
 from towpath.ledger.memory.timeline import Timeline

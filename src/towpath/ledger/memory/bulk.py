@@ -11,8 +11,7 @@ from towpath.core import checks
 from towpath.core.admission import KeyTaken, namespace, node
 from towpath.core.commands import Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived, Selector
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import awaken, counter_of
-from towpath.core.revival import dead_dependency, dead_group, other_outcome, waits_in_a_circle
+from towpath.core.lifecycle import awaken, counter_of, dead_dependency, dead_group, other_outcome, waits_in_a_circle
 from towpath.ledger.memory.appends import downstream
 from towpath.ledger.memory.book import Book, open_gates, put_proxy
 from towpath.ledger.memory.endings import Finishing

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from towpath.core.checks import SECOND
 from towpath.core.job import READY, RUNNING, Spec, State
-from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import Jumps
 from towpath.errors import Refused
 from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import PostgresDb, take_seqs

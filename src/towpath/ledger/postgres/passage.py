@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from towpath.core import checks
 from towpath.core.commands import Command, Upkeep
-from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import Jumps
 
 
 class Passage:

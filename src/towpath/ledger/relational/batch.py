@@ -14,8 +14,7 @@ import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.job import READY, RUNNING, SERIAL, Job, Reason, Spec, State
-from towpath.core.jumps import Jumps
-from towpath.core.lifecycle import counter_of
+from towpath.core.lifecycle import Jumps, counter_of
 from towpath.core.limits import Rate
 from towpath.errors import Refused
 from towpath.ledger.relational.db import Db, array

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from towpath.core.admission import namespace, node
 from towpath.core.commands import MAX_SPECS, TOMBSTONE, Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import awaken, counter_of
-from towpath.core.revival import dead_dependency, dead_group, other_outcome, waits_in_a_circle
+from towpath.core.lifecycle import awaken, counter_of, dead_dependency, dead_group, other_outcome, waits_in_a_circle
 from towpath.ledger.relational import endings
 from towpath.ledger.relational.appends import downstream
 from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, recount

@@ -24,7 +24,7 @@ from towpath.core import checks
 from towpath.core.commands import Append, Command, Placed, Settle
 from towpath.core.explain import Explanation
 from towpath.core.job import Done, Job, Spec
-from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import Jumps
 from towpath.core.views import NoteView, Page, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities

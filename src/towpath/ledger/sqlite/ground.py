@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from towpath.core.job import Spec
-from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import Jumps
 from towpath.ledger.relational.batch import Batch, Ground, QueueRow
 from towpath.ledger.relational.db import array
 from towpath.ledger.sqlite.db import SqliteDb, named, one

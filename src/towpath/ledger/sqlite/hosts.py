@@ -12,7 +12,7 @@ import apsw
 
 from towpath.core.commands import Placed
 from towpath.core.job import Spec
-from towpath.core.jumps import Jumps
+from towpath.core.lifecycle import Jumps
 from towpath.errors import LedgerBusy, StaleTransaction, WrongConnection
 from towpath.ledger.relational import appends
 from towpath.ledger.sqlite.ground import begin
