@@ -28,7 +28,7 @@ from towpath.core.ids import IdSource
 from towpath.core.job import After, Done, Spec
 from towpath.core.job import Claim as Held
 from towpath.ledger import Ledger
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite import SqliteLedger
 
 TARGETS = {

@@ -17,7 +17,7 @@ from towpath.core.commands import Append, Cancel, Command, Note, Open, Progress,
 from towpath.core.job import FINISHED, After, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger import Answer, Ledger
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.testing import START
 from towpath.testing.histories import factory, play, replay
 from towpath.testing.ledger_suite import Desk

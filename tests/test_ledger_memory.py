@@ -14,7 +14,7 @@ from towpath.testing.ledger_suite import LedgerSuite, checked
 class TestMemory(LedgerSuite):
     @pytest.fixture
     def ledger(self, clock: ManualClock) -> Iterator[Ledger]:
-        from towpath.ledger.memory import MemoryLedger
+        from towpath.ledger.memory.ledger import MemoryLedger
 
         with checked(MemoryLedger(clock)) as ledger:
             yield ledger

@@ -27,7 +27,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Done, Release, Spec, State
 from towpath.core.lifecycle import KEPT, Jumps
 from towpath.errors import InvalidInput, LedgerClosed, Unsupported
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND

@@ -8,7 +8,7 @@ import pytest
 
 from towpath import open_ledger
 from towpath.errors import InvalidInput
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite import SqliteLedger
 
 

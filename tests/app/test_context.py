@@ -18,7 +18,7 @@ from towpath.context import Running
 from towpath.core.checks import SECOND
 from towpath.core.job import Claim, Reason
 from towpath.errors import NotInJob, Unsupported
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.committer import Committer
 
 

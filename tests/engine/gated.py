@@ -8,7 +8,7 @@ from typing import Any
 
 from towpath.core.commands import Command
 from towpath.ledger import Answer, Ledger
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 
 
 class Gated:

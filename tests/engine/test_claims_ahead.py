@@ -16,7 +16,7 @@ from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
 from towpath.errors import TowpathError
 from towpath.events import Bus
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.ageing import Ageing
 from towpath.runtime.laned import Laned
 from towpath.runtime.newids import new_id

@@ -37,7 +37,7 @@ from towpath.events import (
     ScheduleFired,
     UpkeepDone,
 )
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite import SqliteLedger
 from towpath.observe import metrics
 from towpath.runtime.breakers import Breakers

@@ -32,7 +32,7 @@ from towpath.events import (
     ScheduleFired,
     UpkeepDone,
 )
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.pulse import Blocked
 from towpath.schedules import Scheduler, get_schedule, register
 from towpath.testing import ManualClock

@@ -13,7 +13,7 @@ from towpath.core.commands import Append, Appended
 from towpath.core.job import Reason, Spec, State
 from towpath.errors import NewerSchema, QueueFull
 from towpath.ledger import Ledger
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.postgres import PostgresLedger, many, quick
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.statements import SMALL

@@ -18,7 +18,7 @@ from tests.sqlite.workload import script
 from towpath.core.commands import Cancel, Claim, Command, Settle
 from towpath.errors import InvalidInput
 from towpath.ledger import sqlite
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite import FAULT_POINTS, SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock, faults
 

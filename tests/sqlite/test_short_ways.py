@@ -14,7 +14,7 @@ from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.relational import appends, settles
 from towpath.ledger.sqlite import SqliteLedger
 from towpath.testing.pair import Pair

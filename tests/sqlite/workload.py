@@ -50,7 +50,7 @@ from towpath.core.job import Claim as Held
 from towpath.core.limits import Rate
 from towpath.errors import Refused
 from towpath.ledger import Answer
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.testing import START, ManualClock
 
 Batch = tuple[tuple[Command, ...], int]

@@ -166,7 +166,7 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if parts.scheme == "memory" and not options:
-        from towpath.ledger.memory import MemoryLedger
+        from towpath.ledger.memory.ledger import MemoryLedger
 
         return MemoryLedger(clock)
     if parts.scheme == "sqlite":

@@ -30,7 +30,7 @@ from towpath.core.views import GroupView, Query
 from towpath.errors import InvalidInput, Refused, Unsupported
 from towpath.events import Bus
 from towpath.ledger import Ledger
-from towpath.ledger.memory import MemoryLedger
+from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.committer import Committer, Demand
 from towpath.runtime.engine import Parts
 from towpath.runtime.tickets import Reply, outcome

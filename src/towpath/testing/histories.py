@@ -124,7 +124,7 @@ def factory(kind: str, folder: Path) -> Factory:
     count = iter(range(sys.maxsize))
 
     def memory() -> Ledger:
-        from towpath.ledger.memory import MemoryLedger
+        from towpath.ledger.memory.ledger import MemoryLedger
 
         return MemoryLedger()
 

@@ -13,8 +13,8 @@ from towpath.core.explain import Facts as ExplainFacts
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.views import Page, Query, Winner, page_seq, page_token
 from towpath.errors import UnknownJob
-from towpath.ledger.memory.book import Book, open_gates
 from towpath.ledger.memory.rows import Part, Queue
+from towpath.ledger.memory.store import Book, open_gates
 
 
 def get_many(book: Book, ids: Sequence[str], bodies: bool) -> dict[str, Job]:

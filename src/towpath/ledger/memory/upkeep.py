@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
-from towpath.core.commands import KEEP, Upkeep, Upkept
+from towpath.core import checks
+from towpath.core.admission import KeyTaken, namespace, node
+from towpath.core.commands import (
+    KEEP,
+    Cancel,
+    Canceled,
+    GroupState,
+    Hasten,
+    Hastened,
+    Purge,
+    Purged,
+    Revive,
+    Revived,
+    Selector,
+    Upkeep,
+    Upkept,
+)
 from towpath.core.facts import KeyName
-from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.lifecycle import lose
-from towpath.ledger.memory.book import Book, forget_group
-from towpath.ledger.memory.claims import wake
-from towpath.ledger.memory.endings import Finishing, expire, hold
-from towpath.ledger.memory.rows import Queue
+from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, Reason, State
+from towpath.core.lifecycle import awaken, counter_of, dead_dependency, dead_group, lose, other_outcome, waits_in_a_circle
+from towpath.ledger.memory.append import downstream
+from towpath.ledger.memory.claim import wake
+from towpath.ledger.memory.rows import Group, Queue
+from towpath.ledger.memory.settle import Finishing, expire, hold
+from towpath.ledger.memory.store import Book, forget_group, open_gates, put_proxy
+
+# MERGED: Hasten: what has waited long becomes urgent.
+# MERGED: Cancel, Revive and Purge: by selector, in the order of seq, at most so many at a time.
 
 
 def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
@@ -189,3 +210,220 @@ def _lease_len(book: Book, seq: int) -> int:
     lease_len = book.jobs[seq].lease_len
     assert lease_len is not None
     return lease_len
+
+
+def hasten(book: Book, command: Hasten, now: int) -> Hastened:
+    found = [
+        job
+        for name in sorted(book.queues)
+        if checks.matches(command.queue, name)
+        for line in (book.queues[name].loose, *(part.line for part in book.queues[name].parts.values()))
+        for job in {seq: book.jobs[seq] for _, seq in line}.values()
+        if job.priority > command.priority and job.ready_at <= now - command.waited
+    ]
+    found.sort(key=lambda job: (job.queue, job.losses >= SUSPECT, job.part is not None, job.part or "", job.priority, job.seq))
+    for job in found[: command.limit]:
+        book.hasten(replace(job, priority=command.priority))
+    return Hastened(min(len(found), command.limit), len(found) > command.limit)
+
+
+DEAD = frozenset({State.FAILED, State.CANCELED})
+UNFINISHED = frozenset(State) - FINISHED
+
+
+def cancel(book: Book, command: Cancel, now: int) -> Canceled:
+    jobs, more = _selected(book, command, UNFINISHED)
+    waiting = [job.seq for job in jobs if job.state in WAITING]
+    asked = [job for job in jobs if job.state is State.RUNNING]
+    for job in asked:
+        book.put(job, replace(job, cancel_requested=Reason.REQUESTED))
+    finishing = Finishing(book, now)
+    finishing.add(waiting, State.CANCELED, Reason.REQUESTED)
+    finishing.run()
+    return Canceled(len(waiting), len(asked), more)
+
+
+def purge(book: Book, command: Purge, now: int) -> Purged:
+    jobs, more = _selected(book, command, FINISHED)
+    for job in jobs:
+        book.delete(job, now)
+    return Purged(len(jobs), more)
+
+
+def revive(book: Book, command: Revive, now: int) -> Revived:
+    jobs, more = _selected(book, command, frozenset(State) if command.where.ids else DEAD)
+    jobs.sort(key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq))
+    count = 0
+    refused: dict[int, tuple[str, str]] = {}
+    for job in jobs:
+        if book.jobs[job.seq] is not job:
+            # It came back with one that it needs.
+            continue
+        if (why := _why_not(book, job)) is not None:
+            refused[job.seq] = job.id, why
+        else:
+            count += _revive_with_dependents(book, job, now)
+    return Revived(count, tuple([refused[seq] for seq in sorted(refused)]), more)
+
+
+def _selected(book: Book, command: Cancel | Revive | Purge, states: Container[State]) -> tuple[list[Job], bool]:
+    where = command.where
+    found = (job for job in _candidates(book, where) if job.state in states and _matches(where, job))
+    if isinstance(command, Cancel):
+        found = (job for job in found if job.state is not State.RUNNING or job.cancel_requested is None)
+    jobs = list(islice(found, command.limit + 1))
+    return jobs[: command.limit], len(jobs) > command.limit
+
+
+def _candidates(book: Book, where: Selector) -> Iterator[Job]:
+    if where.ids:
+        return iter([book.jobs[seq] for seq in sorted({book.seqs[id] for id in where.ids if id in book.seqs})])
+    if where.group is not None:
+        group = book.groups.get(where.group)
+        return iter([]) if group is None else (book.jobs[seq] for seq in group.members)
+    return iter(book.jobs.values())
+
+
+def _matches(where: Selector, job: Job) -> bool:
+    return (
+        (not where.states or job.state in where.states)
+        and (where.queue is None or checks.matches(where.queue, job.queue))
+        and (where.part is None or job.part == where.part)
+        and (where.group is None or job.group == where.group)
+        and (where.key is None or job.key == where.key)
+        and (where.kind is None or job.kind == where.kind)
+        and (where.created_before is None or job.created_at < where.created_before)
+        and (where.finished_before is None or (job.finished_at is not None and job.finished_at < where.finished_before))
+    )
+
+
+def _why_not(book: Book, job: Job) -> str | None:
+    if job.state not in DEAD:
+        return f"it is {job.state}"
+    if job.reason is Reason.SUPERSEDED:
+        return "superseded"
+    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+        row = book.keys.get((namespace(job.queue), job.key))
+        holder = None if row is None else book.jobs.get(row.seq)
+        if holder is not None and holder.seq != job.seq and holder.state not in FINISHED:
+            return f"its key is held by {holder.id}"
+    if job.group is not None and book.groups[job.group].state is GroupState.ABORTING:
+        return f"group {job.group} is aborting"
+    for src, run_anyway in sorted(book.edges_in.get(job.seq, {}).items()):
+        if not run_anyway and (needed := book.jobs[src]).state in DEAD:
+            return dead_dependency(needed.id, needed.state)
+    for id, gate in sorted(book.gates_in.get(job.seq, {}).items()):
+        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+            if gate.outcome is not None:
+                return other_outcome(id, outcome, gate.outcome)
+            if (first := _dead_member(book, id)) is not None:
+                return dead_group(id, outcome, first)
+    return _cycle(book, job)
+
+
+def _dead_member(book: Book, group: str) -> str | None:
+    """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
+    row = book.groups[group]
+    proxied = [book.jobs[seq] for id in row.proxies if (seq := book.proxies[id].job) in book.jobs]
+    members = [*(book.jobs[seq] for seq in row.members), *proxied]
+    dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+    return min(dead, key=lambda job: (job.state is not State.FAILED, job.seq)).id if dead else None
+
+
+def _groups_of(book: Book, job: Job) -> set[str]:
+    """The groups that a revived job is counted in."""
+    found = {book.proxies[id].group for id in book.proxies_of.get(job.seq, ())}
+    found -= {id for id in found if book.groups[id].state is GroupState.ABORTING}
+    return found if job.group is None else found | {job.group}
+
+
+def _cycle(book: Book, job: Job) -> str | None:
+    """Would the job wait for something that waits for one of its groups?"""
+    groups = _groups_of(book, job)
+    waited = {book.jobs[src].id for src in book.edges_in.get(job.seq, ()) if book.jobs[src].state not in FINISHED}
+    waited |= {node(id) for id in book.gates_in.get(job.seq, ()) if id in groups or book.groups[id].outcome is None}
+    for group in sorted(groups if waited else ()):
+        if both := waited & {*downstream(book, node(group)), node(group)}:
+            return waits_in_a_circle(min(both), group)
+    return None
+
+
+def _revive_with_dependents(book: Book, job: Job, now: int) -> int:
+    """Revive a job and, level by level, what ended only because of it; how many came back."""
+    needing = _revive(book, job, now)
+    count = 1
+    while needing:
+        level, needing = sorted(needing), set()
+        for seq in level:
+            dependent = book.jobs[seq]
+            if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and _why_not(book, dependent) is None:
+                needing |= _revive(book, dependent, now)
+                count += 1
+    return count
+
+
+def _revive(book: Book, job: Job, now: int) -> set[int]:
+    """The jobs that may have ended only because of it."""
+    for id, gate in list(book.gates_in.get(job.seq, {}).items()):
+        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+            # All because of which the group ended badly is deleted.
+            book.drop_gate(id, job.seq)
+    waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()))
+    waits += len(open_gates(book, job.seq))
+    if job.group is not None and book.groups[job.group].state is GroupState.OPEN:
+        waits += 1
+    new = replace(
+        job,
+        state=awaken(job.ready_at, waits, now),
+        reason=Reason.REVIVED,
+        failures=0,
+        losses=0,
+        cancel_requested=None,
+        finished_at=None,
+        purge_at=None,
+        expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
+        waits=waits,
+    )
+    book.put(job, new)
+    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+        book.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
+    for dst in list(book.edges_out.get(job.seq, ())):
+        if book.jobs[dst].state not in FINISHED:
+            book.unlink(job.seq, dst)
+    needing = {dst for dst, run_anyway in book.edges_out.get(job.seq, {}).items() if not run_anyway}
+    for proxy in [book.proxies[id] for id in sorted(book.proxies_of.get(job.seq, ()))]:
+        if proxy.counted != "unfinished" and book.groups[proxy.group].state is not GroupState.ABORTING:
+            put_proxy(book, replace(proxy, counted="unfinished"))
+    for group in sorted(_groups_of(book, new)):
+        if book.groups[group].state is GroupState.CLOSED:
+            needing |= _reopen(book, book.groups[group])
+    return needing
+
+
+def _reopen(book: Book, group: Group) -> set[int]:
+    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that may have ended only
+    because of its outcome."""
+    group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
+    for proxy in [book.proxies[id] for id in group.proxies]:
+        winner = book.jobs.get(proxy.job)
+        counted = proxy.counted if winner is None else counter_of(winner.state, winner.reason)
+        if winner is not None and counted != proxy.counted and winner.id not in downstream(book, node(group.id)):
+            put_proxy(book, replace(proxy, counted=counted))
+    found: set[int] = set()
+    for dst, gate in list(book.gates_out.get(group.id, {}).items()):
+        job = book.jobs[dst]
+        if job.state in WAITING:
+            book.put(
+                job,
+                replace(
+                    job,
+                    state=State.BLOCKED,
+                    reason=job.reason if job.state is State.BLOCKED else Reason.NONE,
+                    waits=job.waits + 1,
+                ),
+            )
+        elif job.state is State.RUNNING:
+            book.drop_gate(group.id, dst)
+        elif job.reason is Reason.DEPENDENCY and not gate.run_anyway:
+            found.add(dst)
+    return found

@@ -27,8 +27,8 @@ from towpath.core.admission import (
 from towpath.core.commands import TOMBSTONE, GroupState
 from towpath.core.job import WAITING, Job, Reason, Spec, State
 from towpath.core.limits import spend
-from towpath.ledger.memory.book import Book, put_proxy
 from towpath.ledger.memory.rows import Gate, Tombstone
+from towpath.ledger.memory.store import Book, put_proxy
 
 NOTHING = Facts()
 """The facts about most appends."""

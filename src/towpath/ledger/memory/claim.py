@@ -16,10 +16,9 @@ from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import REASONS
 from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
 from towpath.errors import LostClaim
-from towpath.ledger.memory.book import Book
-from towpath.ledger.memory.endings import expire
-from towpath.ledger.memory.rows import Part, Queue
-from towpath.ledger.memory.timeline import Line
+from towpath.ledger.memory.rows import Line, Part, Queue
+from towpath.ledger.memory.settle import expire
+from towpath.ledger.memory.store import Book
 
 NONE = Reason.NONE
 
