@@ -15,8 +15,8 @@ from towpath.core.views import Query
 from towpath.errors import InvalidInput
 from towpath.fleet import REPORT, WorkerView
 from towpath.ledger import check_installed, open_ledger
-from towpath.ledger.relational import copying
-from towpath.ledger.relational.copying import Copied, Progress, Store
+from towpath.ledger.tables import transfer
+from towpath.ledger.tables.transfer import Copied, Progress, Store
 
 __all__ = ["Copied", "Progress", "copy", "health", "is_there", "migrate", "occupants", "vacuum"]
 
@@ -87,7 +87,7 @@ def occupants(url: str) -> list[str]:
 
 
 def _reports(store: Store, now: int) -> Iterator[bytes]:
-    for key, value, _, _, expires_at in store.stream(copying.NOTE, (REPORT,)):
+    for key, value, _, _, expires_at in store.stream(transfer.NOTE, (REPORT,)):
         if not key.startswith(REPORT):
             return
         if expires_at is not None and expires_at > now:
@@ -107,4 +107,4 @@ def copy(source: str, target: str, progress: Progress) -> Copied:
         one, other = stack.enter_context(_store(source)), stack.enter_context(_store(target))
         if one.place == other.place:
             raise InvalidInput(field="target", value=target, expected="another ledger than the source")
-        return copying.copy(one, other, progress)
+        return transfer.copy(one, other, progress)

@@ -16,7 +16,7 @@ from towpath import Spec, commands
 from towpath.cli.doors import shown
 from towpath.clock import SystemClock
 from towpath.errors import NotInstalled
-from towpath.ledger.relational.db import steps
+from towpath.ledger.tables.database import steps
 from towpath.testing.postgres import Server
 
 PROGRAM = """

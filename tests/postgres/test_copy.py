@@ -21,7 +21,7 @@ from towpath.core.job import Key, KeyPolicy, Spec
 from towpath.errors import InvalidInput, NotALedger, StoreFailed
 from towpath.ledger import Ledger
 from towpath.ledger.postgres import PostgresLedger, options_of
-from towpath.ledger.relational import copying
+from towpath.ledger.tables import transfer
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 from towpath.testing.pair import Pair, differences
@@ -142,7 +142,7 @@ class Broken(Exception):
 
 @pytest.mark.parametrize(("kind", "other"), ROUTES[:2])
 def test_it_goes_on_wherever_it_was_interrupted(kind: str, other: str, place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "ROWS", 7)
+    monkeypatch.setattr(transfer, "ROWS", 7)
     source, target = place(kind), place(other)
     written(source, 3, 100)
     before = dump(source)

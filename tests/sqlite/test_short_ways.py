@@ -15,8 +15,9 @@ from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.relational import appends, settles
 from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.tables import append
+from towpath.ledger.tables import settle as settles
 from towpath.testing.pair import Pair
 
 NOW = 1_000_000_000
@@ -64,8 +65,8 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         gone.append("settle")
         return stretching(*args)  # type: ignore[arg-type]
 
-    gathering, stretching = appends.gather, settles._stretch
-    monkeypatch.setattr(appends, "gather", gather)
+    gathering, stretching = append.gather, settles._stretch
+    monkeypatch.setattr(append, "gather", gather)
     monkeypatch.setattr(settles, "_stretch", stretch)
     return gone
 

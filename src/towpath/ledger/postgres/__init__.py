@@ -47,11 +47,10 @@ from towpath.ledger.postgres.passage import Passage
 from towpath.ledger.postgres.ringing import Ringing
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.postgres.stride import Strides
-from towpath.ledger.relational import reads
-from towpath.ledger.relational.batch import Ground, QueueRow
-from towpath.ledger.relational.db import Db, array
-from towpath.ledger.relational.functions import FunctionPace, Undone
-from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.database import Db, FunctionPace, Undone, array
+from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.tables.transaction import Ground, QueueRow
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 

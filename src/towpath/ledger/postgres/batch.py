@@ -18,9 +18,9 @@ from towpath.errors import Refused
 from towpath.escapes import get_logger
 from towpath.ledger.postgres.db import PostgresDb, take_seqs
 from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, LockHeld, Locks, NeedsLock, RowsTaken, Survey
-from towpath.ledger.relational import appends
-from towpath.ledger.relational.batch import Batch, Ground, QueueRow, is_limited
-from towpath.ledger.relational.db import array
+from towpath.ledger.tables import append
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import Batch, Ground, QueueRow, is_limited
 
 log = get_logger("towpath.postgres")
 
@@ -174,7 +174,7 @@ class PostgresBatch(Batch):
             mark = self.mark()
             self.db.save()
             try:
-                appends.place_or_bury(self, msgspec.json.decode(text, type=list[Spec]))
+                append.place_or_bury(self, msgspec.json.decode(text, type=list[Spec]))
                 self.flush()
             except Exception as error:
                 if not self.db.is_ours(error) or isinstance(error, psycopg.IntegrityError):

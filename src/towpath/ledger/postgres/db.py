@@ -28,8 +28,7 @@ from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.marks import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.postgres.where import PostgresWhere, jobs_in
-from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, array, plain_end
-from towpath.ledger.relational.functions import Undone
+from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, Undone, array, plain_end
 
 log = get_logger("towpath.postgres")
 

@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from towpath.errors import UserFunctionFailed
-from towpath.ledger.relational.functions import Undone
+from towpath.ledger.tables.database import Undone
 
 Function = Callable[[Any], object]
 

@@ -33,8 +33,8 @@ from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.db import PostgresDb, bodies_of
 from towpath.ledger.postgres.migrations import check_schema
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.relational.batch import GroupRow, PartRow
-from towpath.ledger.relational.db import array
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import GroupRow, PartRow
 
 Rows = list[tuple[int, ...]]
 Question = Callable[[PostgresDb], Any]

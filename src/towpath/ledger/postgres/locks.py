@@ -36,7 +36,7 @@ from towpath.core.commands import (
     Upkeep,
 )
 from towpath.core.job import KeyPolicy, Spec
-from towpath.ledger.relational.functions import has_function
+from towpath.ledger.tables.database import has_function
 
 
 class Locks(msgspec.Struct, frozen=True):

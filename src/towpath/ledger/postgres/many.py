@@ -18,7 +18,7 @@ from towpath.ledger.postgres.connect import end
 from towpath.ledger.postgres.db import PostgresDb, add_plain, end_open, take_seqs
 from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import PLAIN, SMALL
-from towpath.ledger.relational.db import PAYLOAD, Body, array
+from towpath.ledger.tables.database import PAYLOAD, Body, array
 
 BLOCK = 64
 """Rows that are sent at a time: the server works on them while the next are made."""

@@ -10,8 +10,8 @@ from psycopg.abc import Query as PgQuery
 from towpath.errors import NotALedger
 from towpath.ledger.postgres.db import Connection
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.relational import copying
-from towpath.ledger.relational import db as relational
+from towpath.ledger.tables import database as relational
+from towpath.ledger.tables import transfer
 
 OLDEST = 14
 """The oldest server that has all we use."""
@@ -75,4 +75,4 @@ def _schema(connection: Connection, statements: Statements, place: str) -> int:
 
 
 def check_schema(place: str, schema: int, min_schema: int) -> None:
-    copying.check_schema(place, schema, min_schema, len(steps()))
+    transfer.check_schema(place, schema, min_schema, len(steps()))

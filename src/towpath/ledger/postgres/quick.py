@@ -28,7 +28,7 @@ from towpath.ledger.postgres.direct import Direct
 from towpath.ledger.postgres.migrations import steps
 from towpath.ledger.postgres.statements import SMALL
 from towpath.ledger.postgres.stride import Step, Strides
-from towpath.ledger.relational.db import array
+from towpath.ledger.tables.database import array
 
 SOME = 60
 """Specs that go in one statement; COPY is faster for more."""

@@ -12,9 +12,9 @@ from towpath.core.job import Job
 from towpath.core.views import NoteView
 from towpath.ledger.postgres.db import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
-from towpath.ledger.relational import reads
-from towpath.ledger.relational.appends import specs_of
-from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.append import specs_of
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 _UNFINISHED = "('blocked', 'scheduled', 'ready', 'running')"
 _FINISHED = "('done', 'failed', 'canceled')"

@@ -11,8 +11,8 @@ from psycopg import sql
 
 from towpath.core.job import COLUMNS, MAX_LOSSES, SUSPECT, State
 from towpath.core.lifecycle import REASONS
-from towpath.ledger.relational.batch import GroupRow
-from towpath.ledger.relational.db import TABLES, script, steps
+from towpath.ledger.tables.database import TABLES, script, steps
+from towpath.ledger.tables.transaction import GroupRow
 
 SMALL = 256
 """Bytes of a payload that is kept with its job."""

@@ -16,8 +16,8 @@ from towpath.ledger.postgres import PostgresLedger, health, migrations, state
 from towpath.ledger.postgres.connect import PostgresOptions, connect, connect_first, shown, translate
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
-from towpath.ledger.relational.db import array
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 
 _VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now", "body": "body_now"}
 """Where to read what is counted by tallies, or kept in two places."""

@@ -16,7 +16,7 @@ from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
 from towpath.ledger.postgres.db import Look, PostgresDb, received
-from towpath.ledger.relational.db import Args, array, plain_end
+from towpath.ledger.tables.database import Args, array, plain_end
 
 IN_VAIN = 16
 """Batches for a queue until it is tried again after it was in vain: those that must go the general way should not pay for both."""

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from towpath.core.job import State
-from towpath.ledger.relational.db import HEADERS, array
-from towpath.ledger.relational.where import Where
+from towpath.ledger.tables.database import HEADERS, array
+from towpath.ledger.tables.reads import Where
 
 
 def jobs_in(states: Sequence[State]) -> tuple[str, str]:

@@ -28,10 +28,6 @@ from towpath.core.lifecycle import Jumps
 from towpath.core.views import NoteView, Page, Query, QueueView
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.relational import reads
-from towpath.ledger.relational.db import Db
-from towpath.ledger.relational.functions import FunctionPace, Undone, has_function, slices
-from towpath.ledger.relational.play import Player, check_commands, first_specs, play, play_one_by_one
 from towpath.ledger.sqlite import forks, guests, hosts, migrations, quick, state
 from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.db import OUR_OWN, SqliteDb, one
@@ -49,6 +45,9 @@ from towpath.ledger.sqlite.owners import owners_of
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.turnstile import Turnstile
 from towpath.ledger.sqlite.wake import Wake
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.database import Db, FunctionPace, Undone, has_function, slices
+from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
 
 __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 

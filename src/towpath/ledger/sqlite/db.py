@@ -19,10 +19,9 @@ from towpath.core.job import DONE, Job, State
 from towpath.core.lifecycle import REASONS, purge_time
 from towpath.core.views import Query
 from towpath.errors import Refused
-from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
-from towpath.ledger.relational.db import RESULT, TABLES, Args, Body, Finished, array, plain_end, script
-from towpath.ledger.relational.functions import Undone
 from towpath.ledger.sqlite import guests, jobs, where
+from towpath.ledger.tables.database import RESULT, TABLES, Args, Body, Finished, Undone, array, plain_end, script
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 T = TypeVar("T")
 _whole = msgspec.json.Decoder(list[int]).decode

@@ -9,9 +9,9 @@ import msgspec
 
 from towpath.core.job import Spec
 from towpath.core.lifecycle import Jumps
-from towpath.ledger.relational.batch import Batch, Ground, QueueRow
-from towpath.ledger.relational.db import array
 from towpath.ledger.sqlite.db import SqliteDb, named, one
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import Batch, Ground, QueueRow
 
 _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 

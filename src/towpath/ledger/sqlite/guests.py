@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from towpath.errors import UserFunctionFailed
-from towpath.ledger.relational.functions import Undone
+from towpath.ledger.tables.database import Undone
 
 _CONTROL = {
     apsw.SQLITE_TRANSACTION,

@@ -11,7 +11,7 @@ from msgspec.structs import astuple, force_setattr
 
 from towpath.core.admission import new_job
 from towpath.core.job import BODIES, COLUMNS, Job, Spec
-from towpath.ledger.relational.db import ERROR, HEADERS, PAYLOAD, array
+from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, array
 
 PART = 1024 * 1024
 SLOTS = 8192

@@ -7,9 +7,9 @@ from pathlib import Path
 import apsw
 
 from towpath.errors import NotALedger
-from towpath.ledger.relational import copying
-from towpath.ledger.relational import db as relational
 from towpath.ledger.sqlite.db import one
+from towpath.ledger.tables import database as relational
+from towpath.ledger.tables import transfer
 
 
 def steps() -> tuple[str, ...]:
@@ -47,4 +47,4 @@ def _schema(db: apsw.Connection, path: Path) -> int:
 
 
 def check_schema(path: Path, schema: int, min_schema: int) -> None:
-    copying.check_schema(str(path), schema, min_schema, len(steps()))
+    transfer.check_schema(str(path), schema, min_schema, len(steps()))

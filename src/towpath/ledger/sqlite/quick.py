@@ -20,9 +20,9 @@ from towpath.core.job import READY, RUNNING, Spec, runs_of
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
-from towpath.ledger.relational.db import array
 from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import SqliteDb, insert, named
+from towpath.ledger.tables.database import array
 
 Begin = Callable[[int, int, int], None]
 

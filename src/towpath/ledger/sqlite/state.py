@@ -8,11 +8,11 @@ import apsw
 
 from towpath.core.job import Job
 from towpath.core.views import NoteView
-from towpath.ledger.relational import reads
-from towpath.ledger.relational.appends import specs_of
-from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
 from towpath.ledger.sqlite import jobs
 from towpath.ledger.sqlite.db import named, one, rows
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.append import specs_of
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 # Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (

@@ -11,11 +11,11 @@ from typing import Any
 
 import apsw
 
-from towpath.ledger.relational.copying import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 from towpath.ledger.sqlite import jobs, migrations
 from towpath.ledger.sqlite.db import insert, one
 from towpath.ledger.sqlite.files import LOG_BYTES, SqliteOptions, connect, translate
 from towpath.ledger.sqlite.presence import long_readers
+from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 
 
 class SqliteStore:

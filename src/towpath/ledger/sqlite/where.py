@@ -10,9 +10,9 @@ import msgspec
 from towpath.core.commands import Selector
 from towpath.core.job import Job, State
 from towpath.core.views import Query
-from towpath.ledger.relational.db import HEADERS, array
-from towpath.ledger.relational.where import Where
 from towpath.ledger.sqlite.jobs import SLOTS, as_json
+from towpath.ledger.tables.database import HEADERS, array
+from towpath.ledger.tables.reads import Where
 
 
 class SqliteWhere(Where):

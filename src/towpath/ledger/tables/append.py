@@ -32,9 +32,9 @@ from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.core.limits import spend
 from towpath.errors import Refused
-from towpath.ledger.relational import endings
-from towpath.ledger.relational.batch import Batch, load_parts, recount
-from towpath.ledger.relational.db import ERROR, array
+from towpath.ledger.tables import finish
+from towpath.ledger.tables.database import ERROR, array
+from towpath.ledger.tables.transaction import Batch, load_parts, recount
 
 
 def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]:
@@ -235,14 +235,14 @@ def downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
 def write(batch: Batch, decision: Decision) -> Admission:
     """The effects of an admission, in the order of the rules."""
     admission = insert_admitted(batch, decision)
-    endings.finish(batch, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
+    finish.finish(batch, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
     ended: dict[str, bool] = {}
     for job in admission.jobs:
         if job.group is not None and job.state in FINISHED:
             ended[job.group] = ended.get(job.group, False) or job.state is State.FAILED
     for proxy in admission.proxies:
         ended[proxy.group] = ended.get(proxy.group, False) or proxy.counted == "failed"
-    endings.look_after(batch, ended)
+    finish.look_after(batch, ended)
     return admission
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from towpath.core.job import COLUMNS
 from towpath.errors import InvalidInput, NewerSchema, NotALedger, StoreFailed
-from towpath.ledger.relational import db
-from towpath.ledger.relational.batch import GroupRow, PartRow, QueueRow
+from towpath.ledger.tables import database
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 ROWS = 2000
 BYTES = 4 * 1024 * 1024
@@ -56,7 +56,7 @@ TABLES: tuple[Table, ...] = (
     Table("group", GroupRow.__struct_fields__, ("id",)),
     Table("queue", QueueRow.__struct_fields__, ("name",)),
     Table("part", PartRow.__struct_fields__, ("queue", "name")),
-    *(Table(name, db.TABLES[name], db.TABLES[name][:width]) for name, width in _KEYS.items()),
+    *(Table(name, database.TABLES[name], database.TABLES[name][:width]) for name, width in _KEYS.items()),
 )
 NOTE = next(table for table in TABLES if table.name == "note")
 

@@ -28,10 +28,9 @@ from towpath.core.job import (
 from towpath.core.lifecycle import Change, settle
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, Refused
-from towpath.ledger.relational import appends, endings, notes
-from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, by_id, flush_queues
-from towpath.ledger.relational.db import CURSOR, ERROR, RESULT, Body, Held, array
-from towpath.ledger.relational.functions import settle_with_functions
+from towpath.ledger.tables import append, finish, settings
+from towpath.ledger.tables.database import CURSOR, ERROR, RESULT, Body, Held, array, settle_with_functions
+from towpath.ledger.tables.transaction import Batch, PartRow, QueueRow, by_id, flush_queues
 
 Settling = Job | Held
 
@@ -79,7 +78,7 @@ def _settle_rest(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Ref
         # Where stretches are short, reading all the rest for each of them would cost the square of it.
         ahead = 2 * (len(answers) - done) + 8
         if closing is not None:
-            endings.look_after(batch, {closing: False})
+            finish.look_after(batch, {closing: False})
         elif len(answers) < len(commands):
             answers.append(_settle_alone(batch, commands[len(answers)]))
     return answers
@@ -133,7 +132,7 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
 def _proxied(batch: Batch, jobs: Iterable[Held]) -> set[int]:
     """Those that represent members of groups: their ends are followed one by one."""
     keyed = [job.seq for job in jobs if job.edges and job.key is not None]
-    return {row.job for row in batch.db.rows("proxies_of", (array(keyed),), endings.ProxyRow)} if keyed else set()
+    return {row.job for row in batch.db.rows("proxies_of", (array(keyed),), finish.ProxyRow)} if keyed else set()
 
 
 def _gather(batch: Batch, gathered: _Gathered, job: Settling, change: Change, outcome: Outcome) -> None:
@@ -190,7 +189,7 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
         alike.setdefault((job.queue, job.part, job.retention), []).append(job)
     by_time: dict[int | None, list[int]] = {}
     for (queue, part, _), jobs in alike.items():
-        by_time.setdefault(endings.purge_of(batch, jobs[0], DONE), []).extend([job.seq for job in jobs])
+        by_time.setdefault(finish.purge_of(batch, jobs[0], DONE), []).extend([job.seq for job in jobs])
         moves[queue, part, RUNNING, DONE] += len(jobs)
     for purge_at, seqs in by_time.items():
         batch.db.run("settle_done", (batch.now, purge_at, array(seqs)))
@@ -204,16 +203,16 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
     batch.db.put_bodies(gathered.bodies)
     if moves:
         batch.move(moves)
-    held = [(job.seq, job.queue, job.part, c.state) for job, c in gathered.again if endings.is_open(batch, job.group)]
-    endings.hold(batch, held)
-    endings.free_keys(batch, gathered.done)
-    endings.free_keys(batch, [job for job, _ in gathered.over])
+    held = [(job.seq, job.queue, job.part, c.state) for job, c in gathered.again if finish.is_open(batch, job.group)]
+    finish.hold(batch, held)
+    finish.free_keys(batch, gathered.done)
+    finish.free_keys(batch, [job for job, _ in gathered.over])
     if gathered.with_edges:
-        endings.release(batch, gathered.with_edges)
+        finish.release(batch, gathered.with_edges)
 
 
 def _write_over(batch: Batch, over: Sequence[tuple[Settling, Change]]) -> None:
-    ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, endings.purge_of(batch, job, c.state)) for job, c in over]
+    ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, finish.purge_of(batch, job, c.state)) for job, c in over]
     batch.db.run("settle_over", (batch.now, array(ends)))
 
 
@@ -232,12 +231,12 @@ def _settle_with_care(batch: Batch, job: Job, command: Settle) -> Settled:
     decision = None
     if command.spawn:
         origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)
-        decision = appends.decide(batch, command.spawn, origin)
-    written = notes.decide(batch, command.notes) if command.notes else None
+        decision = append.decide(batch, command.spawn, origin)
+    written = settings.decide(batch, command.notes) if command.notes else None
     if decision is not None:
-        appends.write(batch, decision)
+        append.write(batch, decision)
     if written is not None:
-        notes.write(batch, written)
+        settings.write(batch, written)
     return _change(batch, job, command)
 
 
@@ -251,7 +250,7 @@ def _change(batch: Batch, job: Job, command: Settle) -> Settled:
         batch.db.run("settle_end", (change.attempts, change.failures, change.state, job.seq))
         if type(command.outcome) is Release or type(command.outcome) is Refuse:
             _refund(batch, job)
-        endings.finish(batch, [job.seq], change.state, change.reason)
+        finish.finish(batch, [job.seq], change.state, change.reason)
     else:
         gathered = _Gathered([], [], [], [], [])
         _gather(batch, gathered, job, change, command.outcome)

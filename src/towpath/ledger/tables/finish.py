@@ -13,9 +13,9 @@ from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
-from towpath.ledger.relational import appends
-from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, moved, recount
-from towpath.ledger.relational.db import Held, array
+from towpath.ledger.tables import append
+from towpath.ledger.tables.database import Held, array
+from towpath.ledger.tables.transaction import Batch, GroupRow, by_seq, moved, recount
 
 Ending = tuple[list[int], State, Reason]
 
@@ -201,12 +201,12 @@ def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
     batch.wrote = True
     _open_gates(batch, group.id, outcome, work)
     then = batch.db.one("then_of", (group.id,))
-    thens = {} if then is None else appends.specs_of(then[0])
+    thens = {} if then is None else append.specs_of(then[0])
     if specs := thens.pop(outcome, []):
         # Once: a group that is reopened may end in the same way again.
-        batch.db.put("then", [(group.id, appends.text_of(thens))])
+        batch.db.put("then", [(group.id, append.text_of(thens))])
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
-        admission = appends.insert_admitted(batch, appends.decide(batch, follow, Origin()))
+        admission = append.insert_admitted(batch, append.decide(batch, follow, Origin()))
         batch.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
         # What it supersedes ends after what this group had already put on the list.
         work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))

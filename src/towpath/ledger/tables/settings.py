@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 from msgspec import UNSET
 
-from towpath.core.commands import Abort, GroupSet, GroupState, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
+from towpath.core.commands import Abort, GroupSet, GroupState, Note, Noted, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
 from towpath.core.limits import reason_after
-from towpath.errors import Refused, UnknownGroup
-from towpath.ledger.relational import endings
-from towpath.ledger.relational.appends import text_of
-from towpath.ledger.relational.batch import Batch, GroupRow, PartRow, QueueRow
+from towpath.errors import NoteConflict, Refused, UnknownGroup
+from towpath.ledger.tables import finish
+from towpath.ledger.tables.append import text_of
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import Batch, GroupRow, PartRow, QueueRow
+
+# MERGED: Notes: compare-and-set records whose versions, and so fences, come from one counter that only grows.
 
 
 def open_group(batch: Batch, command: Open) -> GroupSet:
@@ -26,7 +32,7 @@ def seal(batch: Batch, command: Seal) -> GroupSet | Refused:
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.OPEN:
-        endings.seal(batch, group)
+        finish.seal(batch, group)
     return GroupSet(command.group)
 
 
@@ -35,7 +41,7 @@ def unseal(batch: Batch, command: Unseal) -> GroupSet | Refused:
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.SEALED:
-        endings.unseal(batch, group, command.why)
+        finish.unseal(batch, group, command.why)
     elif group.paused and group.why != command.why:
         batch.wrote = True
         batch.change_group(group.id).why = command.why
@@ -47,7 +53,7 @@ def abort(batch: Batch, command: Abort) -> GroupSet | Refused:
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state in (GroupState.OPEN, GroupState.SEALED):
-        endings.abort(batch, group)
+        finish.abort(batch, group)
     return GroupSet(command.group)
 
 
@@ -98,3 +104,53 @@ def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
         row.rate_count, row.rate_period, row.rate_burst = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
     if command.not_before is not UNSET:
         row.next_at = command.not_before
+
+
+class Decided(msgspec.Struct):
+    answers: list[Noted]
+    puts: dict[str, tuple[str, bytes, int, int, int | None]]
+    drops: set[str]
+    next_version: int
+
+
+def note(batch: Batch, command: Note) -> Noted:
+    decided = decide(batch, [command])
+    write(batch, decided)
+    for gate in command.gates:
+        set_gate(batch, gate)
+    return decided.answers[0]
+
+
+def decide(batch: Batch, commands: Sequence[Note]) -> Decided:
+    """What the notes come to, each seeing the ones before it; raises NoteConflict and writes nothing."""
+    batch.relate()
+    found = batch.db.rows("live_notes", (array({n.key for n in commands}), batch.now), tuple[str, int, int])
+    live: dict[str, tuple[int, int]] = {key: (version, fence) for key, version, fence in found}
+    decided = Decided([], {}, set(), batch.next_version)
+    for command in commands:
+        version, fence = live.get(command.key, (0, 0))
+        if command.expect is not None and command.expect != version:
+            raise NoteConflict(key=command.key, version=version, expect=command.expect)
+        if command.value is None:
+            live.pop(command.key, None)
+            decided.puts.pop(command.key, None)
+            decided.drops.add(command.key)
+            decided.answers.append(Noted(command.key, version, fence))
+            continue
+        version = decided.next_version
+        decided.next_version += 1
+        fence = fence or version
+        live[command.key] = version, fence
+        expires = None if command.ttl is None else batch.now + command.ttl
+        decided.puts[command.key] = command.key, command.value, version, fence, expires
+        decided.drops.discard(command.key)
+        decided.answers.append(Noted(command.key, version, fence))
+    return decided
+
+
+def write(batch: Batch, decided: Decided) -> None:
+    batch.wrote = True
+    batch.next_version = decided.next_version
+    if decided.drops:
+        batch.db.run("delete_notes", (array(decided.drops),))
+    batch.db.put("note", decided.puts.values())

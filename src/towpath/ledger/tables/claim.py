@@ -14,9 +14,9 @@ from towpath.core.job import READY, RUNNING, SUSPECT, Job, State
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
-from towpath.ledger.relational import endings
-from towpath.ledger.relational.batch import Batch, PartRow, QueueRow, is_limited
-from towpath.ledger.relational.db import array
+from towpath.ledger.tables import finish
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import Batch, PartRow, QueueRow, is_limited
 
 
 class _Offer(msgspec.Struct):
@@ -32,7 +32,7 @@ class _Offer(msgspec.Struct):
 def claim(batch: Batch, command: Claim) -> Claimed:
     taken: list[Job] = []
     bare: list[Job] = []
-    endings.expire(batch, PROMOTE)
+    finish.expire(batch, PROMOTE)
     for each in command.wants:
         want = narrowed(command, each, taken)
         if want is None:

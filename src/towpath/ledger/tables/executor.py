@@ -39,16 +39,20 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.job import Spec, State
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.relational import ageing, appends, bulk, claims, notes, settings, settles, upkeep
-from towpath.ledger.relational.batch import Batch, by_id
+from towpath.ledger.tables import append, settings, settle, upkeep
+from towpath.ledger.tables import claim as claims
+from towpath.ledger.tables import settings as notes
+from towpath.ledger.tables import upkeep as ageing
+from towpath.ledger.tables import upkeep as bulk
+from towpath.ledger.tables.transaction import Batch, by_id
 
 READ_AHEAD = 5000
 Player = Callable[[Batch, Sequence[Command]], list[Answer]]
 
 _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
     Claim: claims.claim,
-    Renew: settles.renew,
-    Progress: settles.progress,
+    Renew: settle.renew,
+    Progress: settle.progress,
     Cancel: bulk.cancel,
     Revive: bulk.revive,
     Purge: bulk.purge,
@@ -69,9 +73,9 @@ def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
     for kind, group in groupby(commands, type):
         run: list[Any] = list(group)
         if kind is Append:
-            answers += appends.append(batch, run)
+            answers += append.append(batch, run)
         elif kind is Settle:
-            answers += settles.settle_run(batch, run)
+            answers += settle.settle_run(batch, run)
         else:
             answers += [_single(batch, command) for command in run]
     return answers

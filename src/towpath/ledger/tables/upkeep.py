@@ -1,4 +1,4 @@
-"""Cancel, revive, purge: many jobs by a selector, in the order of seq, a bounded number at a time."""
+"""Upkeep: reap, expire, wake, purge, sweep, a bounded number of rows at a time; nothing is written when nothing is due."""
 
 from __future__ import annotations
 
@@ -7,13 +7,215 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from towpath.core.admission import namespace, node
-from towpath.core.commands import MAX_SPECS, TOMBSTONE, Cancel, Canceled, GroupState, Purge, Purged, Revive, Revived
+from towpath.core.checks import matches
+from towpath.core.commands import (
+    KEEP,
+    MAX_SPECS,
+    TOMBSTONE,
+    Cancel,
+    Canceled,
+    GroupState,
+    Hasten,
+    Hastened,
+    Purge,
+    Purged,
+    Revive,
+    Revived,
+    Upkeep,
+    Upkept,
+)
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import awaken, counter_of, dead_dependency, dead_group, other_outcome, waits_in_a_circle
-from towpath.ledger.relational import endings
-from towpath.ledger.relational.appends import downstream
-from towpath.ledger.relational.batch import Batch, GroupRow, by_seq, recount
-from towpath.ledger.relational.db import array
+from towpath.core.lifecycle import (
+    RETENTION,
+    Change,
+    awaken,
+    counter_of,
+    dead_dependency,
+    dead_group,
+    lose,
+    other_outcome,
+    waits_in_a_circle,
+)
+from towpath.ledger.tables import claim, finish
+from towpath.ledger.tables.append import downstream
+from towpath.ledger.tables.database import array
+from towpath.ledger.tables.transaction import Batch, GroupRow, by_seq, recount
+
+# MERGED: Hasten: what has waited long becomes urgent.
+# MERGED: Cancel, revive, purge: many jobs by a selector, in the order of seq, a bounded number at a time.
+
+
+def upkeep(batch: Batch, command: Upkeep) -> Upkept:
+    batch.flush()
+    left = command.limit
+    reaped = _reap(batch, command.dead, left)
+    left -= reaped
+    expired = finish.expire(batch, left) if left else 0
+    left -= expired
+    woken = _wake(batch, left) if left else 0
+    left -= woken
+    purged = _purge(batch, left) if left else 0
+    left -= purged
+    swept = _sweep(batch, left) if left else 0
+    left -= swept
+    batch.flush()
+    return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(batch))
+
+
+def _reap(batch: Batch, dead: Sequence[str], limit: int) -> int:
+    """First the jobs of dead owners, then those whose lease is over."""
+    reaped = _lose(batch, batch.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
+    if reaped < limit:
+        late = _late(batch, limit - reaped)
+        if late and batch.outage():
+            late = _late(batch, limit - reaped)
+        reaped += _lose(batch, late)
+    return reaped
+
+
+def _late(batch: Batch, limit: int) -> list[Job]:
+    return batch.db.rows("late_jobs", (batch.now, array(batch.jumps.recorded), limit), Job)
+
+
+def _lose(batch: Batch, lost: Sequence[Job]) -> int:
+    if not lost:
+        return 0
+    batch.wrote = True
+    changes = [(job, lose(job, batch.now)) for job in lost]
+    batch.db.run("count_losses", (array([job.seq for job in lost]),))
+    back = [(job, change) for job, change in changes if change.state in WAITING]
+    _give_back(batch, back)
+    held = [(job, change) for job, change in back if finish.is_open(batch, job.group)]
+    finish.hold(batch, [(job.seq, job.queue, job.part, change.state) for job, change in held])
+    ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
+    finish.finish_sets(batch, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
+    return len(lost)
+
+
+def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reason, list[int]]:
+    """Those that end in `state`. A canceled job keeps the reason it was asked for, so there may be several."""
+    found: dict[Reason, list[int]] = {}
+    for job, change in changes:
+        if change.state is state:
+            found.setdefault(change.reason, []).append(job.seq)
+    return found
+
+
+def _give_back(batch: Batch, back: list[tuple[Job, Change]]) -> None:
+    if back:
+        batch.db.run("give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),))
+        batch.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
+
+
+def _wake(batch: Batch, limit: int) -> int:
+    batch.flush()
+    woken = 0
+    for queue in batch.db.rows("queues_with_due", (batch.now,), str):
+        woken += claim.promote(batch, queue, limit - woken)
+        if woken == limit:
+            break
+    return woken
+
+
+def _purge(batch: Batch, limit: int) -> int:
+    batch.flush()
+    purged = 0
+    for queue in batch.db.rows("queues_with_purgeable", (batch.now,), str):
+        purged += _delete(batch, queue, batch.now, limit - purged)
+        if purged == limit:
+            return purged
+    batch.flush()
+    for queue, kept, keep in batch.db.rows("queues_too_full", (KEEP, KEEP), tuple[str, int, int]):
+        purged += _delete(batch, queue, None, min(kept - keep, limit - purged))
+        if purged == limit:
+            break
+    return purged
+
+
+def _delete(batch: Batch, queue: str, until: int | None, limit: int) -> int:
+    seqs = batch.db.rows("purgeable_jobs", (queue, until, until, limit), int)
+    doomed = by_seq(batch, seqs)
+    assert all(job.state in FINISHED for job in doomed)
+    delete(batch, doomed)
+    return len(doomed)
+
+
+def _sweep(batch: Batch, limit: int) -> int:
+    batch.flush()
+    now, left = batch.now, limit
+    for name in ("sweep_tombstones", "sweep_replies", "sweep_notes"):
+        left -= _delete_rows(batch, name, now, left)
+    left -= _close_windows(batch, left)
+    left -= _delete_rows(batch, "sweep_parts", now, left)
+    groups = _delete_rows(batch, "sweep_groups", now - RETENTION, left)
+    if groups:
+        for statement in ("sweep_thens", "sweep_gates", "sweep_proxies"):
+            batch.db.run(statement)
+    if left < limit or groups:
+        batch.wrote = True
+        batch.parts.clear()
+        batch.groups.clear()
+    return limit - left + groups
+
+
+def _delete_rows(batch: Batch, statement: str, until: int, limit: int) -> int:
+    return batch.db.count(statement, (until, limit)) if limit else 0
+
+
+def _close_windows(batch: Batch, limit: int) -> int:
+    """A key whose window is over is held by an unfinished job only."""
+    over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int]) if limit else []
+    if over:
+        batch.relate()
+        over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int])
+    if kept := [(space, key) for space, key, held in over if held]:
+        batch.db.run("close_windows", (array(kept),))
+    if free := [(space, key) for space, key, held in over if not held]:
+        batch.db.run("delete_keys", (array(free),))
+    return len(over)
+
+
+def _next_due(batch: Batch) -> int | None:
+    jumps = batch.jumps.recorded
+    lease: int | None = None
+    if jumps:
+        lease = batch.db.one("next_lease_after_jump", (batch.now, array(jumps)))[0]
+    else:
+        lease = batch.db.one("next_lease")[0]
+    due: int | None = batch.db.one("next_due", (batch.now, KEEP))[0]
+    return min((time for time in (lease, due) if time is not None), default=None)
+
+
+def hasten(batch: Batch, command: Hasten) -> Hastened:
+    batch.flush()
+    before = batch.now - command.waited
+    last = _last_appended(batch, before)
+    found: list[int] = []
+    for queue in sorted(name for name in batch.db.rows("live_queues", (), str) if matches(command.queue, name)):
+        for name in ("old_loose", "old_parted", "old_suspects"):
+            if len(found) <= command.limit:
+                limit = command.limit + 1 - len(found)
+                found += batch.db.rows(name, (queue, command.priority, last, before, limit), int)
+    more = len(found) > command.limit
+    if found:
+        batch.wrote = True
+        seqs = array(found[: command.limit])
+        batch.db.run("hasten", (command.priority, seqs))
+    return Hastened(len(found) - more, more)
+
+
+def _last_appended(batch: Batch, before: int) -> int:
+    """The highest seq that was appended by then, or any after it without a job in between."""
+    low, high = 0, batch.next_seq
+    while low < high:
+        middle = (low + high + 1) // 2
+        row = batch.db.one("created_from", (middle,))
+        if row is None or row[0] > before:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
 
 UNFINISHED = tuple(sorted(set(State) - FINISHED))
 DEAD = (State.FAILED, State.CANCELED)
@@ -32,7 +234,7 @@ def cancel(batch: Batch, command: Cancel) -> Canceled:
     if asked:
         batch.wrote = True
         batch.db.run("ask_to_stop", (Reason.REQUESTED, array(asked)))
-    endings.finish(batch, waiting, State.CANCELED, Reason.REQUESTED)
+    finish.finish(batch, waiting, State.CANCELED, Reason.REQUESTED)
     return Canceled(len(waiting), len(asked), more)
 
 
@@ -141,9 +343,9 @@ def _groups_of(batch: Batch, job: Job) -> set[str]:
     return found if job.group is None else found | {job.group}
 
 
-def _proxies(batch: Batch, job: Job) -> list[endings.ProxyRow]:
+def _proxies(batch: Batch, job: Job) -> list[finish.ProxyRow]:
     """The members that the job represents, in groups that are not aborting."""
-    found = [] if job.key is None else batch.db.rows("proxies_of", (array([job.seq]),), endings.ProxyRow)
+    found = [] if job.key is None else batch.db.rows("proxies_of", (array([job.seq]),), finish.ProxyRow)
     return [row for row in found if _group(batch, row.group).state is not GroupState.ABORTING]
 
 
@@ -173,7 +375,7 @@ def _revive_one(batch: Batch, job: Job) -> set[int]:
     if shut := _shut_gates(batch, job):
         # All because of which the group ended badly is deleted.
         batch.db.run("delete_gates", (array([(gate.group, job.seq) for gate in shut]),))
-    waits = batch.db.one("open_waits", (job.seq,))[0] + endings.is_open(batch, job.group)
+    waits = batch.db.one("open_waits", (job.seq,))[0] + finish.is_open(batch, job.group)
     waits += sum(_group(batch, gate.group).outcome is None for gate in _gates(batch, job))
     state = awaken(job.ready_at, waits, batch.now)
     batch.db.run("revive", (state, Reason.REVIVED, waits, batch.now, job.seq))
@@ -184,7 +386,7 @@ def _revive_one(batch: Batch, job: Job) -> set[int]:
         key = (namespace(job.queue), job.key, job.id, job.seq, 0, None)
         batch.db.put("key", [key])
     needing = set(batch.db.rows("revivable_dependents", (array([job.seq]),), int))
-    endings.move_proxies(batch, [row for row in _proxies(batch, job) if row.counted != "unfinished"], "unfinished")
+    finish.move_proxies(batch, [row for row in _proxies(batch, job) if row.counted != "unfinished"], "unfinished")
     for group in sorted(_groups_of(batch, job)):
         if _group(batch, group).state is GroupState.CLOSED:
             needing |= _reopen(batch, batch.change_group(group))
@@ -200,7 +402,7 @@ def _reopen(batch: Batch, group: GroupRow) -> set[int]:
     waiters = by_seq(batch, gates)
     if blocked := [job.seq for job in waiters if job.state is State.BLOCKED]:
         batch.db.run("lower_waits", (array([(seq, -1) for seq in blocked]),))
-    endings.hold(
+    finish.hold(
         batch, [(job.seq, job.queue, job.part, job.state) for job in waiters if job.state in (State.SCHEDULED, State.READY)]
     )
     if begun := [(group.id, job.seq) for job in waiters if job.state is State.RUNNING]:
@@ -210,7 +412,7 @@ def _reopen(batch: Batch, group: GroupRow) -> set[int]:
 
 def _follow_winners(batch: Batch, group: GroupRow) -> None:
     """The members that others represent, which an abort may have counted as canceled, are counted as those are now."""
-    proxies = batch.db.rows("proxies_in", (group.id,), endings.ProxyRow)
+    proxies = batch.db.rows("proxies_in", (group.id,), finish.ProxyRow)
     winners = {job.seq: job for job in by_seq(batch, {row.job for row in proxies})} if proxies else {}
     for row in proxies:
         winner = winners.get(row.job)
@@ -218,4 +420,4 @@ def _follow_winners(batch: Batch, group: GroupRow) -> None:
         if winner is None or counted == row.counted:
             continue
         if winner.id not in downstream(batch, {node(group.id)}).get(node(group.id), ()):
-            endings.move_proxies(batch, [row], counted)
+            finish.move_proxies(batch, [row], counted)

@@ -17,7 +17,7 @@ from towpath.core.job import READY, RUNNING, SERIAL, Job, Reason, Spec, State
 from towpath.core.lifecycle import Jumps, counter_of
 from towpath.core.limits import Rate
 from towpath.errors import Refused
-from towpath.ledger.relational.db import Db, array
+from towpath.ledger.tables.database import Db, array
 
 
 class QueueRow(msgspec.Struct, array_like=True):
