@@ -29,7 +29,7 @@ from towpath.core.job import After, Done, Spec
 from towpath.core.job import Claim as Held
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 
 TARGETS = {
     "append_single": 0.8,

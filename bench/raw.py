@@ -14,8 +14,8 @@ from msgspec.structs import astuple
 
 from towpath.core.admission import Facts, admit
 from towpath.core.job import COLUMNS, Job, Spec
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
 from towpath.ledger.sqlite.files import connect
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
 _INSERT = f"INSERT INTO towpath_job ({_COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS))})"

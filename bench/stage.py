@@ -25,7 +25,7 @@ from ledger import resident
 from rounds import rate
 
 from towpath import App, current
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.service import RunOptions
 
 ARGUMENT = "x" * 100

@@ -361,8 +361,8 @@ WRONG_ARROWS = [
     ("towpath.ledger.memory", "from towpath.ledger.sqlite import SqliteLedger", "may not import ledger.sqlite"),
     ("towpath.ledger.memory", "def f() -> None:\n    from towpath.ledger import sqlite", "may not import ledger.sqlite"),
     ("towpath.ledger.memory", "import apsw", "the package apsw"),
-    ("towpath.ledger.sqlite.store", "import sqlite3", "sqlite3 may not"),
-    ("towpath.ledger.sqlite.store", "from towpath.app import new_id", "may not import app"),
+    ("towpath.ledger.sqlite.maintenance", "import sqlite3", "sqlite3 may not"),
+    ("towpath.ledger.sqlite.maintenance", "from towpath.app import new_id", "may not import app"),
     ("towpath.ledger.redis", "", "no room"),
     ("towpath.runtime.worker", "from towpath.app import App", "runtime may not import app"),
     ("towpath.runtime.worker", "from towpath.ledger.sqlite import SqliteLedger", "may not import ledger.sqlite"),
@@ -381,7 +381,10 @@ WRONG_ARROWS = [
 RIGHT_ARROWS = [
     ("towpath.core.job", "import re\nimport msgspec\nfrom towpath.core import checks\nfrom towpath.errors import Refused"),
     ("towpath.ledger", "def f() -> None:\n    from towpath.ledger.sqlite import SqliteLedger"),
-    ("towpath.ledger.sqlite.store", "import apsw\nfrom towpath.ledger.sqlite import rows\nfrom towpath.ledger import Ledger"),
+    (
+        "towpath.ledger.sqlite.maintenance",
+        "import apsw\nfrom towpath.ledger.sqlite import rows\nfrom towpath.ledger import Ledger",
+    ),
     ("towpath.apps.sync", "import towpath\nfrom towpath.flows.plan import Plan\nfrom towpath.commands import Append"),
     ("towpath.cli", "from towpath.apps.sync import main\nfrom towpath.http.server import serve"),
     ("towpath.app", "def f() -> None:\n    from towpath.testing.app import bench"),

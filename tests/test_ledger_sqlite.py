@@ -15,7 +15,7 @@ from towpath.testing.ledger_suite import LedgerSuite, checked
 class TestSqlite(LedgerSuite):
     @pytest.fixture
     def ledger(self, clock: ManualClock, tmp_path: Path) -> Iterator[Ledger]:
-        from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+        from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 
         with checked(SqliteLedger(tmp_path / "ledger.db", SqliteOptions(), clock)) as ledger:
             yield ledger

@@ -9,7 +9,7 @@ import pytest
 from towpath import open_ledger
 from towpath.errors import InvalidInput
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 
 
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def _store(url: str) -> Iterator[Store]:
 
 
 def _open_sqlite(url: str) -> Store:
-    from towpath.ledger.sqlite import options_of
-    from towpath.ledger.sqlite.store import SqliteStore
+    from towpath.ledger.sqlite.ledger import options_of
+    from towpath.ledger.sqlite.maintenance import SqliteStore
 
     return SqliteStore(*options_of(url))
 

@@ -17,7 +17,7 @@ from towpath.commands import Claimed, Want
 from towpath.core.job import Done
 from towpath.errors import TowpathError, UserFunctionFailed
 from towpath.ledger.postgres import PostgresLedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.tables.database import FIRST, FunctionPace, slices
 
 TABLE = "CREATE TABLE paid (n bigint PRIMARY KEY, account bigint REFERENCES account (id) DEFERRABLE INITIALLY DEFERRED)"

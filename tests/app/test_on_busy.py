@@ -15,7 +15,7 @@ import pytest
 
 from towpath import App
 from towpath.errors import LedgerBusy, StaleTransaction
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing.suite.desk import Desk, spec
 
 EACH = 75

@@ -93,16 +93,16 @@ class Producer:
 
 def _die_at(point: str, nth: int) -> None:
     """Give the SQLite ledgers that this process opens a fault that kills it."""
-    from towpath.ledger import sqlite
+    from towpath.ledger.sqlite import ledger
     from towpath.testing.faults import die_at
 
-    plain, fault = sqlite.options_of, die_at(point, nth)
+    plain, fault = ledger.options_of, die_at(point, nth)
 
-    def options_of(url: str) -> tuple[str, sqlite.SqliteOptions]:
+    def options_of(url: str) -> tuple[str, ledger.SqliteOptions]:
         path, options = plain(url)
         return path, msgspec.structs.replace(options, fault=fault)
 
-    sqlite.options_of = options_of
+    ledger.options_of = options_of
 
 
 def main() -> None:

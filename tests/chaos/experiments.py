@@ -20,7 +20,7 @@ from tests.postgres.fleet import Fleet, all_jobs, at_rest
 from towpath import App, Spec, open_ledger
 from towpath.core.commands import Append
 from towpath.errors import LedgerError
-from towpath.ledger.sqlite import FAULT_POINTS
+from towpath.ledger.sqlite.ledger import FAULT_POINTS
 from towpath.runtime.upkeep import KEY as CARETAKER
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from tests.chaos.audit import Findings
 from tests.sqlite.test_crash import prove
 from tests.sqlite.workload import script
 from towpath.core.commands import Append, Appended
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
 
 SECTOR = 512

@@ -38,7 +38,7 @@ from towpath.events import (
     UpkeepDone,
 )
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.observe import metrics
 from towpath.runtime.breakers import Breakers
 from towpath.runtime.committer import Committer

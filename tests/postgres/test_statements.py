@@ -13,7 +13,7 @@ from towpath.commands import Append, Claim, Upkeep, Want
 from towpath.ledger.postgres import PostgresLedger
 from towpath.ledger.postgres.db import PostgresDb
 from towpath.ledger.postgres.statements import queries as _queries
-from towpath.ledger.sqlite.db import _queries as _sqlite_queries
+from towpath.ledger.sqlite.statements import _queries as _sqlite_queries
 
 LEDGER = Path(str(towpath.ledger.postgres.__file__)).parent.parent
 

@@ -49,7 +49,7 @@ from towpath.core.limits import Rate
 from towpath.core.views import Query
 from towpath.errors import Damaged
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
 from towpath.testing.suite.desk import LEASE, Desk, spec, unique
 from towpath.testing.suite.desk import replace as newest

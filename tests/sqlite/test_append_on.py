@@ -18,7 +18,7 @@ import pytest
 from towpath.core.commands import Placed, Settle, Upkeep
 from towpath.core.job import Done
 from towpath.errors import LedgerBusy, NestedCall, NewerSchema, UnknownDependency, WrongConnection
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
 from towpath.testing.suite.desk import Desk, replace, spec
 

@@ -10,8 +10,8 @@ import apsw
 import pytest
 
 from towpath.errors import Damaged, InvalidInput, StoreFailed
-from towpath.ledger.sqlite.backup import backup
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader
+from towpath.ledger.sqlite.maintenance import backup
 
 OPTIONS = SqliteOptions()
 SPAWN = multiprocessing.get_context("spawn")

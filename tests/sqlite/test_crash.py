@@ -17,9 +17,9 @@ from tests.sqlite import workload
 from tests.sqlite.workload import script
 from towpath.core.commands import Cancel, Claim, Command, Settle
 from towpath.errors import InvalidInput
-from towpath.ledger import sqlite
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import FAULT_POINTS, SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite import ledger as sqlite
+from towpath.ledger.sqlite.ledger import FAULT_POINTS, SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock, faults
 
 EVERY_BATCH = [point for point in FAULT_POINTS if point != "checkpointed"]

@@ -13,7 +13,7 @@ from towpath.core.commands import Append, Cancel, Claim, Note, Purge, Renew, Rev
 from towpath.core.job import Done
 from towpath.core.views import Query
 from towpath.errors import Damaged, NotALedger, UnknownJob
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import START, ManualClock
 from towpath.testing.suite.desk import LEASE, Desk, spec, unique
 

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from towpath.errors import NotALedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])

@@ -22,7 +22,7 @@ from towpath.errors import (
     LedgerBusy,
     LedgerClosed,
 )
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
 from towpath.testing.suite.desk import LEASE, Desk, spec
 

@@ -19,8 +19,8 @@ import pytest
 
 from towpath import care
 from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed, TowpathError
-from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, options_of, translate
+from towpath.ledger.sqlite.ledger import SqliteLedger
 
 OPTIONS = SqliteOptions()
 SPAWN = multiprocessing.get_context("spawn")
@@ -57,8 +57,8 @@ from pathlib import Path
 from towpath.errors import TowpathError
 from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader
-from towpath.ledger.sqlite.turnstile import Turnstile
-from towpath.ledger.sqlite.wake import Wake
+from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.wakeups import Wake
 
 OPTIONS = SqliteOptions(busy_timeout=0.2)
 path = Path(sys.argv[1])

@@ -15,7 +15,7 @@ from towpath.core.job import Claim as Held
 from towpath.core.job import Done, Retry
 from towpath.core.limits import Rate
 from towpath.core.views import Query
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing.suite.desk import spec
 
 SPAWN = multiprocessing.get_context("spawn")

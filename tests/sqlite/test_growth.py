@@ -14,7 +14,7 @@ from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Release, Retry, 
 from towpath.core.job import Claim as Held
 from towpath.core.views import Query
 from towpath.errors import Refused
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 
 N = 100
 GROWTH = 7.0

@@ -14,7 +14,7 @@ from towpath.core.commands import Append, Appended, Command, Note, Settle, Settl
 from towpath.core.job import Done, State
 from towpath.core.views import Query
 from towpath.errors import DiskFull, NestedCall, UserFunctionFailed
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
 from towpath.testing.suite.desk import Desk, spec
 

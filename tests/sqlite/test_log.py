@@ -14,8 +14,8 @@ import msgspec
 from tests.cli.shell import Shell
 from towpath import Spec, new_id
 from towpath.commands import Append
-from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import LOG_BYTES
+from towpath.ledger.sqlite.ledger import SqliteLedger
 
 BOUND = 64 * 1024 * 1024
 """Of the `-wal` file, under any mix of writers and without a long reader."""

@@ -20,9 +20,9 @@ from towpath.core.commands import Append, Purge, Selector, Settle, Upkeep
 from towpath.core.job import COLUMNS, Done, Job, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.errors import NewerSchema, NotALedger
-from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
-from towpath.ledger.sqlite.db import _queries, named
+from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.ledger.sqlite.migrations import steps
+from towpath.ledger.sqlite.statements import _queries, named
 from towpath.testing import START, ManualClock
 from towpath.testing.suite.desk import Desk, spec
 

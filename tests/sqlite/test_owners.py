@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.sqlite.owners import SLOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leases only")

@@ -15,7 +15,7 @@ from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.sqlite import SqliteLedger
+from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.tables import append
 from towpath.ledger.tables import settle as settles
 from towpath.testing.pair import Pair

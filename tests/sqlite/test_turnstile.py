@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from towpath.errors import LedgerBusy
-from towpath.ledger.sqlite.turnstile import Turnstile
+from towpath.ledger.sqlite.process_turns import Turnstile
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -289,7 +289,7 @@ from towpath import Spec
 from towpath.commands import Append
 from towpath.errors import DiskFull
 from towpath.ledger.sqlite import SqliteLedger
-from towpath.ledger.sqlite.turnstile import Turnstile
+from towpath.ledger.sqlite.process_turns import Turnstile
 
 path, filler = Path(sys.argv[1], "a.db"), Path(sys.argv[1], "filler")
 ledger = SqliteLedger(path)

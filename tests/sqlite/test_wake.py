@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from towpath.ledger.sqlite.wake import Wake
+from towpath.ledger.sqlite.wakeups import Wake
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -144,7 +144,7 @@ def test_a_full_inotify_table_falls_back_to_short_sleeps(tmp_path: Path) -> None
     code = """
 import resource, sys, time
 from pathlib import Path
-from towpath.ledger.sqlite.wake import Wake
+from towpath.ledger.sqlite.wakeups import Wake
 wake = Wake(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 with wake.watch() as watch:

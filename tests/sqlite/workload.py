@@ -221,7 +221,7 @@ class CountingVfs(apsw.VFS):
 
 
 def main(path: str, mode: str, *rest: str) -> None:
-    from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+    from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
     from towpath.testing.faults import die_at
 
     batches = script("big" in rest).batches

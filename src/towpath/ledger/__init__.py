@@ -170,9 +170,9 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
 
         return MemoryLedger(clock)
     if parts.scheme == "sqlite":
-        from towpath.ledger import sqlite
+        from towpath.ledger.sqlite import ledger
 
-        return sqlite.SqliteLedger(*sqlite.options_of(url), clock)
+        return ledger.SqliteLedger(*ledger.options_of(url), clock)
     if parts.scheme in ("postgresql", "postgres"):
         check_installed("psycopg", "postgres")
         from towpath.ledger import postgres

@@ -64,7 +64,7 @@ def bench(app: App, database: bool = False) -> Iterator[Bench]:
 
 
 def _database(stack: contextlib.ExitStack, clock: Clock) -> Ledger:
-    from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
+    from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="towpath-"))
     return SqliteLedger(Path(folder) / "work.db", SqliteOptions(synchronous="normal"), clock)
@@ -85,7 +85,7 @@ class Bench:
     @property
     def database(self) -> apsw.Connection:
         """With `app.testing(database=True)`: a connection to the ledger's file, to make your tables and to look at your rows."""
-        from towpath.ledger.sqlite import SqliteLedger
+        from towpath.ledger.sqlite.ledger import SqliteLedger
 
         if not isinstance(self.ledger, SqliteLedger):
             raise Unsupported(what="there is no database behind it; use app.testing(database=True)")

@@ -19,7 +19,7 @@ Fault = Callable[[str], None]
 
 def points() -> tuple[str, ...]:
     """The fault points of the SQLite ledger, in the order in which a batch passes them."""
-    from towpath.ledger.sqlite import FAULT_POINTS
+    from towpath.ledger.sqlite.ledger import FAULT_POINTS
 
     return FAULT_POINTS
 

@@ -134,7 +134,7 @@ def factory(kind: str, folder: Path) -> Factory:
         return ModelLedger()
 
     def sqlite() -> Ledger:
-        from towpath.ledger.sqlite import SqliteLedger
+        from towpath.ledger.sqlite.ledger import SqliteLedger
 
         return SqliteLedger(folder / f"{kind}-{next(count)}.db")
 

@@ -13,11 +13,13 @@ import re
 import stat
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
 import apsw
 import msgspec
@@ -35,6 +37,8 @@ from towpath.errors import (
     ReadOnly,
     StoreFailed,
 )
+
+# MERGED: Forks of a process that has ledgers open. Its child has none: the connections are the parent's.
 
 # Other FUSE mounts (ntfs-3g, encfs, a container's overlay) are local disks.
 _NETWORK: Final = re.compile(
@@ -367,3 +371,47 @@ def network_kind(path: Path, mounts: str | None = None) -> str | None:
 
 def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+PATIENCE: Final = 2.0
+"""Seconds that a fork waits for threads that are inside SQLite."""
+
+
+class Forkable(Protocol):
+    def _inside_locks(self) -> Sequence[threading.Lock]:
+        """The locks that the threads hold which are inside SQLite, without those of this thread."""
+        ...
+
+    def _left_to_parent(self) -> None:
+        """This is the child: never touch the connections again."""
+        ...
+
+
+open_here: WeakSet[Forkable] = WeakSet()
+_held = threading.local()
+
+
+def _before() -> None:
+    """Nobody is inside SQLite while we fork. A mutex of the library that another thread holds then (each allocation takes one) would
+    stay locked in the child for ever, and the child could not open a ledger of its own."""
+    deadline = time.monotonic() + PATIENCE
+    _held.locks = []
+    for ledger in list(open_here):
+        for lock in ledger._inside_locks():
+            if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                _held.locks.append(lock)
+
+
+def _let_go() -> None:
+    while _held.locks:
+        _held.locks.pop().release()
+
+
+def _in_child() -> None:
+    for ledger in list(open_here):
+        ledger._left_to_parent()
+    _let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)

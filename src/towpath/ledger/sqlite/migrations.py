@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 
 from towpath.errors import NotALedger
-from towpath.ledger.sqlite.db import one
+from towpath.ledger.sqlite.statements import one
 from towpath.ledger.tables import database as relational
 from towpath.ledger.tables import transfer
 

@@ -8,8 +8,8 @@ import apsw
 
 from towpath.core.job import Job
 from towpath.core.views import NoteView
-from towpath.ledger.sqlite import jobs
-from towpath.ledger.sqlite.db import named, one, rows
+from towpath.ledger.sqlite import rows as jobs
+from towpath.ledger.sqlite.statements import named, one, rows
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import specs_of
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow

@@ -14,9 +14,9 @@ from towpath.core.commands import Placed
 from towpath.core.job import Spec
 from towpath.core.lifecycle import Jumps
 from towpath.errors import LedgerBusy, StaleTransaction, WrongConnection
-from towpath.ledger.sqlite.ground import begin
 from towpath.ledger.sqlite.migrations import check_schema
-from towpath.ledger.sqlite.turnstile import Turnstile
+from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.statements import begin
 from towpath.ledger.tables import append as appends
 
 _LOCK = "UPDATE towpath_meta SET last = last"

@@ -20,8 +20,8 @@ from towpath.core.job import READY, RUNNING, Spec, runs_of
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
-from towpath.ledger.sqlite import jobs
-from towpath.ledger.sqlite.db import SqliteDb, insert, named
+from towpath.ledger.sqlite import rows as jobs
+from towpath.ledger.sqlite.statements import SqliteDb, insert, named
 from towpath.ledger.tables.database import array
 
 Begin = Callable[[int, int, int], None]

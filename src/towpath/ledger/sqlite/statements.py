@@ -15,13 +15,19 @@ import apsw
 import msgspec
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import DONE, Job, State
-from towpath.core.lifecycle import REASONS, purge_time
+from towpath.core.job import DONE, Job, Spec, State
+from towpath.core.lifecycle import REASONS, Jumps, purge_time
 from towpath.core.views import Query
 from towpath.errors import Refused
-from towpath.ledger.sqlite import guests, jobs, where
-from towpath.ledger.tables.database import RESULT, TABLES, Args, Body, Finished, Undone, array, plain_end, script
-from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
+from towpath.ledger.sqlite import rows as jobs
+from towpath.ledger.sqlite import user_functions
+from towpath.ledger.sqlite.rows import SLOTS, as_json
+from towpath.ledger.tables.database import HEADERS, RESULT, TABLES, Args, Body, Finished, Undone, array, plain_end, script
+from towpath.ledger.tables.reads import Where
+from towpath.ledger.tables.transaction import Batch, Ground, GroupRow, PartRow, QueueRow
+
+# MERGED: Conditions on jobs in SQLite's words.
+# MERGED: How a batch begins: one read for all that most batches need.
 
 T = TypeVar("T")
 _whole = msgspec.json.Decoder(list[int]).decode
@@ -101,10 +107,10 @@ class SqliteDb:
         jobs.fill(self.connection, found)
 
     def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
-        return where.matching(self.connection, selector, states, unasked, limit)
+        return matching(self.connection, selector, states, unasked, limit)
 
     def find(self, query: Query, limit: int) -> list[Job]:
-        return where.find(self.connection, query, limit)
+        return find(self.connection, query, limit)
 
     def save(self) -> None:
         self.connection.execute("SAVEPOINT towpath_save")
@@ -116,7 +122,7 @@ class SqliteDb:
         self.connection.execute("RELEASE towpath_save")
 
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
-        return guests.call_all(self.connection, functions)
+        return user_functions.call_all(self.connection, functions)
 
     def is_ours(self, error: Exception) -> bool:
         if isinstance(error, Undone):
@@ -194,3 +200,59 @@ _WORDS: Mapping[str, str] = {
     ),
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
+
+
+class SqliteWhere(Where):
+    def ids(self, ids: tuple[str, ...]) -> None:
+        self.add("j.id IN (SELECT value FROM json_each(?))", array(ids))
+
+    def like(self, pattern: str) -> None:
+        # Names have no other wildcard of GLOB in them.
+        self.add("j.queue GLOB ?", pattern)
+
+    def header(self, name: str, value: str) -> None:
+        headers = "(SELECT CAST(data AS TEXT) FROM towpath_body WHERE slot = j.seq * ? + ?)"
+        # The name is compared as a value: a JSON path would have to quote it.
+        term = f"EXISTS (SELECT 1 FROM json_each({headers}) h WHERE h.key = ? AND h.atom = ?)"
+        self.add(term, SLOTS, HEADERS * 1024, name, value)
+
+
+def matching(db: apsw.Connection, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+    where = SqliteWhere()
+    where.match(selector)
+    where.states(tuple(states))
+    if unasked:
+        where.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
+    return _jobs(db, "towpath_job j", where, "ASC", limit)
+
+
+def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
+    where = SqliteWhere()
+    where.ask(query)
+    return _jobs(db, "towpath_job j " + _index(query), where, "ASC" if query.oldest_first else "DESC", limit)
+
+
+def _index(query: Query) -> str:
+    """Dead letters and running jobs are few among many; left alone, SQLite walks the whole table in the order asked for."""
+    if query.states == (State.FAILED,):
+        return "INDEXED BY towpath_job_failed"
+    return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""
+
+
+def _jobs(db: apsw.Connection, table: str, where: Where, order: str, limit: int) -> list[Job]:
+    sql = (
+        f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
+    )
+    ((found,),) = db.execute(sql, (*where.args, limit))
+    return msgspec.json.decode(found, type=list[Job])
+
+
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
+
+
+def begin(connection: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> Batch:
+    """`first`: specs that the batch begins with. What their append must know is read along."""
+    args = (array({spec.queue for spec in first}), array([spec.id for spec in first]))
+    schema, least, seq, version, last, queues, known = one(connection, named("begin_batch"), args)
+    ground = Ground(schema, least, seq, version, last, _queue_rows(queues) if first else [], bool(known))
+    return Batch(SqliteDb(connection), now, jumps, ground, first)

@@ -1,0 +1,443 @@
+"""The embedded ledger: one SQLite file, any number of processes.
+
+A batch is one transaction. Processes take turns by the turnstile, threads by a lock; the connection that writes belongs
+to whoever holds both. Reads have a connection of their own. After COMMIT the wake file is touched, so that every waiter
+looks again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from towpath.clock import Clock, SystemClock
+from towpath.core import checks
+from towpath.core.commands import Append, Command, Placed, Settle
+from towpath.core.explain import Explanation
+from towpath.core.job import Done, Job, Spec
+from towpath.core.lifecycle import Jumps
+from towpath.core.views import NoteView, Page, Query, QueueView
+from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
+from towpath.ledger import Answer, Capabilities
+from towpath.ledger.sqlite import audit, fast_append, files, migrations, user_functions, user_transactions
+from towpath.ledger.sqlite.files import (
+    LOG_BYTES,
+    SqliteOptions,
+    connect,
+    connect_reader,
+    options_of,
+    set_patience,
+    translate,
+)
+from towpath.ledger.sqlite.maintenance import backup
+from towpath.ledger.sqlite.owners import owners_of
+from towpath.ledger.sqlite.presence import Presence
+from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.statements import OUR_OWN, SqliteDb, begin, one
+from towpath.ledger.sqlite.wakeups import Wake
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.database import Db, FunctionPace, Undone, has_function, slices
+from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
+
+__all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
+
+T = TypeVar("T")
+
+CHECKPOINT_BYTES = 8 * 1024 * 1024
+"""Commits in the write-ahead log that are not in the database file yet, from which on they are copied."""
+RESTART_PATIENCE = 0.05
+"""Seconds that a restart of a long log waits, inside the turn, for transactions that still read from it."""
+RESTART_PAUSE = 1.0
+"""Seconds until a restart that such a transaction prevented is tried again."""
+CHECK_EVERY = 200
+"""Jobs and commands after which the length of the write-ahead log is looked at."""
+FUNCTIONS = 256
+"""Commit functions of one transaction at most."""
+FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
+"""Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of them."""
+LOOK_AGAIN = 0.25
+"""Seconds after which a waiter looks again even if no wake-up came."""
+
+
+class SqliteLedger(reads.Related):
+    capabilities = Capabilities(durable=True, shared=True, transactional=True)
+    repeats = 0
+
+    def __init__(self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._options = options or SqliteOptions()
+        self._clock = clock or SystemClock()
+        self._fault = self._options.fault or _no_fault
+        self._pid = os.getpid()
+        self._forked = False
+        self._jumps = Jumps()
+        self._closed = False
+        self._unchecked = 0
+        self._restart_due = 0.0
+        self._inside: int | None = None
+        self._functions = FunctionPace(FUNCTIONS)
+        self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        with ExitStack() as stack:
+            self._db = self._connect()
+            stack.callback(self._close_writer)
+            with self._translated(self._db):
+                migrations.migrate(self._db, self.path)
+                self._page_size = int(one(self._db, "PRAGMA page_size")[0])
+            self._known_schema = len(migrations.steps())
+            self._reader = connect_reader(self.path, self._options)
+            stack.callback(self._reader.close)
+            self._watcher = connect_reader(self.path, self._options)
+            stack.callback(self._watcher.close)
+            self._turnstile = Turnstile(self.path, self._options.busy_timeout)
+            stack.callback(self._turnstile.close)
+            self._wake = Wake(self.path)
+            stack.callback(self._wake.close)
+            self._presence = Presence(self.path)
+            stack.callback(self._presence.close)
+            self.owners = owners_of(self.path)
+            stack.callback(self.owners.close)
+            self.users = user_transactions.UserConnections(self.path, self._options.busy_timeout)
+            """Writes on connections of the user."""
+            stack.callback(self.users.close)
+            self._opened = stack.pop_all()
+        files.open_here.add(self)
+
+    def _connect(self) -> apsw.Connection:
+        connection = connect(self.path, self._options)
+        connection.authorizer = user_functions.Guard()
+        return connection
+
+    def _close_writer(self) -> None:
+        self._db.close()
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        self._guard()
+        now = self._now(now)
+        specs = fast_append.plain_specs(commands)
+        if not specs:
+            check_commands(commands)
+        with self._write_lock:
+            self._guard()
+            self._inside = threading.get_ident()
+            try:
+                if specs or not any(map(has_function, commands)):
+                    return self._apply(commands, specs, now)
+                parts = list(slices(commands, self._functions.size))
+                return [answer for part in parts for answer in self._apply(part, (), now)]
+            except apsw.Error as error:
+                raise translate(error, self.path, self._options, self._db) from error
+            except BaseException:
+                self._turnstile.leave()  # an interrupt may have come on the way out of it
+                raise
+            finally:
+                self._inside = None
+
+    def _apply(self, commands: Sequence[Command], specs: Sequence[Spec], now: int) -> list[Answer]:
+        """One transaction."""
+        with self._turnstile:
+            answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
+        # After the commit: what went into a file that nobody finds again is not acknowledged.
+        self._presence.check_file()
+        self._fault("committed")
+        if wrote:
+            self._wake.ring()
+            self._fault("rung")
+            self._checkpoint(commands)
+        return answers
+
+    def _append_plain(self, commands: Sequence[Any], specs: Sequence[Spec], now: int) -> tuple[list[Answer], bool] | None:
+        """The commonest batch, of appends only. None if it is not so plain, or if the store found something wrong with it: the
+        general way does it again, and knows what to say."""
+        db = self._db
+        try:
+            self._undo(db)
+            db.execute("BEGIN IMMEDIATE")
+            self._fault("begun")
+            answers = fast_append.append(db, commands, specs, now, self._begin_quickly)
+            if answers is None:
+                db.execute("ROLLBACK")
+                return None
+            self._fault("played")
+            self._fault("written")
+            db.execute("COMMIT")
+        except (*OUR_OWN, *_DEFECTS):
+            self._undo(db)
+            return None
+        except BaseException:
+            self._undo(db)
+            raise
+        return answers, True
+
+    def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
+        spoiled: dict[str, Refused] = {}
+        while True:
+            try:
+                return self._play_safely(commands, now, spoiled)
+            except Undone as undone:
+                # Play the batch again without that function.
+                spoiled[undone.id] = undone.answer
+                if user_functions.is_closed(self._db):
+                    self._db = self._connect()
+
+    def _play_safely(self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]) -> tuple[list[Answer], bool]:
+        try:
+            return self._attempt(commands, now, spoiled, play)
+        except apsw.Error as error:
+            if not isinstance(translate(error, self.path, self._options), StoreFailed):
+                raise
+        except _DEFECTS:
+            # A defect, or data that was tampered with. It must not take its neighbours along.
+            pass
+        try:
+            return self._attempt(commands, now, spoiled, play_one_by_one)
+        except _DEFECTS as error:
+            raise Damaged(path=str(self.path), why=f"{type(error).__name__}: {error}") from error
+
+    def _attempt(
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
+    ) -> tuple[list[Answer], bool]:
+        db = self._db
+        answers: list[Answer]
+        try:
+            self._undo(db)
+            # Inside the try: an interrupt is raised when the statement has already begun the transaction.
+            db.execute("BEGIN IMMEDIATE")
+            self._fault("begun")
+            answers, wrote = self._play(commands, now, spoiled, run)
+            self._fault("written")
+            db.execute("COMMIT" if wrote else "ROLLBACK")
+        except BaseException:
+            self._undo(db)
+            raise
+        return answers, wrote
+
+    @staticmethod
+    def _undo(db: apsw.Connection) -> None:
+        """Also before every transaction: a second interrupt may have come before the first one's transaction was undone."""
+        if user_functions.in_transaction(db):
+            db.execute("ROLLBACK")
+
+    def _play(
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
+    ) -> tuple[list[Answer], bool]:
+        batch = begin(self._db, now, self._jumps, first_specs(commands))
+        batch.spoiled = spoiled
+        migrations.check_schema(self.path, batch.schema, batch.min_schema)
+        self._jumps.note(batch.now)
+        answers = run(batch, commands)
+        self._functions.took(*batch.called)
+        self._fault("played")
+        batch.finish()
+        return answers, batch.wrote
+
+    def _begin_quickly(self, schema: int, min_schema: int, now: int) -> None:
+        if min_schema > self._known_schema:
+            migrations.check_schema(self.path, schema, min_schema)
+        self._jumps.note(now)
+
+    def _checkpoint(self, commands: Sequence[Command]) -> None:
+        """Between batches and outside the turn: others may write meanwhile. It may fail (another process is at it, or the disk
+        is full), but the batch is committed all the same, so the next one tries again. How many pages the log has is asked only
+        now and then: a hook that is called at every commit costs each of them a call into Python.
+
+        SQLite writes from the start of the log again only if all of it is copied and nobody reads from it. Beside other writers
+        that never happens by itself, so a log that is too long is restarted inside the turn."""
+        self._unchecked += _weight(commands)
+        if self._unchecked < CHECK_EVERY:
+            return
+        with suppress(apsw.Error, LedgerError):
+            pages, copied = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if (pages - copied) * self._page_size >= CHECKPOINT_BYTES:
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._fault("checkpointed")
+            self._unchecked = 0
+            if pages * self._page_size > LOG_BYTES and time.monotonic() >= self._restart_due:
+                self._restart_log()
+
+    def _restart_log(self) -> None:
+        self._restart_due = time.monotonic() + RESTART_PAUSE
+        with self._turnstile:
+            self._db.set_busy_timeout(math.ceil(RESTART_PATIENCE * 1000))
+            try:
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            finally:
+                set_patience(self._db, self._options)
+        self._restart_due = 0.0
+        self._fault("checkpointed")
+
+    def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it commits or rolls
+        back with their data. Raises `Refused`. Other processes notice within a quarter of a second after the commit."""
+        self._guard()
+        if connection is self._db:
+            raise NestedCall(path=str(self.path))
+        self._presence.check_file()
+        with self._translated():
+            return self.users.append(connection, Append(tuple(specs)).specs, self._now(now))
+
+    def get(self, id: str) -> Job | None:
+        return self._read(lambda db: reads.get(SqliteDb(db), id))
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        return self._read(lambda db: reads.get_many(SqliteDb(db), ids, bodies))
+
+    def find(self, query: Query) -> Page:
+        return self._read(lambda db: reads.find(SqliteDb(db), query))
+
+    def queues(self) -> dict[str, QueueView]:
+        return self._read(lambda db: reads.queues(SqliteDb(db)))
+
+    def _reads(self, read: Callable[[Db], T]) -> T:
+        return self._read(lambda db: read(SqliteDb(db)))
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None:
+        return self._read(lambda db: reads.note(SqliteDb(db), key, self._time(db, now)))
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        return self._read(lambda db: reads.explain_job(SqliteDb(db), id, self._time(db, now)))
+
+    def check(self) -> list[str]:
+        return self._study(audit.check)
+
+    def dump(self) -> dict[str, Any]:
+        return self._study(audit.dump)
+
+    def integrity(self) -> list[str]:
+        """What SQLite finds wrong with the file, and what `check` finds wrong with its content."""
+        damage = self._study(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
+        return [line for line in damage if line != "ok"] + self.check()
+
+    def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the ledger as it is now to a new file, while work goes on."""
+        self._guard()
+        self._presence.check()
+        source = connect_reader(self.path, self._options)
+        try:
+            with self._translated():
+                backup(source, Path(path), progress)
+        finally:
+            source.close()
+
+    def last(self) -> int:
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        return self._read(lambda db: self._time(db, 0))
+
+    def version(self) -> int:
+        self._guard()
+        with self._watch_lock, self._translated():
+            self._guard()
+            self._presence.check()
+            return int(one(self._watcher, "PRAGMA data_version")[0])
+
+    def wait(self, seen: int, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        with self._wake.watch() as watch:
+            while (version := self.version()) == seen and (left := deadline - time.monotonic()) > 0:
+                watch.wait(min(left, LOOK_AGAIN))
+        return version
+
+    def close(self) -> None:
+        if self._closed or self._forked:
+            return
+        self._guard()
+        with self._write_lock, self._read_lock, self._watch_lock:
+            self._closed = True
+            self._opened.close()
+
+    def _inside_locks(self) -> Sequence[threading.Lock]:
+        mine = self._inside == threading.get_ident()
+        return [*([] if mine else [self._write_lock]), self._read_lock, self._watch_lock]
+
+    def _left_to_parent(self) -> None:
+        self._forked = True
+        # A child that holds it open would keep the turn of a parent that was killed.
+        self._turnstile.close()
+        self.users.left_to_parent()
+        self.owners.left_to_parent()
+
+    def _read(self, question: Callable[[apsw.Connection], T]) -> T:
+        """One question on one snapshot."""
+        self._guard()
+        with self._read_lock, self._translated():
+            self._guard()
+            self._presence.check()
+            return self._ask(self._reader, question)
+
+    def _study(self, question: Callable[[apsw.Connection], T]) -> T:
+        """A long question: on a connection of its own, so that it keeps nobody waiting."""
+        self._guard()
+        self._presence.check()
+        with self._translated():
+            connection = connect_reader(self.path, self._options)
+            try:
+                return self._ask(connection, question)
+            finally:
+                connection.close()
+
+    def _ask(self, db: apsw.Connection, question: Callable[[apsw.Connection], T]) -> T:
+        try:
+            self._undo(db)
+            db.execute("BEGIN")
+            return question(db)
+        except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
+            raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
+        finally:
+            self._undo(db)
+
+    def _time(self, db: apsw.Connection, now: int | None) -> int:
+        last: int = one(db, "SELECT last FROM towpath_meta")[0]
+        return max(self._now(now), last)
+
+    def _now(self, now: int | None) -> int:
+        if now is None:
+            return self._clock.now()
+        checks.whole("now", now)
+        return now
+
+    def _guard(self) -> None:
+        if self._closed:
+            raise LedgerClosed(path=str(self.path))
+        if self._forked:
+            raise Forked(path=str(self.path), opener=self._pid)
+        if self._inside == threading.get_ident():
+            raise NestedCall(path=str(self.path))
+
+    @contextmanager
+    def _translated(self, db: apsw.Connection | None = None) -> Iterator[None]:
+        try:
+            yield
+        except apsw.Error as error:
+            raise translate(error, self.path, self._options, db) from error
+
+
+def _weight(commands: Sequence[Command]) -> int:
+    """About how many pages they write, or less."""
+    pages, size = len(commands), 0
+    for command in commands:
+        if type(command) is Settle:
+            if type(command.outcome) is Done and command.outcome.result is not None:
+                size += len(command.outcome.result)
+        elif type(command) is Append:
+            specs = command.specs
+            if len(specs) == 1:
+                size += len(specs[0].payload)
+            else:
+                pages += len(specs) - 1
+                size += sum([len(spec.payload) for spec in specs])
+    return pages + size // 4096
+
+
+_DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def _no_fault(point: str) -> None:
+    """Nothing breaks here unless a test says so."""
