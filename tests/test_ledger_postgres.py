@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from towpath.ledger import Ledger
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
 from towpath.testing.histories import factory, play
 from towpath.testing.ledger_suite import LedgerSuite, checked

@@ -42,8 +42,8 @@ def _open_sqlite(url: str) -> Store:
 
 def _open_postgres(url: str) -> Store:
     check_installed("psycopg", "postgres")
-    from towpath.ledger.postgres import options_of
-    from towpath.ledger.postgres.store import PostgresStore
+    from towpath.ledger.postgres.ledger import options_of
+    from towpath.ledger.postgres.maintenance import PostgresStore
 
     return PostgresStore(*options_of(url))
 

@@ -16,7 +16,7 @@ from towpath import App, State, commands, current
 from towpath.commands import Claimed, Want
 from towpath.core.job import Done
 from towpath.errors import TowpathError, UserFunctionFailed
-from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.tables.database import FIRST, FunctionPace, slices
 

@@ -20,7 +20,7 @@ from tests.engine.test_worker import WAIT, working
 from towpath import App, Query, State
 from towpath.commands import Claim, Claimed, Command, Want
 from towpath.errors import LedgerAway, LedgerBusy, LedgerError
-from towpath.ledger.postgres import quick
+from towpath.ledger.postgres import fast_append
 
 JOBS = 20
 
@@ -98,7 +98,7 @@ def test_claims_of_an_interrupted_batch_are_released(app: App, monkeypatch: pyte
 
 def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL the ledger itself repeats a batch whose connection was lost."""
-    real, cut = quick.answers, threading.Event()
+    real, cut = fast_append.answers, threading.Event()
 
     def answers(db: Any, strides: Any, commands: Sequence[Command], now: int | None) -> Any:
         steps = list(real(db, strides, commands, now))
@@ -107,7 +107,7 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return steps
 
-    monkeypatch.setattr(quick, "answers", answers)
+    monkeypatch.setattr(fast_append, "answers", answers)
     ran: list[int] = []
     with App(postgres_url) as app:
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.ledger import PostgresLedger
 
 
 @pytest.fixture

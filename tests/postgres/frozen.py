@@ -7,7 +7,7 @@ import signal
 import sys
 
 from towpath import App
-from towpath.ledger.postgres.batch import PostgresBatch
+from towpath.ledger.postgres.transaction import PostgresBatch
 
 finish = PostgresBatch.finish
 

@@ -29,7 +29,7 @@ from towpath.errors import (
     UnknownGroup,
     WrongConnection,
 )
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
 from towpath.testing.postgres import Server
 from towpath.testing.suite.desk import Desk, replace, serial, spec, unique, whole_group

@@ -225,7 +225,7 @@ def test_doctor_on_settings_of_the_database(shell: ServerShell) -> None:
 
 def test_doctor_on_the_state_of_things(shell: ServerShell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.put()
-    monkeypatch.setattr("towpath.ledger.postgres.health.LONG", -1)
+    monkeypatch.setattr("towpath.ledger.postgres.maintenance.LONG", -1)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda connection, **how: iter(()))  # as behind a pooler
     monkeypatch.setattr("towpath.cli.servers.MANY_TALLIES", 0)
     real = SystemClock.now

@@ -20,7 +20,7 @@ from towpath.core.commands import Append, Claim, Command, Note, SetPart, Upkeep,
 from towpath.core.job import Key, KeyPolicy, Spec
 from towpath.errors import InvalidInput, NotALedger, StoreFailed
 from towpath.ledger import Ledger
-from towpath.ledger.postgres import PostgresLedger, options_of
+from towpath.ledger.postgres.ledger import PostgresLedger, options_of
 from towpath.ledger.tables import transfer
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves

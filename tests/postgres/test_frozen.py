@@ -23,7 +23,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Upkept, Want
 from towpath.core.job import Spec
 from towpath.errors import InvalidInput, JobFailed, LedgerAway
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions, options_of
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 
 WAIT = 20.0
 LOCK = "SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)"

@@ -19,7 +19,7 @@ from towpath.core.commands import Append, Appended, Command, Note, Settle, Settl
 from towpath.core.job import Done, State
 from towpath.core.views import Query
 from towpath.errors import NestedCall, NoteConflict, UserFunctionFailed
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
 from towpath.testing.suite.desk import Desk, spec, unique
 

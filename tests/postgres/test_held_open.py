@@ -18,7 +18,7 @@ import pytest
 
 from towpath.core.commands import Append, Cancel, Selector, Settle, Settled, Upkeep
 from towpath.core.job import Done, State
-from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.testing.suite.desk import Desk, replace, spec, unique, whole_group
 
 HOLD = float(os.environ.get("TOWPATH_HOLD_SECONDS", "2"))

@@ -14,14 +14,15 @@ from towpath.core.job import Reason, Spec, State
 from towpath.errors import NewerSchema, QueueFull
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.postgres import PostgresLedger, many, quick
-from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres import fast_append
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import SMALL
 from towpath.testing import ManualClock
 from towpath.testing.clock import START
 from towpath.testing.ledger_suite import Desk, checked
 
-N = quick.SOME + 1
+N = fast_append.SOME + 1
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def desk(postgres_url: str) -> Iterator[Desk]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each of the attempts to go by COPY came to something."""
     found: list[bool] = []
-    append = many.append
+    append = fast_append.append
 
     def noted(*args: Any) -> Any:
         answer = append(*args)
         found.append(answer is not None)
         return answer
 
-    monkeypatch.setattr(many, "append", noted)
+    monkeypatch.setattr(fast_append, "append", noted)
     return found
 
 
@@ -129,13 +130,13 @@ def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
 ) -> None:
     """Nobody knows it when we look; it is there when we write."""
     with checked(PostgresLedger(postgres_url, clock=ManualClock())) as other:
-        blocks = many._blocks
+        blocks = fast_append._blocks
 
         def late(*args: Any) -> Any:
             other.apply([Append((specs()[3],))])
             return blocks(*args)
 
-        monkeypatch.setattr(many, "_blocks", late)
+        monkeypatch.setattr(fast_append, "_blocks", late)
         placed = desk.append(*specs())
     assert placed[3].seq == N + 1  # after those that came to nothing
     assert [each.seq for each in placed if each.id != "j00003"] == list(range(N + 2, 2 * N + 1))
@@ -181,16 +182,16 @@ def test_nothing_is_written_under_a_schema_that_is_too_new(desk: Desk, loads: li
 
 
 def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = many.Run.rows
+    rows = fast_append.Run.rows
 
-    def interrupted(self: many.Run, now: int) -> Iterator[bytes]:
+    def interrupted(self: fast_append.Run, now: int) -> Iterator[bytes]:
         yield next(rows(self, now))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(many.Run, "rows", interrupted)
+    monkeypatch.setattr(fast_append.Run, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         desk.append(*specs())
-    monkeypatch.setattr(many.Run, "rows", rows)
+    monkeypatch.setattr(fast_append.Run, "rows", rows)
     assert desk.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
     (answer,) = desk.ledger.apply([Append(tuple(specs()))])
     assert isinstance(answer, Appended)

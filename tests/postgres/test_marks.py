@@ -12,8 +12,9 @@ import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Claimed, Settle, Upkeep, Want
 from towpath.core.job import Done, Spec
-from towpath.ledger.postgres import PostgresLedger, marks
-from towpath.ledger.postgres.marks import AGAIN, LONGEST, Marks
+from towpath.ledger.postgres import ready_scan
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.ready_scan import AGAIN, LONGEST, Marks
 from towpath.testing.postgres import Server
 
 ALL = (-(2**31), 0, 2**31 - 1)
@@ -152,7 +153,7 @@ def quiet_url(postgres_place: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_claim_does_not_walk_over_what_was_claimed(quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a transaction that is open for long nothing can be swept."""
-    monkeypatch.setattr(marks, "AGAIN", 3600.0)
+    monkeypatch.setattr(ready_scan, "AGAIN", 3600.0)
     ledger = PostgresLedger(quiet_url)
     with psycopg.connect(quiet_url) as reader:
         if reads:

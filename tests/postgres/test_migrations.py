@@ -18,8 +18,9 @@ from towpath import App, care, open_ledger
 from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
 from towpath.core.job import Spec
 from towpath.errors import NewerSchema, NotALedger
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions, migrations, options_of
-from towpath.ledger.postgres.connect import connect
+from towpath.ledger.postgres import migrations
+from towpath.ledger.postgres.connection import connect
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 from towpath.ledger.postgres.statements import Statements
 from towpath.testing.postgres import Server
 

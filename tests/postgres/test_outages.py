@@ -19,7 +19,7 @@ from tests.postgres.fleet import Fleet, at_rest, judge
 from tests.postgres.member import WAIT, Asked, Pages, Tasks
 from towpath import App, State
 from towpath.errors import LedgerError
-from towpath.ledger.postgres.connect import PostgresOptions, connect, end, is_gone
+from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone
 from towpath.runtime.newids import new_id
 from towpath.testing.postgres import Server
 

@@ -16,7 +16,8 @@ import pytest
 
 from towpath.errors import LedgerAway
 from towpath.ledger import LeasesOnly
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions, owners
+from towpath.ledger.postgres import owners
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.ledger.postgres.owners import FREE, lock_of
 from towpath.testing.postgres import Server
 

@@ -16,8 +16,8 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Claimed, Note, Noted, Settle, Settled, Upkeep, Upkept, Want
 from towpath.core.job import DONE, Done, Spec
 from towpath.errors import LedgerError
-from towpath.ledger.postgres import PostgresLedger
-from towpath.ledger.postgres.passage import Passage
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.server_clock import Passage
 from towpath.testing.postgres import Server
 
 LEASE = 2 * SECOND

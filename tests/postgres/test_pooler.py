@@ -27,7 +27,7 @@ from towpath import App, Spec, State, new_id
 from towpath.commands import Append, Claim, Claimed, Done, Note, Settle, Want
 from towpath.errors import LedgerAway, LedgerError, TowpathError
 from towpath.ledger import Ledger
-from towpath.ledger.postgres import PostgresLedger, PostgresOptions, options_of
+from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 from towpath.testing import ManualClock
 from towpath.testing.histories import factory, play
 from towpath.testing.postgres import PgBouncer, PoolMode, Server, ServerFailed, empty, pgbouncer_program
@@ -196,7 +196,7 @@ def test_a_users_transaction_through_the_pooler(url: str, pooler: PgBouncer, pos
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(import_module("towpath.ledger.postgres.connect"), "_warned", set())
+    monkeypatch.setattr(import_module("towpath.ledger.postgres.connection"), "_warned", set())
     caplog.set_level(logging.WARNING, "towpath.postgres")
     return caplog
 

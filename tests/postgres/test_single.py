@@ -14,8 +14,9 @@ from towpath import Spec, new_id
 from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, SetQueue
 from towpath.errors import QueueFull
 from towpath.ledger import Answer
-from towpath.ledger.postgres import PostgresLedger, direct
-from towpath.ledger.postgres.direct import Direct
+from towpath.ledger.postgres import rows
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.rows import Direct
 
 
 def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
@@ -86,7 +87,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
     id = new_id()
     put(ledger, new_id())
     one = statement(ledger, id)
-    one._usual = direct.QUICK / 2
+    one._usual = rows.QUICK / 2
     answers: list[Answer] = []
     with psycopg.connect(postgres_url) as connection:
         connection.execute("LOCK TABLE towpath.turn IN ACCESS EXCLUSIVE MODE")
@@ -103,7 +104,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
         thread.join()
     assert isinstance(answers[0], Appended)
     assert others < 10_000_000, "it was awake all the time"
-    assert one._usual > direct.QUICK / 2
+    assert one._usual > rows.QUICK / 2
 
 
 def test_one_that_is_interrupted_while_it_dozes_is_there_once(
@@ -112,13 +113,13 @@ def test_one_that_is_interrupted_while_it_dozes_is_there_once(
     put(ledger, new_id())
     put(ledger, "b")
     one = statement(ledger, id)
-    one._usual = direct.QUICK / 2
+    one._usual = rows.QUICK / 2
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("towpath.ledger.postgres.direct.time.sleep", interrupt)
+        patch.setattr("towpath.ledger.postgres.rows.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             put(ledger, id)
     assert isinstance(put(ledger, id), Appended)

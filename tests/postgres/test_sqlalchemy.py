@@ -11,7 +11,7 @@ import pytest
 
 from towpath.core.commands import Upkeep
 from towpath.errors import WrongConnection
-from towpath.ledger.postgres import PostgresLedger
+from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.testing.suite.desk import spec, unique
 
 

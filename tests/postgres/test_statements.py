@@ -10,8 +10,8 @@ import psycopg
 import towpath.ledger.postgres
 from towpath import Query, Spec
 from towpath.commands import Append, Claim, Upkeep, Want
-from towpath.ledger.postgres import PostgresLedger
-from towpath.ledger.postgres.db import PostgresDb
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import queries as _queries
 from towpath.ledger.sqlite.statements import _queries as _sqlite_queries
 

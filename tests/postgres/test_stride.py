@@ -12,9 +12,9 @@ import pytest
 from towpath.core.commands import Append, Claim, Claimed, Note, SetQueue, Settle, Settled, Upkeep, Want
 from towpath.core.job import After, Done, Retry, Spec, State
 from towpath.errors import LostClaim
-from towpath.ledger.postgres import PostgresLedger
-from towpath.ledger.postgres.db import PostgresDb
-from towpath.ledger.postgres.stride import IN_VAIN
+from towpath.ledger.postgres.fast_worker import IN_VAIN
+from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.ledger.postgres.rows import PostgresDb
 
 PATIENCE = 30.0
 

@@ -175,7 +175,7 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
         return ledger.SqliteLedger(*ledger.options_of(url), clock)
     if parts.scheme in ("postgresql", "postgres"):
         check_installed("psycopg", "postgres")
-        from towpath.ledger import postgres
+        from towpath.ledger.postgres import ledger as postgres
 
         return postgres.PostgresLedger(*postgres.options_of(url))
     expected = "memory://, sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host/database"

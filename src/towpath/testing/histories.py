@@ -139,7 +139,7 @@ def factory(kind: str, folder: Path) -> Factory:
         return SqliteLedger(folder / f"{kind}-{next(count)}.db")
 
     def postgres() -> Ledger:
-        from towpath.ledger.postgres import PostgresLedger
+        from towpath.ledger.postgres.ledger import PostgresLedger
         from towpath.testing.postgres import empty
 
         PostgresLedger(kind).close()

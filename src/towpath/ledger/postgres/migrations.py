@@ -8,7 +8,7 @@ from psycopg import sql
 from psycopg.abc import Query as PgQuery
 
 from towpath.errors import NotALedger
-from towpath.ledger.postgres.db import Connection
+from towpath.ledger.postgres.rows import Connection
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables import database as relational
 from towpath.ledger.tables import transfer

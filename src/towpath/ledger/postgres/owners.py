@@ -16,7 +16,7 @@ from typing import Final, cast
 from psycopg import errors
 
 from towpath.escapes import get_logger
-from towpath.ledger.postgres.db import Connection, Cursor, PostgresDb
+from towpath.ledger.postgres.rows import Connection, Cursor, PostgresDb
 from towpath.ledger.postgres.statements import Statements
 
 log = get_logger("towpath.postgres")

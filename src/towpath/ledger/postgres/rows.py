@@ -1,19 +1,23 @@
-"""Named statements on a psycopg connection: lists go in as JSON or COPY, rows come back in binary."""
+"""One statement by its name, past the driver, which takes as long for a statement as the server does: for the append for which
+somebody waits."""
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import psycopg
 from msgspec.structs import astuple, force_setattr
-from psycopg import errors
+from psycopg import errors, generators
 from psycopg.abc import Query as PgQuery
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector, Settle
@@ -22,13 +26,92 @@ from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.errors import Refused
 from towpath.escapes import get_logger
-from towpath.ledger.postgres import guests
-from towpath.ledger.postgres.direct import Direct
+from towpath.ledger.postgres import user_functions
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
-from towpath.ledger.postgres.marks import Marks, Span
+from towpath.ledger.postgres.ready_scan import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
-from towpath.ledger.postgres.where import PostgresWhere, jobs_in
 from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, Undone, array, plain_end
+from towpath.ledger.tables.reads import Where
+
+# MERGED: Named statements on a psycopg connection: lists go in as JSON or COPY, rows come back in binary.
+# MERGED: Conditions on jobs in PostgreSQL's words.
+
+_FORGOTTEN, _KNOWN = "26000", "42P05"
+"""The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
+
+QUICK = 0.0008
+"""Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does, and to be awake would
+only take more from the server."""
+
+
+class Direct:
+    def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
+        """All its arguments are text but the last, which is bytes; its answer is a row of integers, or none."""
+        self._connection = connection
+        self._name, self._query = name.encode(), query
+        self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
+        self._is_there = False
+        self._usual = QUICK
+        """Seconds until there is an answer."""
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
+        self._readable = poll.poll
+
+    def row(self, args: Sequence[bytes | None]) -> tuple[int, ...] | None:
+        found = self._ask(args)
+        if found.status != ExecStatus.TUPLES_OK:
+            found = self._once_more(found, args)
+        if not found.ntuples:
+            return None
+        return tuple([int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)])
+
+    def _once_more(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
+        if errors.error_from_result(found).sqlstate == _FORGOTTEN:
+            self._is_there = False
+            found = self._ask(args)
+        if found.status != ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(found)
+        return found
+
+    def _ask(self, args: Sequence[bytes | None]) -> PGresult:
+        pgconn = self._connection.pgconn
+        if not self._is_there:
+            pgconn.send_prepare(self._name, self._query)
+            prepared = self._answer()
+            if prepared.status == ExecStatus.FATAL_ERROR and errors.error_from_result(prepared).sqlstate != _KNOWN:
+                return prepared
+            self._is_there = True
+        pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)
+        return self._answer()
+
+    def _answer(self) -> PGresult:
+        """Waits so that it can be interrupted, as the driver does, which takes twice as long for it. (Who is interrupted leaves an open
+        statement behind: see `end_open`.)"""
+        pgconn = self._connection.pgconn
+        if pgconn.flush():
+            found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
+            return found[-1]
+        began = time.monotonic()
+        if self._usual < QUICK:
+            self._watch(began)
+        while pgconn.is_busy():
+            self._readable()
+            pgconn.consume_input()
+        self._usual += (min(time.monotonic() - began, 2 * QUICK) - self._usual) / 8
+        last = pgconn.get_result()
+        while (more := pgconn.get_result()) is not None:
+            last = more
+        assert last is not None
+        return last
+
+    def _watch(self, began: float) -> None:
+        """Half of the usual time asleep, then awake for as long again: somebody waits, and to be woken takes a tenth of all the time."""
+        time.sleep(self._usual / 2)
+        pgconn = self._connection.pgconn
+        while pgconn.is_busy() and time.monotonic() - began < self._usual:
+            if self._readable(0):
+                pgconn.consume_input()
+
 
 log = get_logger("towpath.postgres")
 
@@ -222,11 +305,11 @@ class PostgresDb:
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
         if not functions:
             return {}
-        around = guests.Around(self._statements.guests_in, self._statements.guests_out)
+        around = user_functions.Around(self._statements.guests_in, self._statements.guests_out)
         eager, self._careful = len(functions) > 1 and self._careful == 0, max(0, self._careful - 1)
         clean = False
         try:
-            failed = guests.call_all(self.connection, around, functions, eager)
+            failed = user_functions.call_all(self.connection, around, functions, eager)
             clean = not failed
         finally:
             if not clean:
@@ -318,3 +401,41 @@ def end_open(db: PostgresDb) -> None:
         raise psycopg.OperationalError("the last statement was interrupted")
     if status != TransactionStatus.IDLE:
         db.execute(b"ROLLBACK")
+
+
+def jobs_in(states: Sequence[State]) -> tuple[str, str]:
+    """The table of jobs, or a way to them by one that has only those, few among many; and their number there. (OFFSET keeps the
+    planner from walking the jobs to look each up in the other table.)"""
+    wanted = set(states)
+    if wanted and wanted <= {State.READY, State.SCHEDULED}:
+        few = "towpath.turn"
+    elif wanted == {State.FAILED}:
+        few = "towpath.dead"
+    elif wanted == {State.RUNNING}:
+        few = "(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease)"
+    else:
+        return "towpath.job j", "j.seq"
+    return f"{few} x CROSS JOIN LATERAL (SELECT * FROM towpath.job WHERE seq = x.seq OFFSET 0) j", "x.seq"
+
+
+class PostgresWhere(Where):
+    def equal(self, **columns: Any) -> None:
+        for name, value in columns.items():
+            if value is not None:
+                self.add(f'j."{name}" = ?::text', value)
+
+    def ids(self, ids: tuple[str, ...]) -> None:
+        self.add("j.id = ANY (ARRAY(SELECT json_array_elements_text(?::json)))", array(ids))
+
+    def like(self, pattern: str) -> None:
+        plain = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        self.add("j.queue LIKE ?::text", plain.replace("*", "%"))
+
+    def header(self, name: str, value: str) -> None:
+        headers = "(SELECT convert_from(data, 'UTF8')::json FROM towpath.body WHERE seq = j.seq AND what = ?)"
+        self.add(f"{headers} ->> ?::text = ?::text", HEADERS, name, value)
+
+    @property
+    def sql(self) -> str:
+        numbers = count(1)
+        return re.sub(r"\?", lambda _: f"${next(numbers)}", super().sql)

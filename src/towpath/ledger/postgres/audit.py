@@ -10,7 +10,7 @@ from psycopg.abc import Query as PgQuery
 
 from towpath.core.job import Job
 from towpath.core.views import NoteView
-from towpath.ledger.postgres.db import Connection, PostgresDb
+from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import specs_of

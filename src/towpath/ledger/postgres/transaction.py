@@ -16,8 +16,8 @@ from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.lifecycle import Jumps
 from towpath.errors import Refused
 from towpath.escapes import get_logger
-from towpath.ledger.postgres.db import PostgresDb, take_seqs
 from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, LockHeld, Locks, NeedsLock, RowsTaken, Survey
+from towpath.ledger.postgres.rows import PostgresDb, take_seqs
 from towpath.ledger.tables import append
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import Batch, Ground, QueueRow, is_limited

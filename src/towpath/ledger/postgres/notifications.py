@@ -14,9 +14,9 @@ from psycopg.pq import ExecStatus
 
 from towpath.errors import TowpathError
 from towpath.escapes import get_logger
-from towpath.ledger.postgres.connect import PostgresOptions, connect
-from towpath.ledger.postgres.db import Connection
+from towpath.ledger.postgres.connection import PostgresOptions, connect
 from towpath.ledger.postgres.owners import OwnerLocks
+from towpath.ledger.postgres.rows import Connection
 
 log = get_logger("towpath.postgres")
 

@@ -23,7 +23,7 @@ from towpath.errors import (
     StoreFailed,
 )
 from towpath.escapes import get_logger
-from towpath.ledger.postgres.db import Connection, prepare
+from towpath.ledger.postgres.rows import Connection, prepare
 
 log = get_logger("towpath.postgres")
 

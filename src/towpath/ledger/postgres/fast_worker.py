@@ -15,7 +15,7 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
-from towpath.ledger.postgres.db import Look, PostgresDb, received
+from towpath.ledger.postgres.rows import Look, PostgresDb, received
 from towpath.ledger.tables.database import Args, array, plain_end
 
 IN_VAIN = 16

@@ -30,8 +30,8 @@ from towpath.core.admission import Facts, GroupFact, Holder, Known, Place, Quota
 from towpath.core.commands import Append, Placed
 from towpath.core.job import COLUMNS, Spec, State
 from towpath.errors import NestedCall, WrongConnection
-from towpath.ledger.postgres.db import PostgresDb, bodies_of
 from towpath.ledger.postgres.migrations import check_schema
+from towpath.ledger.postgres.rows import PostgresDb, bodies_of
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import GroupRow, PartRow

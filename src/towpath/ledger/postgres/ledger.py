@@ -1,0 +1,470 @@
+"""The ledger for many machines: PostgreSQL 14 or newer, no extension, one schema.
+
+A batch is one transaction of READ COMMITTED. Plain work of several processes runs side by side: claims skip what others hold,
+counts are only inserted. Keys, groups, dependencies and notes are one process's at a time (see `locks`). Leases are counted by
+the server's clock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+
+from towpath.clock import Clock
+from towpath.core import checks
+from towpath.core.commands import Appended, Command, Placed, Settled
+from towpath.core.explain import Explanation
+from towpath.core.job import Job, Spec
+from towpath.core.views import NoteView, Page, Query, QueueView
+from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
+from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
+from towpath.ledger.postgres import audit, fast_append, migrations, user_functions, user_transactions
+from towpath.ledger.postgres.connection import (
+    PLANS,
+    PostgresOptions,
+    connect,
+    connect_first,
+    end,
+    is_gone,
+    is_replayable,
+    milliseconds,
+    options_of,
+    shown,
+    translate,
+)
+from towpath.ledger.postgres.fast_worker import Strides
+from towpath.ledger.postgres.locks import PAUSES, LockHeld, Locks, NeedsLock, Part, RowsTaken, Survey, apart, surveyed
+from towpath.ledger.postgres.notifications import Ringing
+from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
+from towpath.ledger.postgres.rows import Connection, PostgresDb, end_open
+from towpath.ledger.postgres.server_clock import Passage
+from towpath.ledger.postgres.statements import Statements
+from towpath.ledger.postgres.transaction import Before, PostgresBatch
+from towpath.ledger.tables import reads
+from towpath.ledger.tables.database import Db, FunctionPace, Undone, array
+from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.tables.transaction import Ground, QueueRow
+
+__all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
+
+T = TypeVar("T")
+
+REPLAYS = 5
+"""How often a batch that met others at the wrong time is played again before it goes command by command."""
+FUNCTIONS = 50
+"""Commit functions of one transaction at most. Each is a subtransaction, of which the server has room for 64 in shared memory."""
+TALLIES = 200
+"""Rows of counts that this process leaves before it folds some."""
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
+_DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+
+
+class _Apart(Exception):
+    """Commit functions that share a transaction must be called in transactions of their own."""
+
+
+class PostgresLedger(reads.Related):
+    capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
+
+    def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
+        """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
+        self._url, self.place = url, shown(url)
+        first, self._options = connect_first(url, options or PostgresOptions())
+        self._statements = Statements(self._options.schema)
+        self._clock, self._passage, self._strides = clock, Passage(), Strides()
+        self._pid, self._closed = os.getpid(), False
+        self._inside: int | None = None
+        self._tallies, self._related = 0, False
+        self._functions = FunctionPace(FUNCTIONS)
+        self.repeats = 0
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._reader: PostgresDb | None = None
+        self._writer: PostgresDb | None = PostgresDb(first, self._statements)
+        with self._translated():
+            try:
+                self._limit(first)
+                migrations.migrate(self._writer.connection, self._statements, self.place)
+            except BaseException:
+                self._drop_writer()
+                raise
+        locks = OwnerLocks(self._statements)
+        self._ringing = Ringing(url, self._options, self._peek, locks)
+        self._ringing.start()
+        self.owners: Owners = LeasesOnly()
+        if not self._options.pooled:
+            self.owners = PostgresOwners(locks, self._statements, lambda ask: self._read(ask, alone=True), self._ringing.wake)
+
+    # Writing
+
+    def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        self._guard()
+        if now is not None:
+            checks.whole("now", now)
+        check_commands(commands)
+        with self._write_lock:
+            self._guard()
+            self._inside = threading.get_ident()
+            try:
+                answers = self._apply(commands, now)
+            except BaseException as error:
+                self._passage.fail()
+                if isinstance(error, psycopg.Error):
+                    raise translate(error, self.place) from error
+                if isinstance(error, LockHeld):
+                    raise LedgerAway(path=self.place, why=str(error)) from error
+                raise
+            finally:
+                self._inside = None
+            self._passage.succeed(commands)
+        return answers
+
+    def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """In one transaction; but see `surveyed`. If a later transaction fails, the whole batch may come again."""
+        answers = self._in_one_step(commands, now)
+        if answers and len(answers) == len(commands):
+            return answers
+        left = commands[len(answers) :]
+        parts = surveyed(left, self._functions.size)
+        if len(parts) == 1 and not parts[0].survey.calls_user:
+            return answers + self._again_if_gone(left, parts[0].survey, now)
+        found: dict[int, Answer] = {}
+        for part in parts:
+            found.update(zip(part.places, self._apply_part(part, now), strict=True))
+        return answers + [found[place] for place in range(len(left))]
+
+    def _apply_part(self, part: Part, now: int | None) -> list[Answer]:
+        done = self._in_one_step(part.commands, now)
+        if done and len(done) == len(part.commands):
+            return done
+        try:
+            return done + self._again_if_gone(part.commands[len(done) :], part.survey, now)
+        except _Apart:
+            self._functions.contended()
+            return [answer for each in apart(part) for answer in self._again_if_gone(each.commands, each.survey, now)]
+
+    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of them, is not so plain as
+        it looks, or went wrong: the general way does it again."""
+        if now is None and self._clock is not None:
+            now = self._clock.now()
+        answers: list[Answer] = []
+        try:
+            end_open(db := self._db)
+            for present, some in fast_append.answers(db, self._strides, commands, now):
+                answers += some
+                self._passage.begin(present, now is None)
+        except RowsTaken:
+            pass
+        except psycopg.Error as error:
+            self.repeats += is_gone(error)
+        self._tallies += bool(answers)
+        if answers and isinstance(answers[0], Appended | Settled):
+            self._ringing.ring()
+        return answers
+
+    def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
+        """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
+        applied twice, so once more on a new one; if that dies too, the server is away."""
+        spoiled: dict[str, Refused] = {}
+        lost: str | None = None
+        """The job whose function ran when the connection was lost."""
+        for attempt in range(3):
+            try:
+                return self._transact(commands, found, now, spoiled)
+            except psycopg.Error as error:
+                gone = is_gone(error)
+                if gone or attempt:
+                    self._drop_writer()
+                during = error.id if isinstance(error, user_functions.LostDuring) else None
+                if not gone or (attempt and (during is None or during != lost)):
+                    raise
+                if attempt and during is not None:
+                    spoiled[during] = UserFunctionFailed(
+                        id=during, error=f"the connection was lost twice while it ran: {error}"
+                    )
+                lost = during
+                self.repeats += 1
+            except BaseException:
+                if attempt:
+                    self._drop_writer()
+                raise
+        raise AssertionError("unreachable")
+
+    def _transact(
+        self, commands: Sequence[Command], found: Survey, now: int | None, spoiled: dict[str, Refused]
+    ) -> list[Answer]:
+        locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
+        replays = meetings = 0
+        while True:
+            try:
+                return self._attempt(commands, now, Before(found, spoiled, locks, meetings), run)
+            except NeedsLock as needed:
+                locks |= needed.locks
+            except RowsTaken:
+                time.sleep(PAUSES[min(meetings, len(PAUSES) - 1)])
+                meetings += 1
+            except Undone as undone:
+                # Play the batch again without that function.
+                spoiled[undone.id] = undone.answer
+            except psycopg.Error as error:
+                if is_gone(error):
+                    raise
+                replays += 1
+                if found.calls_user and len(commands) > 1:
+                    # A deadlock, or a COMMIT that fails for what one of the functions wrote.
+                    raise _Apart from error
+                if found.calls_user and isinstance(error, psycopg.IntegrityError) and replays > 1:
+                    spoiled[commands[0].id] = _failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
+                    continue
+                if not is_replayable(error) and (run is play_one_by_one or not self._db.is_ours(error)):
+                    raise
+                if replays > REPLAYS or not is_replayable(error):
+                    if run is play_one_by_one:
+                        raise
+                    run = play_one_by_one
+            except _DEFECTS as error:
+                # A defect, or data that was tampered with. It must not take its neighbours along.
+                if run is play_one_by_one:
+                    raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
+                run = play_one_by_one
+
+    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> list[Answer]:
+        db = self._db
+        shut = before.survey.calls_user and not self._options.pooled
+        try:
+            end_open(db)
+            if shut:
+                # A function that loses the transaction may go on, but it can write nothing outside of it.
+                db.execute(b"SET default_transaction_read_only = on")
+            db.execute(b"BEGIN READ WRITE")
+            if self._options.pooled:
+                db.connection.execute(PLANS.replace("SET ", "SET LOCAL "))
+                db.connection.execute(f"SET LOCAL {_idle(self._options.idle_timeout)}".encode())
+            if before.survey.calls_user:
+                db.connection.execute(f"SET LOCAL {_idle(self._options.commit_timeout)}".encode())
+            batch = self._begin(db, commands, now, before)
+            answers = run(batch, commands)
+            batch.finish()
+            end(db.connection, wrote=batch.wrote or batch.tallies > 0, folded=before.survey.keeps_up)
+        except BaseException:
+            db.marks.forget()
+            with suppress(psycopg.Error):
+                end_open(db)
+            raise
+        finally:
+            with suppress(psycopg.Error):
+                if shut:
+                    db.execute(b"RESET default_transaction_read_only")
+        self._functions.took(*batch.called)
+        self._related = batch.relates and not (before.survey.locks.relations or batch.calls_user)
+        self._tallies += batch.tallies
+        if batch.news:
+            self._ringing.ring()
+        return answers
+
+    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
+        first = first_specs(commands)
+        given = self._clock.now() if now is None and self._clock is not None else now
+        row = db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
+        schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues, suspects, quotas = row
+        migrations.check_schema(self.place, schema, least)
+        db.marks.begin(oldest, following)
+        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects, quotas)
+        batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
+        batch.spoiled, batch.meetings = before.spoiled, before.meetings
+        batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
+        batch.lock_timeout, batch.stalled = f"{milliseconds(self._options.lock_timeout)}ms", self._passage.stall
+        self._passage.begin(batch.now, given is None)
+        drains = waiting and not batch.calls_user
+        batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
+        if drains:
+            batch.drain()
+        if before.survey.keeps_up:
+            self._passage.keep_up(batch.now, given is None)
+            batch.keep_up()
+        elif self._tallies >= TALLIES:
+            batch.tidy(TALLIES // 4)
+            self._tallies = 0
+        return batch
+
+    def _now(self, present: int) -> int:
+        return present if self._clock is None else self._clock.now()
+
+    @property
+    def _db(self) -> PostgresDb:
+        if self._writer is None or self._writer.connection.closed:
+            self._writer = self._connect()
+        return self._writer
+
+    def _connect(self) -> PostgresDb:
+        connection = connect(self._url, self._options)
+        self._limit(connection)
+        return PostgresDb(connection, self._statements)
+
+    def _limit(self, connection: Connection) -> None:
+        """A frozen process must not hold what others wait for."""
+        if not self._options.pooled:
+            connection.execute(f"SET {_idle(self._options.idle_timeout)}".encode())
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            with suppress(psycopg.Error):
+                self._writer.connection.close()
+            self._writer = None
+
+    def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy session. Raises
+        `Refused`. What has a key, a dependency or a group is played after the commit, so that its number here is 0."""
+        self._guard()
+        with self._translated():
+            return user_transactions.append_on(self._host(now), connection, specs)
+
+    async def aappend_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+        self._guard()
+        with self._translated():
+            return await user_transactions.aappend_on(self._host(now), connection, specs)
+
+    def _host(self, now: int | None) -> user_transactions.Host:
+        if now is not None:
+            checks.whole("now", now)
+        time = self._now if now is None else lambda _: now
+        return user_transactions.Host(self.place, self._statements, self._ringing.channel, time, self._read, self._writer)
+
+    # Reading
+
+    def get(self, id: str) -> Job | None:
+        return self._read(lambda db: reads.get(db, id))
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        return self._read(lambda db: reads.get_many(db, ids, bodies))
+
+    def find(self, query: Query) -> Page:
+        return self._read(lambda db: reads.find(db, query))
+
+    def queues(self) -> dict[str, QueueView]:
+        return self._read(reads.queues)
+
+    def _reads(self, read: Callable[[Db], T]) -> T:
+        return self._read(read)
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None:
+        if now is not None:
+            checks.whole("now", now)
+        elif self._clock is not None:
+            now = self._clock.now()
+        return self._read(lambda db: fast_append.read_note(db, key, now), alone=True)
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
+
+    def last(self) -> int:
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        return self._read(lambda db: int(db.one("last")[0]))
+
+    def check(self) -> list[str]:
+        return self._study(lambda db: audit.check(db.connection, self._statements))
+
+    def dump(self) -> dict[str, Any]:
+        return self._study(lambda db: audit.dump(db, self._statements))
+
+    def version(self) -> int:
+        self._guard()
+        return self._ringing.version()
+
+    def wait(self, seen: int, timeout: float) -> int:
+        self._guard()
+        version = self._ringing.wait(seen, timeout)
+        self._guard()
+        return version
+
+    def listens(self) -> bool:
+        """Do wake-ups of other processes reach this one? Otherwise it looks once a second."""
+        return self._ringing.listening
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._guard()
+        with self._write_lock, self._read_lock:
+            self._closed = True
+            self._drop_writer()
+            if self._reader is not None:
+                self._reader.connection.close()
+        self._ringing.close()
+
+    def _peek(self) -> str:
+        """Something that is different after every commit that wrote, whoever made it."""
+        return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
+
+    def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
+        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it is one statement."""
+        self._guard()
+        with self._read_lock, self._translated(), self._passage.watching():
+            self._guard()
+            for attempt in range(2):
+                if self._reader is None or self._reader.connection.closed:
+                    self._reader = self._connect()
+                try:
+                    return question(self._reader) if alone else self._ask(self._reader, question)
+                except psycopg.OperationalError as error:
+                    self._reader.connection.close()
+                    if attempt or not is_gone(error):
+                        raise
+        raise AssertionError("unreachable")
+
+    def _study(self, question: Callable[[PostgresDb], T]) -> T:
+        """A long question: on a connection of its own, so that it keeps nobody waiting."""
+        self._guard()
+        with self._translated(), connect(self._url, self._options) as connection:
+            return self._ask(PostgresDb(connection, self._statements), question)
+
+    def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
+        try:
+            end_open(db)
+            db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            answer = question(db)
+            end(db.connection)
+            return answer
+        except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
+            raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
+        finally:
+            with suppress(psycopg.Error):
+                end_open(db)
+
+    def _time(self, db: PostgresDb, now: int | None) -> int:
+        last, present = db.one("last")
+        if now is not None:
+            checks.whole("now", now)
+        return max(int(last), self._now(present) if now is None else now)
+
+    def _guard(self) -> None:
+        if self._closed:
+            raise LedgerClosed(path=self.place)
+        if os.getpid() != self._pid:  # the connections are its parent's
+            raise Forked(path=self.place, opener=self._pid)
+        if self._inside == threading.get_ident():
+            raise NestedCall(path=self.place)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate(error, self.place) from error
+
+
+def _failed_at_commit(id: str, error: psycopg.Error) -> UserFunctionFailed:
+    failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def _idle(seconds: float) -> str:
+    return f"idle_in_transaction_session_timeout = {milliseconds(seconds)}"
