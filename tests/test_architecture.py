@@ -366,7 +366,7 @@ WRONG_ARROWS = [
     ("towpath.ledger.redis", "", "no room"),
     ("towpath.runtime.worker", "from towpath.app import App", "runtime may not import app"),
     ("towpath.runtime.worker", "from towpath.ledger.sqlite import SqliteLedger", "may not import ledger.sqlite"),
-    ("towpath.flows.plan", "from towpath.runtime.committer import Committer", "flows may not import runtime"),
+    ("towpath.flows.plan", "from towpath.runtime.commit.committer import Committer", "flows may not import runtime"),
     ("towpath.http.server", "from towpath.runtime.worker import Worker", "http may not import runtime"),
     ("towpath.apps.sync", "from towpath.core.job import Job", "apps may not import core"),
     ("towpath.cli", "from towpath.ledger import open_ledger", "cli may not import ledger"),

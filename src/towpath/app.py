@@ -19,8 +19,8 @@ from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
 from towpath.handles import GroupHandle, JobHandle
 from towpath.options import TaskOptions
-from towpath.runtime.depths import Depths
-from towpath.runtime.worker import Worker
+from towpath.runtime.caretaker import Depths
+from towpath.runtime.worker.worker import Worker
 from towpath.schedules import Scheduler, Schedules
 from towpath.service import RunOptions, Service
 from towpath.settings import resolve

@@ -30,11 +30,11 @@ from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
 from towpath.ledger import Ledger
 from towpath.observe import tracing
-from towpath.runtime import forks
-from towpath.runtime.document import Document
-from towpath.runtime.office import Mode
-from towpath.runtime.runs import TimedOut
-from towpath.runtime.tickets import Reply
+from towpath.runtime.commit.pending import Reply
+from towpath.runtime.notes import Document
+from towpath.runtime.worker import executors
+from towpath.runtime.worker.options import Mode
+from towpath.runtime.worker.settling import TimedOut
 from towpath.tasks import Task, outcome_of
 
 
@@ -81,7 +81,7 @@ class Attempt:
         """What the handler raised."""
         self.throttled: int | None = None
         self._chance = chance
-        self._born = forks.generation()
+        self._born = executors.generation()
         self.task = task
         self.running = Running(app, claim, task, self._span() if tracing.wanted(claim.job.headers) else None)
         self.mode: Mode = task.mode
@@ -113,15 +113,15 @@ class Attempt:
         return self._returned(result)
 
     def _returned(self, result: Any) -> Settle:
-        if self._born != forks.generation():
-            forks.leave(self.claim.id, None)
+        if self._born != executors.generation():
+            executors.leave(self.claim.id, None)
         if self.running.stopped:
             return self.stopped()
         return self._settle(outcome_of(self.task, self.claim.job, result))
 
     def _raised(self, error: BaseException) -> Settle:
-        if self._born != forks.generation():
-            forks.leave(self.claim.id, error)
+        if self._born != executors.generation():
+            executors.leave(self.claim.id, error)
         return self.stopped() if isinstance(error, control.StopRequested) and self.running.cancelled else self.ended(error)
 
     def ended(self, error: BaseException) -> Settle:
@@ -284,10 +284,10 @@ class _Remote:
 class _Pipe:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._born, self._pid = forks.generation(), os.getpid()
+        self._born, self._pid = executors.generation(), os.getpid()
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
-        if self._born != forks.generation():
+        if self._born != executors.generation():
             raise Forked(path="the pipe to the worker", opener=self._pid)
         self._connection.send_bytes(msgspec.msgpack.encode(progress))
         call(Progressed())

@@ -24,9 +24,9 @@ from towpath.handles import JobHandle, jobs_of, members, value_of
 from towpath.ledger import Ledger
 from towpath.options import waited_for
 from towpath.runtime import lineage
-from towpath.runtime.document import Document
+from towpath.runtime.commit.pending import Reply
 from towpath.runtime.lineage import running
-from towpath.runtime.tickets import Reply
+from towpath.runtime.notes import Document
 from towpath.tasks import Call, R, Task
 
 V = TypeVar("V")

@@ -31,11 +31,11 @@ from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues import QueueGate
-from towpath.runtime.document import Document
+from towpath.runtime.claims.receiver import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.hosting import aappend_on, append_on
-from towpath.runtime.inbox import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.lineage import inherited, running, traced
 from towpath.runtime.newids import new_id
+from towpath.runtime.notes import Document
 
 log = get_logger("towpath.messages")
 

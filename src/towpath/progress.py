@@ -24,7 +24,7 @@ from towpath.core.views import MAX_PAGE, Counts, GroupView, Query
 from towpath.errors import TowpathError, UnknownGroup
 from towpath.events import Bus, JobSettled
 from towpath.ledger import Ledger
-from towpath.runtime.worker import Worker
+from towpath.runtime.worker.worker import Worker
 
 WINDOW = 10.0
 """Seconds that rates are measured over."""

@@ -24,7 +24,7 @@ from towpath.core.depths import write_depth as write_depth
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, PartView, QueueView
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 
 
 class Host(Protocol):

@@ -27,7 +27,7 @@ from towpath.errors import InvalidInput, NoteConflict, Refused
 from towpath.escapes import get_logger
 from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 from towpath.runtime.newids import new_id
 
 __all__ = [

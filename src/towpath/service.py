@@ -23,10 +23,10 @@ from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues import set_limits
 from towpath.runtime.engine import Parts
-from towpath.runtime.office import Office, WorkerOptions
 from towpath.runtime.rest import at_rest
 from towpath.runtime.signals import signals
-from towpath.runtime.worker import Worker
+from towpath.runtime.worker.options import Office, WorkerOptions
+from towpath.runtime.worker.worker import Worker
 from towpath.schedules import Host as ScheduleHost
 from towpath.schedules import Scheduler, remove
 from towpath.settings import BANDWIDTH, Settings, merged, resolve

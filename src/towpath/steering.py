@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from towpath.core.commands import Cancel, Canceled, Result, Selector
 from towpath.runtime.engine import Engine
-from towpath.runtime.worker import Worker
+from towpath.runtime.worker.worker import Worker
 from towpath.settings import Settings
 from towpath.workers import Lanes, Workers
 

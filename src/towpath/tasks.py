@@ -29,7 +29,7 @@ from towpath.runtime.engine import Engine
 from towpath.runtime.hosting import aappend_on, append_on
 from towpath.runtime.lineage import inherited, running
 from towpath.runtime.newids import new_id
-from towpath.runtime.office import Mode
+from towpath.runtime.worker.options import Mode
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,8 +26,8 @@ from towpath.core.fleet import WorkerView as WorkerView
 from towpath.errors import InvalidInput, NoteConflict
 from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
-from towpath.runtime.tickets import Reply
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
 
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10

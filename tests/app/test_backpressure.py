@@ -17,9 +17,9 @@ from towpath import App, Query, Selector, Spec, State
 from towpath.commands import Append, Purge
 from towpath.errors import InvalidInput, LedgerBusy, QueueFull
 from towpath.events import QueueDeep
-from towpath.runtime.depths import Depths
-from towpath.runtime.drains import Drains
-from towpath.runtime.pace import Pace
+from towpath.runtime.caretaker import Depths
+from towpath.runtime.commit.feedback import Drains
+from towpath.runtime.worker.prefetch import Pace
 from towpath.testing.clock import ManualClock
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,7 +19,7 @@ from towpath.core.checks import SECOND
 from towpath.core.job import Claim, Reason
 from towpath.errors import NotInJob, Unsupported
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 
 
 def claimed(app: App, lease: int = 60 * SECOND) -> Claim:

@@ -21,7 +21,7 @@ from towpath import App, Spec, open_ledger
 from towpath.core.commands import Append
 from towpath.errors import LedgerError
 from towpath.ledger.sqlite.ledger import FAULT_POINTS
-from towpath.runtime.upkeep import KEY as CARETAKER
+from towpath.runtime.caretaker import CARETAKER_KEY as CARETAKER
 
 ROOT = Path(__file__).parents[2]
 LEASE = 4.0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import towpath
-from towpath.runtime import worker
+from towpath.runtime.worker import worker
 
 app = towpath.App(sys.argv[1] if len(sys.argv) > 1 else "memory://", name="faulty")
 

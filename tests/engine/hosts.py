@@ -13,9 +13,9 @@ from towpath.core.commands import Claim, Upkeep, Want
 from towpath.core.job import PRIORITIES, Job, State
 from towpath.ledger import Ledger
 from towpath.messages import Message, Queue
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher
-from towpath.runtime.leases import Leases
+from towpath.runtime.claims.dispatcher import Dispatcher
+from towpath.runtime.claims.leases import Leases
+from towpath.runtime.commit.committer import Committer
 
 WAIT = 20.0
 """Seconds after which a test that waits for something real gives up."""

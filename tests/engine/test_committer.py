@@ -13,9 +13,9 @@ from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Ren
 from towpath.core.job import Done, Spec
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
 from towpath.ledger import Answer
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher, Waiter
-from towpath.runtime.tickets import Reply
+from towpath.runtime.claims.dispatcher import Dispatcher, Waiter
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
 
 LEASE = 60_000_000
 

@@ -13,7 +13,7 @@ from tests.engine.gated import Gated
 from tests.engine.test_committer import append, in_thread, until, until_waiting
 from towpath.core.commands import Appended, Cancel, Renew, Result, Selector
 from towpath.errors import LedgerClosed
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 
 MOST = 10
 LEASE = 60_000_000

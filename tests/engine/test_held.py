@@ -21,7 +21,7 @@ from tests.engine.test_worker import WAIT, working
 from towpath import App, Lane, Query, current
 from towpath.core.commands import Append, Claim, Command, Progress, Renew, Settle
 from towpath.ledger import Answer
-from towpath.runtime.pace import MAX_AHEAD, most_ended
+from towpath.runtime.worker.prefetch import MAX_AHEAD, most_ended
 
 SLOTS = 8
 ENDED = most_ended(SLOTS)

@@ -12,9 +12,9 @@ from towpath.core.commands import Claimed
 from towpath.core.job import Claim, Release, Spec
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
-from towpath.runtime.intake import Plain
-from towpath.runtime.laned import Laned
-from towpath.runtime.office import Attempt, WorkerOptions
+from towpath.runtime.worker.buffer import Plain
+from towpath.runtime.worker.lanes import Laned
+from towpath.runtime.worker.options import Attempt, WorkerOptions
 from towpath.testing import ManualClock
 
 LANES = {"front": Lane(queues=("f",), reserved=2, lends=True), "back": Lane(queues=("b",), reserved=2, lends=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towpath.runtime.lookout import LONGEST, SHARE, SHORTEST, Lookout
+from towpath.runtime.claims.leases import LONGEST, SHARE, SHORTEST, Lookout
 
 
 class Time:

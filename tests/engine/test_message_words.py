@@ -19,7 +19,7 @@ from towpath.core.job import Reason, State
 from towpath.errors import InvalidInput, LedgerBusy, LostClaim, NoteConflict
 from towpath.ledger import Ledger
 from towpath.messages import Queue
-from towpath.runtime.document import Document
+from towpath.runtime.notes import Document
 
 
 class TestWords:

@@ -41,7 +41,7 @@ from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.observe import metrics
 from towpath.runtime.breakers import Breakers
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 from towpath.testing import ManualClock
 
 SECOND = 1_000_000

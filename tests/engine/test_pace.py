@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towpath.runtime.pace import LONG, MAX_AHEAD, MEMORY, SOONEST, Pace, most_ended
+from towpath.runtime.worker.prefetch import LONG, MAX_AHEAD, MEMORY, SOONEST, Pace, most_ended
 
 SLOTS = 32
 

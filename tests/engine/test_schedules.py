@@ -25,7 +25,7 @@ from towpath.core.schedule import CATCH_UP, GRACE, Missed, Schedule, next_fire, 
 from towpath.core.views import Query
 from towpath.errors import InvalidInput, LedgerBusy
 from towpath.ledger import Ledger, open_ledger
-from towpath.runtime.upkeep import Caretaker
+from towpath.runtime.caretaker import Caretaker
 from towpath.schedules import (
     INDEX,
     SCHEDULED_AT,

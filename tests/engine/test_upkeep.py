@@ -20,8 +20,19 @@ from towpath.core.job import Claim as Held
 from towpath.core.job import Spec, State
 from towpath.errors import DiskFull, LedgerBusy, LedgerClosed
 from towpath.ledger import Ledger, open_ledger
-from towpath.runtime.dispatcher import Waiter
-from towpath.runtime.upkeep import AGAIN, KEY, LEAST, LONGEST_LEAST, LONGEST_PAUSE, MOST, RENEW, STAND_BY, TTL, Caretaker
+from towpath.runtime.caretaker import (
+    AGAIN,
+    CARETAKER_KEY,
+    LEAST,
+    LONGEST_LEAST,
+    LONGEST_PAUSE,
+    MOST,
+    RENEW,
+    STAND_BY,
+    TTL,
+    Caretaker,
+)
+from towpath.runtime.claims.dispatcher import Waiter
 from towpath.testing import ManualClock
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -190,7 +201,7 @@ class TestSchedules:
         assert state(ledger, "late") is State.READY
 
     def test_only_the_elected_one_fires(self, kept: Kept, ledger: Ledger) -> None:
-        ledger.apply([Note(key=KEY, value=b"somebody", ttl=TTL)])
+        ledger.apply([Note(key=CARETAKER_KEY, value=b"somebody", ttl=TTL)])
         kept.once()
         assert kept.asked == []
         assert kept.upkeeps() == 0
@@ -209,7 +220,7 @@ class TestElection:
                 assert first.keeper.elected
                 assert not second.keeper.elected
             assert second.upkeeps() == 0
-            note = ledger.note(KEY)
+            note = ledger.note(CARETAKER_KEY)
             assert note is not None
             assert note.value == b"a"
 
@@ -258,14 +269,14 @@ class TestElection:
             first.once()
             second.once()
             first.keeper.close()
-            eventually(ledger, lambda: ledger.note(KEY) is None)
+            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is None)
             clock.set(clock.now() + STAND_BY)
             second.once()
             assert second.keeper.elected
 
     def test_it_stands_by_when_somebody_took_its_place(self, kept: Kept, ledger: Ledger) -> None:
         kept.settle()
-        ledger.apply([Note(key=KEY, value=None), Note(key=KEY, value=b"other", ttl=TTL)])
+        ledger.apply([Note(key=CARETAKER_KEY, value=None), Note(key=CARETAKER_KEY, value=b"other", ttl=TTL)])
         kept.clock.advance(RENEW / SECOND)
         kept.once()
         assert not kept.keeper.elected
@@ -361,7 +372,7 @@ class TestEars:
         assert got[0].id == "foreign"
 
     def test_those_who_stand_by_look_now_and_then(self, kept: Kept, ledger: Ledger) -> None:
-        ledger.apply([Note(key=KEY, value=b"somebody", ttl=TTL)])
+        ledger.apply([Note(key=CARETAKER_KEY, value=b"somebody", ttl=TTL)])
         self.waiter(kept.desk)
         kept.once()
         batches = len(kept.gate.batches)
@@ -408,7 +419,7 @@ class TestThread:
         ledger = open_ledger(url if url == "memory://" else f"sqlite:///{tmp_path}/work.db")
         with Desk(ledger) as desk:
             keeper = self.start(desk)
-            eventually(ledger, lambda: ledger.note(KEY) is not None)
+            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is not None)
             came, got = TestEars().waiter(desk)
             began = time.monotonic()
             desk.committer.call(Append((Spec(id="late", queue="q", delay=SECOND // 5),)))
@@ -419,14 +430,14 @@ class TestThread:
             keeper.close()
             assert time.monotonic() - began < 0.3
             assert not keeper._thread.is_alive()
-            eventually(ledger, lambda: ledger.note(KEY) is None)
+            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is None)
         ledger.close()
 
     def test_a_locked_ledger_does_not_hold_up_the_closing(self) -> None:
         gate = Gated()
         with Desk(gate) as desk:
             keeper = self.start(desk)
-            eventually(gate, lambda: gate.note(KEY) is not None)
+            eventually(gate, lambda: gate.note(CARETAKER_KEY) is not None)
             gate.hold()
             append_in = threading.Thread(target=lambda: desk.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True)
             append_in.start()
@@ -442,7 +453,7 @@ class TestThread:
         with Desk(ledger) as desk:
             TestEars().waiter(desk)
             keeper = self.start(desk)
-            eventually(ledger, lambda: ledger.note(KEY) is not None)
+            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is not None)
             eventually_quiet = threading.Event()
             eventually_quiet.wait(0.3)
             used, began = time.process_time(), time.monotonic()

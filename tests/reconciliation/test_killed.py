@@ -15,7 +15,7 @@ from reconciliation.platforms import Platform, Simulator
 from reconciliation.rules import Numbers
 
 from towpath import App
-from towpath.runtime.upkeep import KEY as CARETAKER
+from towpath.runtime.caretaker import CARETAKER_KEY as CARETAKER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

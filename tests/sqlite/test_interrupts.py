@@ -19,7 +19,7 @@ from towpath.core.commands import Append, Claim, Claimed, Note, Upkeep, Want
 from towpath.core.job import Spec
 from towpath.errors import LedgerError, TowpathError
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 
 OPTIONS = SqliteOptions(synchronous="normal", busy_timeout=0.3)
 

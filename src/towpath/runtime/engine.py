@@ -24,16 +24,14 @@ from towpath.core.job import PRIORITIES
 from towpath.errors import LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
-from towpath.runtime.breaker_rounds import BreakerRounds
-from towpath.runtime.breakers import Breakers
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher
-from towpath.runtime.document import Document
-from towpath.runtime.leases import Leases
-from towpath.runtime.lookout import Lookout
-from towpath.runtime.tickets import Reply, tell_all
-from towpath.runtime.upkeep import Caretaker, Due
-from towpath.runtime.watch import Watch
+from towpath.runtime.breakers import BreakerRounds, Breakers
+from towpath.runtime.caretaker import Caretaker, Due
+from towpath.runtime.claims.dispatcher import Dispatcher
+from towpath.runtime.claims.leases import Leases, Lookout
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply, tell_all
+from towpath.runtime.completion import Watch
+from towpath.runtime.notes import Document
 
 
 class Parts:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from towpath.escapes import get_logger
-from towpath.runtime import forks
+from towpath.runtime.worker import executors
 
 log = get_logger("towpath.worker")
 
@@ -49,7 +49,7 @@ def signals(stop: Callable[[], None], reload: Callable[[], None], patience: Call
     listener.start()
     try:
         # The pipe is shared with forked children: their signals must not stop us.
-        with forks.undone_in_children(restore):
+        with executors.undone_in_children(restore):
             yield
     finally:
         restore()

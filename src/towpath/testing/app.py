@@ -31,11 +31,11 @@ from towpath.errors import InvalidInput, Refused, Unsupported
 from towpath.events import Bus
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.runtime.committer import Committer, Demand
+from towpath.runtime.caretaker import Due
+from towpath.runtime.commit.committer import Committer, Demand
+from towpath.runtime.commit.pending import Reply, outcome
+from towpath.runtime.completion import Watch
 from towpath.runtime.engine import Parts
-from towpath.runtime.tickets import Reply, outcome
-from towpath.runtime.upkeep import Due
-from towpath.runtime.watch import Watch
 from towpath.schedules import Scheduler
 from towpath.tasks import Task
 from towpath.testing.clock import ManualClock

@@ -22,11 +22,19 @@ from towpath.errors import LedgerClosed, LedgerError, NestedCall, QueueFull, Tow
 from towpath.escapes import get_logger
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
-from towpath.runtime import news
-from towpath.runtime.drains import Drains
-from towpath.runtime.outage import Outage
-from towpath.runtime.own_claims import OwnClaims
-from towpath.runtime.tickets import CallTicket, Gathering, LoopTicket, Progresses, Reply, ThreadTicket, Ticket, deliver, sort_of
+from towpath.runtime.commit import feedback
+from towpath.runtime.commit.feedback import Drains, Outage, OwnClaims
+from towpath.runtime.commit.pending import (
+    CallTicket,
+    Gathering,
+    LoopTicket,
+    Progresses,
+    Reply,
+    ThreadTicket,
+    Ticket,
+    deliver,
+    sort_of,
+)
 
 log = get_logger("towpath.committer")
 
@@ -409,8 +417,8 @@ class Committer:
             self._batches += 1
         self.took = time.monotonic() - started
         self._claims.applied(commands, answers)
-        if news.wanted(self.bus):
-            news.tell(self.bus, commands, answers, self.took)
+        if feedback.wanted(self.bus):
+            feedback.tell(self.bus, commands, answers, self.took)
         return answers
 
     def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:

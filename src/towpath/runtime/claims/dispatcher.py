@@ -14,8 +14,8 @@ from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.job import SUSPECT, Claim, Job, Release
 from towpath.errors import TowpathError
-from towpath.runtime.committer import Committer
-from towpath.runtime.tickets import Reply
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
 
 
 class Waiter:

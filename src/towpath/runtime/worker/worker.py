@@ -21,14 +21,13 @@ from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
-from towpath.runtime.executors import ProcessDied, Processes, Threads
-from towpath.runtime.intake import Intake, Plain
-from towpath.runtime.laned import Laned
-from towpath.runtime.office import Attempt, Office, WorkerOptions
-from towpath.runtime.outbox import Outbox
-from towpath.runtime.pace import Account, most_ended
-from towpath.runtime.pulse import Blocked, Pulse
-from towpath.runtime.runs import Run, in_process, until
+from towpath.runtime.worker.buffer import Intake, Plain
+from towpath.runtime.worker.executors import ProcessDied, Processes, Threads
+from towpath.runtime.worker.lanes import Laned
+from towpath.runtime.worker.loop_monitor import Blocked, Pulse
+from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
+from towpath.runtime.worker.prefetch import Account, most_ended
+from towpath.runtime.worker.settling import Outbox, Run, in_process, until
 
 log = get_logger("towpath.worker")
 

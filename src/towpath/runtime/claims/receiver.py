@@ -22,10 +22,10 @@ from towpath.core.commands import Claimed, Settle, Want
 from towpath.core.job import Claim, Reason, Release
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher, Waiter
-from towpath.runtime.leases import Leases
-from towpath.runtime.tickets import Reply
+from towpath.runtime.claims.dispatcher import Dispatcher, Waiter
+from towpath.runtime.claims.leases import Leases
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
 
 LOOK = 1.0
 """Seconds after which one who waits looks whether the ledger is still open."""

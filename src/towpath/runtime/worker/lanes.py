@@ -9,23 +9,26 @@ Two threads look at the counts: the committing one writes `_delivered` and `_sus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from towpath.core.checks import SECOND, matches
-from towpath.core.commands import MAX_BULK, Claimed, Want
+from towpath.core.checks import SECOND, matches, micros
+from towpath.core.commands import MAX_BULK, Claimed, Hasten, Hastened, Want
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, Claim, Outcome, Refuse, Release
-from towpath.core.lanes import Lane, Shares, bounds_of, limit_of, lines_of, shown
+from towpath.core.lanes import AGEING_STEPS, Lane, Shares, bounds_of, limit_of, lines_of, shown
 from towpath.core.limits import Limiter, Ticket
-from towpath.errors import TowpathError
+from towpath.errors import LedgerClosed, TowpathError
 from towpath.events import LimitChanged
-from towpath.runtime.ageing import Ageing
-from towpath.runtime.intake import Intake
-from towpath.runtime.office import Attempt, Office, WorkerOptions
-from towpath.runtime.pace import Account, Paces
+from towpath.runtime.commit.pending import Reply
+from towpath.runtime.worker.buffer import Intake
+from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
+from towpath.runtime.worker.prefetch import Account, Paces
+
+# MERGED: Lanes with `ageing`: from time to time, what has waited so long becomes urgent.
 
 
 class Laned:
@@ -411,3 +414,40 @@ class Laned:
 
 def _now() -> int:
     return time.monotonic_ns() // 1000
+
+
+class Ageing:
+    """Belongs to the worker's loop. Every worker of a fleet does it; the second one finds nothing to do."""
+
+    def __init__(self, office: Office, lanes: Iterable[Lane]) -> None:
+        self._office = office
+        self._spans = {",".join(lane.queues): micros(lane.ageing) for lane in lanes if lane.ageing is not None}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._started = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started = True
+        for queues in self._spans:
+            self._hasten(queues)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._started = False
+
+    def _hasten(self, queues: str) -> None:
+        span = self._spans[queues]
+
+        def heard(replies: Sequence[Reply]) -> None:
+            more = any(isinstance(reply, Hastened) and reply.more for reply in replies)
+            # The loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._later, queues, 0.0 if more else span / AGEING_STEPS / SECOND)
+
+        with contextlib.suppress(LedgerClosed):
+            self._office.committer.post([Hasten(queues, span)], heard)
+
+    def _later(self, queues: str, seconds: float) -> None:
+        if self._started:
+            self._timers[queues] = self._loop.call_later(seconds, self._hasten, queues)

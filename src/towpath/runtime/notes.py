@@ -12,7 +12,7 @@ from towpath.core.commands import Note, Noted, Result
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
+from towpath.runtime.commit.committer import Committer
 
 _AT_HAND: Final[Any] = object()
 

@@ -16,9 +16,9 @@ from towpath.core.limits import Bounds
 from towpath.errors import Refused
 from towpath.events import Bus
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
-from towpath.runtime.dispatcher import Dispatcher
-from towpath.runtime.leases import Leases
+from towpath.runtime.claims.dispatcher import Dispatcher
+from towpath.runtime.claims.leases import Leases
+from towpath.runtime.commit.committer import Committer
 
 MAX_CONCURRENCY = 10_000
 Mode = Literal["loop", "thread", "process"]

@@ -10,9 +10,9 @@ from towpath.core.commands import MAX_BULK
 from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, Claim, Outcome
 from towpath.errors import TowpathError
-from towpath.runtime.dispatcher import Waiter
-from towpath.runtime.office import Attempt, Office, WorkerOptions
-from towpath.runtime.pace import Account, Paces
+from towpath.runtime.claims.dispatcher import Waiter
+from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
+from towpath.runtime.worker.prefetch import Account, Paces
 
 
 class Intake(Protocol):

@@ -10,21 +10,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
+from towpath.core.depths import KEY, Alarm, depths_of
 from towpath.errors import LedgerClosed, NoteConflict, TowpathError
 from towpath.escapes import get_logger
-from towpath.events import CaretakerElected
+from towpath.events import Bus, CaretakerElected, QueueDeep
 from towpath.ledger import Ledger
-from towpath.runtime.committer import Committer
-from towpath.runtime.tickets import Reply
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
+
+# MERGED: Says when a queue becomes deep. The caretaker asks it, so a fleet says it once.
 
 log = get_logger("towpath.upkeep")
 
-KEY: Final = "towpath/caretaker"
+CARETAKER_KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND
 """A dead one is replaced after at most this and `STAND_BY`. Whoever is only slow for longer loses its place, which costs nothing."""
 RENEW: Final = 2 * SECOND
@@ -275,7 +278,7 @@ class _Chair:
         lost."""
         if self._note is not None and self._put(now, self._note.version):
             return
-        view = self._ledger.note(KEY)
+        view = self._ledger.note(CARETAKER_KEY)
         holder = "" if view is None else view.value.decode(errors="replace")
         ours = view is None or holder in dead or (self._note is not None and self._note.fence == view.fence)
         if ours and self._put(now, 0 if view is None else view.version):
@@ -284,7 +287,7 @@ class _Chair:
 
     def _put(self, now: int, expect: int) -> bool:
         try:
-            answer = self._committer.call(Note(key=KEY, value=self._owner, expect=expect, ttl=self._ttl))
+            answer = self._committer.call(Note(key=CARETAKER_KEY, value=self._owner, expect=expect, ttl=self._ttl))
         except NoteConflict:
             return False
         assert isinstance(answer, Noted)
@@ -296,7 +299,7 @@ class _Chair:
         held, self._note, self.held_until = self._note, None, 0
         if held is not None:
             with contextlib.suppress(LedgerClosed):
-                self._committer.post([Note(key=KEY, value=None, expect=held.version)], _ignore)
+                self._committer.post([Note(key=CARETAKER_KEY, value=None, expect=held.version)], _ignore)
 
 
 class _Chores:
@@ -364,3 +367,44 @@ class _Rounds:
 
 def _ignore(replies: Sequence[Reply]) -> None:
     """Nobody waits for it."""
+
+
+log = get_logger("towpath.queues")
+
+EVERY = SECOND
+SELDOM = 10 * SECOND
+"""The same on a server while no queue has a depth to warn at."""
+
+
+class Host(Protocol):
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+
+class Depths:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._alarm = Alarm()
+        self._looked_at, self._pause = 0, 0
+        self._next: int | None = None
+
+    def due(self, now: int) -> int | None:
+        """Look, at most once a second; when to look again, None if no queue has a depth to warn at."""
+        if self._looked_at <= now < self._looked_at + self._pause:
+            return self._next
+        ledger = self._host.ledger
+        self._looked_at, self._pause, self._next = now, EVERY, now + EVERY
+        limits = depths_of(ledger.note(KEY))
+        if not limits:
+            self._alarm = Alarm()
+            self._pause, self._next = SELDOM if ledger.capabilities.remote else EVERY, None
+            return None
+        waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
+        for queue in self._alarm.passed(limits, waiting):
+            log.warning("queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue])
+            if self._host.bus.wants(QueueDeep):
+                self._host.bus.publish(QueueDeep(queue, waiting[queue], limits[queue]))
+        return self._next

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from towpath.runtime.office import Ended
+from towpath.runtime.worker.options import Ended
 
 MAX_AHEAD = 2_000
 """Claims ahead of the slots. More would only make batches longer, and longer batches ask for more."""
