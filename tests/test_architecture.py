@@ -374,7 +374,7 @@ WRONG_ARROWS = [
     ("towpath.app", "from towpath.testing.clock import ManualClock", "nothing imports testing"),
     ("towpath.messages", "def f() -> None:\n    from towpath.testing.app import bench", "nothing imports testing"),
     ("towpath.tasks", "from towpath.app import App", "tasks may not import app"),
-    ("towpath.codec", "from towpath.runtime.engine import Engine", "codec may not import runtime"),
+    ("towpath.tasks.codec", "from towpath.runtime.engine import Engine", "codec may not import runtime"),
     ("towpath.app", "import requests", "the package requests"),
     ("towpath.app", "import pickle", "pickle may not"),
 ]

@@ -20,7 +20,7 @@ import towpath
 import towpath.commands
 import towpath.core.commands
 from towpath.core import job
-from towpath.runtime import newids
+from towpath.tasks import new_jobs
 
 SURFACE = [
     "After",
@@ -189,7 +189,7 @@ def test_a_forked_child_has_ids_of_its_own_even_if_the_lock_was_held() -> None:
     towpath.new_id()
     context = multiprocessing.get_context("fork")
     near, far = context.Pipe()
-    with newids._source._lock:
+    with new_jobs._source._lock:
         child = context.Process(target=_send_ids, args=(far,))
         child.start()
     assert near.poll(30), "the child hangs: it waits for a lock of its parent"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from towpath.app import App
     from towpath.bandwidth import Bandwidth
     from towpath.breakers import breaker
-    from towpath.context import Running, current
-    from towpath.control import Cancel, Fail, Retry, Snooze, StopRequested, Throttled
     from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
@@ -28,10 +26,12 @@ if TYPE_CHECKING:
     from towpath.core.limits import Rate
     from towpath.core.retry import Exponential, Policy
     from towpath.core.views import GroupView, NoteView, PartView, Query, QueueView
-    from towpath.handles import GroupHandle, JobHandle
     from towpath.ledger import Ledger, open_ledger
-    from towpath.runtime.newids import new_id
-    from towpath.tasks import Call, Task
+    from towpath.tasks.context import Running, current
+    from towpath.tasks.handles import GroupHandle, JobHandle
+    from towpath.tasks.new_jobs import new_id
+    from towpath.tasks.outcomes import Cancel, Fail, Retry, Snooze, StopRequested, Throttled
+    from towpath.tasks.task import Call, Task
 
 __all__ = [
     "After",
@@ -81,8 +81,8 @@ _HOMES = {
     "towpath.app": "App",
     "towpath.bandwidth": "Bandwidth",
     "towpath.breakers": "breaker",
-    "towpath.context": "Running current",
-    "towpath.control": "Cancel Fail Retry Snooze StopRequested Throttled",
+    "towpath.tasks.context": "Running current",
+    "towpath.tasks.outcomes": "Cancel Fail Retry Snooze StopRequested Throttled",
     "towpath.core.breaker": "Breaker",
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",
@@ -92,9 +92,9 @@ _HOMES = {
     "towpath.core.limits": "Rate",
     "towpath.core.retry": "Exponential Policy",
     "towpath.core.views": "GroupView NoteView PartView Query QueueView",
-    "towpath.handles": "GroupHandle JobHandle",
+    "towpath.tasks.handles": "GroupHandle JobHandle",
     "towpath.ledger": "Ledger open_ledger",
-    "towpath.runtime.newids": "new_id",
+    "towpath.tasks.new_jobs": "new_id",
     "towpath.tasks": "Call Task",
 }
 """The imports above once more, for the time when the program runs: module -> names."""

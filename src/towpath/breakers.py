@@ -14,10 +14,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from towpath import control
-from towpath.attempts import Attempt
-from towpath.context import Host, current
-from towpath.control import Span
 from towpath.core import breaker as rules
 from towpath.core import checks
 from towpath.core.breaker import Breaker, Phase
@@ -28,7 +24,11 @@ from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
 from towpath.runtime.engine import Engine, Parts
-from towpath.tasks import Task
+from towpath.tasks import outcomes
+from towpath.tasks.attempt import Attempt
+from towpath.tasks.context import Host, current
+from towpath.tasks.outcomes import Span
+from towpath.tasks.task import Task
 
 Tasks = Mapping[str, Task[..., Any]]
 All = list[Record]
@@ -54,7 +54,7 @@ class Guard:
         now = self._now()
         again = self._breakers.admit(self._breaker, now)
         if again is not None:
-            raise control.BreakerOpen(self._breaker.name, (again - now) / checks.SECOND)
+            raise outcomes.BreakerOpen(self._breaker.name, (again - now) / checks.SECOND)
         self._began = now
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -82,7 +82,7 @@ class Guard:
 
     def _too_late(self, error: BaseException) -> bool:
         """Was the handler stopped because its time was up? Then the call did not answer."""
-        return isinstance(error, asyncio.CancelledError | control.StopRequested) and self._job.asked is Reason.EXPIRED
+        return isinstance(error, asyncio.CancelledError | outcomes.StopRequested) and self._job.asked is Reason.EXPIRED
 
     @property
     def _breakers(self) -> Breakers:
@@ -92,9 +92,9 @@ class Guard:
 def _counts(error: BaseException) -> bool:
     """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its job, and who says
     that it was asked too much is not down."""
-    if not isinstance(error, Exception) or control.throttling(error) is not None:
+    if not isinstance(error, Exception) or outcomes.throttling(error) is not None:
         return False
-    return isinstance(error, control.Retry) or not isinstance(error, control.Control)
+    return isinstance(error, outcomes.Retry) or not isinstance(error, outcomes.Control)
 
 
 def _named(name: object, tasks: Tasks) -> Breaker:

@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
-from towpath import codec
 from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
 from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renewed, Result, Settle, Settled
@@ -32,10 +31,9 @@ from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues import QueueGate
 from towpath.runtime.claims.receiver import Host, Inbox, Steps, Subscription, Terms, arun, run
-from towpath.runtime.hosting import aappend_on, append_on
-from towpath.runtime.lineage import inherited, running, traced
-from towpath.runtime.newids import new_id
 from towpath.runtime.notes import Document
+from towpath.tasks import codec
+from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
 
 log = get_logger("towpath.messages")
 

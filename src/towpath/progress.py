@@ -15,8 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from towpath.attempts import Attempt
-from towpath.context import Running
 from towpath.core import checks
 from towpath.core.fleet import spell_lanes
 from towpath.core.job import State
@@ -25,6 +23,8 @@ from towpath.errors import TowpathError, UnknownGroup
 from towpath.events import Bus, JobSettled
 from towpath.ledger import Ledger
 from towpath.runtime.worker.worker import Worker
+from towpath.tasks.attempt import Attempt
+from towpath.tasks.context import Running
 
 WINDOW = 10.0
 """Seconds that rates are measured over."""

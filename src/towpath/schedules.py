@@ -28,7 +28,7 @@ from towpath.escapes import get_logger
 from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
-from towpath.runtime.newids import new_id
+from towpath.tasks.new_jobs import new_id
 
 __all__ = [
     "Host",

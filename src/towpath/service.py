@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypedDict
 from msgspec.structs import replace
 
 from towpath import breakers
-from towpath.attempts import Attempt, serve
 from towpath.bandwidth import Bandwidth
 from towpath.core import checks, lanes
 from towpath.core.commands import Settle
@@ -30,6 +29,7 @@ from towpath.runtime.worker.worker import Worker
 from towpath.schedules import Host as ScheduleHost
 from towpath.schedules import Scheduler, remove
 from towpath.settings import BANDWIDTH, Settings, merged, resolve
+from towpath.tasks.attempt import Attempt, serve
 from towpath.timetable import from_settings, write_down
 from towpath.workers import AGAIN, Badge, Orders
 

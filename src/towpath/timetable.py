@@ -10,7 +10,7 @@ from towpath.core import checks
 from towpath.core.schedule import Missed, Schedule, every_of, missed_of
 from towpath.errors import InvalidInput
 from towpath.schedules import Host, by_name, register
-from towpath.tasks import AsyncTask, Task
+from towpath.tasks.task import AsyncTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

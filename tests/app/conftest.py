@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from towpath import App
-from towpath.attempts import Attempt
 from towpath.commands import Claim, Claimed, Want
+from towpath.tasks.attempt import Attempt
 
 
 @pytest.fixture(params=["memory", "sqlite"])

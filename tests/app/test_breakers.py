@@ -15,12 +15,12 @@ from tests.app import handlers
 from towpath import App, Breaker, Rate, Retry, Snooze, State
 from towpath.breakers import Desk, attempt
 from towpath.commands import Claim, Claimed, Settle, Want
-from towpath.control import BreakerOpen
 from towpath.core.breaker import Phase
 from towpath.core.checks import SECOND
 from towpath.core.job import Release
 from towpath.errors import InvalidInput, NotInJob
 from towpath.events import BreakerChanged, Collected
+from towpath.tasks.outcomes import BreakerOpen
 from towpath.testing import ManualClock
 from towpath.testing.app import Bench
 

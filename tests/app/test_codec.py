@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from towpath.codec import Codec, decode, encode
 from towpath.errors import InvalidInput
+from towpath.tasks.codec import Codec, decode, encode
 
 
 class Colour(enum.Enum):

@@ -13,13 +13,13 @@ import pytest
 from tests.app.conftest import work
 from tests.engine.gated import Gated
 from towpath import App, Retry, State, commands, current
-from towpath.attempts import Attempt
-from towpath.context import Running
 from towpath.core.checks import SECOND
 from towpath.core.job import Claim, Reason
 from towpath.errors import NotInJob, Unsupported
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.commit.committer import Committer
+from towpath.tasks.attempt import Attempt
+from towpath.tasks.context import Running
 
 
 def claimed(app: App, lease: int = 60 * SECOND) -> Claim:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.control import Retry, Throttled, throttling
 from towpath.core.checks import SECOND
+from towpath.tasks.outcomes import Retry, Throttled, throttling
 
 
 class Like(Exception):

@@ -13,12 +13,12 @@ import pytest
 import towpath
 from tests.engine.test_worker import working
 from towpath import App, Claim, Lane
-from towpath.attempts import Attempt
 from towpath.commands import Progress
 from towpath.display import drawn, sentence
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
 from towpath.progress import Live, Tally, size_of
+from towpath.tasks.attempt import Attempt
 
 WAIT = 20.0
 

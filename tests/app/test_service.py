@@ -15,11 +15,11 @@ from tests.app import handlers
 from tests.app.running import worked
 from tests.app.test_context import claimed
 from towpath import App, JobHandle, Query, State
-from towpath.attempts import Attempt
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
 from towpath.schedules import list_schedules
 from towpath.service import Service, worker_options
+from towpath.tasks.attempt import Attempt
 
 
 def double(n: int) -> int:

@@ -15,10 +15,10 @@ import pytest
 from tests.app.running import worked
 from tests.cli.shell import Shell
 from towpath import App, Query, State, current
-from towpath.control import StopRequested
 from towpath.errors import JobCanceled
-from towpath.handles import JobHandle
 from towpath.service import Service
+from towpath.tasks.handles import JobHandle
+from towpath.tasks.outcomes import StopRequested
 
 WAIT = 20.0
 STEPS = 200

@@ -18,13 +18,14 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import towpath
 from tests.app.conftest import work
-from towpath import App, Call, Cancel, Exponential, Fail, Policy, Retry, Snooze, Spec, State, Task, commands, control
-from towpath.codec import AFTER
+from towpath import App, Call, Cancel, Exponential, Fail, Policy, Retry, Snooze, Spec, State, Task, commands
 from towpath.core.checks import MAX_PAYLOAD, SECOND
 from towpath.core.job import After, Claim, KeyPolicy
 from towpath.core.retry import Fixed, RetryAfter
 from towpath.errors import InvalidInput, UnknownDependency
-from towpath.tasks import MAX_TRACE, failure_text, outcome_of
+from towpath.tasks import outcomes
+from towpath.tasks.codec import AFTER
+from towpath.tasks.task import MAX_TRACE, failure_text, outcome_of
 
 
 def add(a: int, b: int = 2) -> int:
@@ -401,7 +402,7 @@ def test_control_exceptions_check_their_times() -> None:
     for wrong in (lambda: Retry(after=-1), lambda: Snooze(float("nan")), lambda: Snooze("soon")):  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             wrong()
-    assert issubclass(towpath.Cancel, control.Control)
+    assert issubclass(towpath.Cancel, outcomes.Control)
 
 
 def test_the_name_of_a_script_is_its_module(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import towpath
 from tests.postgres.member import Asked, Pages, Tasks
 from towpath import App
 from towpath.errors import LedgerError
-from towpath.runtime.newids import new_id
+from towpath.tasks.new_jobs import new_id
 
 TABLE = "chaos_applied"
 CREATE = f"CREATE TABLE {TABLE} (id text NOT NULL, fence bigint NOT NULL)"

@@ -17,10 +17,10 @@ from towpath.core.limits import Bounds
 from towpath.errors import TowpathError
 from towpath.events import Bus
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.runtime.newids import new_id
 from towpath.runtime.worker.lanes import Ageing, Laned
 from towpath.runtime.worker.options import WorkerOptions
 from towpath.runtime.worker.prefetch import Pace
+from towpath.tasks.new_jobs import new_id
 
 SLOTS = 8
 LIMIT = 2

@@ -20,7 +20,7 @@ from tests.postgres.member import WAIT, Asked, Pages, Tasks
 from towpath import App, State
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone
-from towpath.runtime.newids import new_id
+from towpath.tasks.new_jobs import new_id
 from towpath.testing.postgres import Server
 
 SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "2"))

@@ -11,7 +11,7 @@ import apsw
 from towpath import App, Call, GroupHandle, Job, JobHandle, PartView, QueueView, Rate, Retry, Task, current
 from towpath.messages import Message, Queue
 from towpath.schedules import Schedule
-from towpath.tasks import AsyncTask
+from towpath.tasks.task import AsyncTask
 
 app = App("memory://")
 

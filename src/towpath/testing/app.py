@@ -20,7 +20,6 @@ import apsw
 
 from towpath import breakers
 from towpath.app import App
-from towpath.attempts import Attempt
 from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Claim as ClaimCommand
@@ -37,7 +36,8 @@ from towpath.runtime.commit.pending import Reply, outcome
 from towpath.runtime.completion import Watch
 from towpath.runtime.engine import Parts
 from towpath.schedules import Scheduler
-from towpath.tasks import Task
+from towpath.tasks.attempt import Attempt
+from towpath.tasks.task import Task
 from towpath.testing.clock import ManualClock
 from towpath.timetable import write_down
 

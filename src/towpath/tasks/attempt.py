@@ -21,8 +21,6 @@ from typing import Any
 
 import msgspec
 
-from towpath import control
-from towpath.context import Host, Running
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, Spec, Stop
@@ -35,7 +33,9 @@ from towpath.runtime.notes import Document
 from towpath.runtime.worker import executors
 from towpath.runtime.worker.options import Mode
 from towpath.runtime.worker.settling import TimedOut
-from towpath.tasks import Task, outcome_of
+from towpath.tasks import outcomes
+from towpath.tasks.context import Host, Running
+from towpath.tasks.task import Task, outcome_of
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     throttled: int | None = None
 
 
-QUIET = (control.Control, control.StopRequested)
+QUIET = (outcomes.Control, outcomes.StopRequested)
 """What a handler raises on purpose: no error of its span."""
 _reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
 _requests = msgspec.msgpack.Decoder(Request)
@@ -122,12 +122,12 @@ class Attempt:
     def _raised(self, error: BaseException) -> Settle:
         if self._born != executors.generation():
             executors.leave(self.claim.id, error)
-        return self.stopped() if isinstance(error, control.StopRequested) and self.running.cancelled else self.ended(error)
+        return self.stopped() if isinstance(error, outcomes.StopRequested) and self.running.cancelled else self.ended(error)
 
     def ended(self, error: BaseException) -> Settle:
         """It ended with this error, its own or one that says why it was stopped."""
         self.error = error
-        self.throttled = control.throttling(error)
+        self.throttled = outcomes.throttling(error)
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
 
     def stopped(self) -> Settle:

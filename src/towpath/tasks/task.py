@@ -16,20 +16,18 @@ from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from towpath import control
-from towpath.codec import Bound, Codec
 from towpath.core.commands import Append, Appended, Result
 from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop, another
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
-from towpath.handles import JobHandle, collecting, open_collector
 from towpath.observe.tracing import inject
-from towpath.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 from towpath.runtime.engine import Engine
-from towpath.runtime.hosting import aappend_on, append_on
-from towpath.runtime.lineage import inherited, running
-from towpath.runtime.newids import new_id
 from towpath.runtime.worker.options import Mode
+from towpath.tasks import outcomes
+from towpath.tasks.codec import Bound, Codec
+from towpath.tasks.handles import JobHandle, collecting, open_collector
+from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running
+from towpath.tasks.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -206,7 +204,7 @@ class Task(Generic[P, R]):
         try:
             return (self._codec or self.codec).decode(job.payload)
         except InvalidInput as error:
-            raise control.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
+            raise outcomes.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
 
     def decode_result(self, data: bytes | None) -> R:
         """What a finished job returned."""
@@ -291,15 +289,15 @@ def outcome_of(
             return Done(task.codec.encode_result(result))
         except InvalidInput as refused:
             return Fail(error=_clean(str(refused)))
-    if isinstance(error, control.Snooze):
+    if isinstance(error, outcomes.Snooze):
         return Snooze(error.for_)
-    if isinstance(error, control.BreakerOpen):
+    if isinstance(error, outcomes.BreakerOpen):
         return Refuse(error.after, error=_clean(str(error)))
-    if isinstance(error, control.Cancel):
+    if isinstance(error, outcomes.Cancel):
         return Stop(error=_clean(str(error)))
-    if isinstance(error, control.Fail):
+    if isinstance(error, outcomes.Fail):
         return Fail(error=_clean(str(error)) if error.__cause__ is None else failure_text(error))
-    if isinstance(error, control.Retry) and error.after is not None:
+    if isinstance(error, outcomes.Retry) and error.after is not None:
         return Retry(error.after, error=failure_text(error))
     return Retry(task.policy.delay(error, job.failures + 1, chance), error=failure_text(error))
 

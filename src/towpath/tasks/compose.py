@@ -10,16 +10,15 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
-from towpath.codec import AFTER
 from towpath.core.commands import Append, Command, OnFailure, Open, Result, Seal
 from towpath.core.ids import derived
 from towpath.core.job import After, Spec
 from towpath.errors import InvalidInput
-from towpath.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
 from towpath.runtime.engine import Engine
-from towpath.runtime.hosting import aappend_on, append_on, begin_on
-from towpath.runtime.newids import new_id
-from towpath.tasks import Call, R
+from towpath.tasks.codec import AFTER
+from towpath.tasks.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
+from towpath.tasks.new_jobs import aappend_on, append_on, begin_on, new_id
+from towpath.tasks.task import Call, R
 
 Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
 """What follows a group: one call however it ends, or a call for each way it may end."""

@@ -14,20 +14,20 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
-from towpath.codec import decode, encode
-from towpath.control import StopRequested
 from towpath.core.checks import DAY
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
-from towpath.handles import JobHandle, jobs_of, members, value_of
 from towpath.ledger import Ledger
-from towpath.options import waited_for
-from towpath.runtime import lineage
 from towpath.runtime.commit.pending import Reply
-from towpath.runtime.lineage import running
 from towpath.runtime.notes import Document
-from towpath.tasks import Call, R, Task
+from towpath.tasks import new_jobs
+from towpath.tasks.codec import decode, encode
+from towpath.tasks.handles import JobHandle, jobs_of, members, value_of
+from towpath.tasks.new_jobs import running
+from towpath.tasks.options import waited_for
+from towpath.tasks.outcomes import StopRequested
+from towpath.tasks.task import Call, R, Task
 
 V = TypeVar("V")
 STATE_TTL = 90 * DAY
@@ -158,7 +158,7 @@ class Running(Stoppable):
         self._span = span
         self.at: tuple[int, int | None] | None = None
         """How far it said it is, and of how much; for whoever watches."""
-        self._token: Token[lineage.Running | None] | None = None
+        self._token: Token[new_jobs.Running | None] | None = None
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:

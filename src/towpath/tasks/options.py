@@ -10,14 +10,14 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec.structs import force_setattr
 
-from towpath.codec import AFTER, Codec
-from towpath.control import Span
 from towpath.core import checks
 from towpath.core.breaker import Breaker
 from towpath.core.job import PRIORITIES, After, Job, Key, KeyPolicy, rank
 from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
 from towpath.errors import InvalidInput
-from towpath.handles import GroupHandle, JobHandle
+from towpath.tasks.codec import AFTER, Codec
+from towpath.tasks.handles import GroupHandle, JobHandle
+from towpath.tasks.outcomes import Span
 
 MAX_NAMED = 32 * 1024
 """Characters of the header with the jobs (and `@` groups) that a job waited for. Where they are more, they go with the payload."""
