@@ -372,7 +372,7 @@ WRONG_ARROWS = [
     ("towpath.cli", "from towpath.ledger import open_ledger", "cli may not import ledger"),
     ("towpath.cli", "from towpath.testing import suite", "nothing imports testing"),
     ("towpath.app", "from towpath.testing.clock import ManualClock", "nothing imports testing"),
-    ("towpath.messages", "def f() -> None:\n    from towpath.testing.app import bench", "nothing imports testing"),
+    ("towpath.queues.message", "def f() -> None:\n    from towpath.testing.app import bench", "nothing imports testing"),
     ("towpath.tasks", "from towpath.app import App", "tasks may not import app"),
     ("towpath.tasks.codec", "from towpath.runtime.engine import Engine", "codec may not import runtime"),
     ("towpath.app", "import requests", "the package requests"),

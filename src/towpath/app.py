@@ -29,7 +29,7 @@ from towpath.tasks.task import AsyncTask, Call, Decorator, Task, make_task
 from towpath.timetable import CronOptions, Scheduled, make_schedule
 
 if TYPE_CHECKING:
-    from towpath.messages import Queue
+    from towpath.queues.message import Queue
     from towpath.testing.app import Bench
 
 P = ParamSpec("P")
@@ -95,7 +95,7 @@ class App(Steering):
 
     def queue(self, name: str) -> Queue:
         """A queue: its limits, pause and counts, and messages by hand (put, get, ack, nack)."""
-        from towpath.messages import Queue
+        from towpath.queues.message import Queue
 
         return Queue(self, name)
 

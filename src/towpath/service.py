@@ -20,7 +20,7 @@ from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.escapes import get_logger
-from towpath.queues import set_limits
+from towpath.queues.queue import set_limits
 from towpath.runtime.engine import Parts
 from towpath.runtime.rest import at_rest
 from towpath.runtime.signals import signals

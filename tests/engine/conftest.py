@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.hosts import Desk, Verbs
 from towpath.ledger import Ledger, open_ledger
-from towpath.messages import Queue
+from towpath.queues.message import Queue
 
 
 @pytest.fixture(params=["memory", "sqlite"])

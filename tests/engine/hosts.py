@@ -12,7 +12,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Claim, Upkeep, Want
 from towpath.core.job import PRIORITIES, Job, State
 from towpath.ledger import Ledger
-from towpath.messages import Message, Queue
+from towpath.queues.message import Message, Queue
 from towpath.runtime.claims.dispatcher import Dispatcher
 from towpath.runtime.claims.leases import Leases
 from towpath.runtime.commit.committer import Committer

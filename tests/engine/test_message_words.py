@@ -18,7 +18,7 @@ from towpath.core.commands import Cancel, Selector
 from towpath.core.job import Reason, State
 from towpath.errors import InvalidInput, LedgerBusy, LostClaim, NoteConflict
 from towpath.ledger import Ledger
-from towpath.messages import Queue
+from towpath.queues.message import Queue
 from towpath.runtime.notes import Document
 
 

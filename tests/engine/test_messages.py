@@ -20,7 +20,7 @@ from towpath.core.commands import Append
 from towpath.core.job import Reason, Spec, State
 from towpath.errors import InvalidInput, LedgerBusy, LedgerClosed
 from towpath.ledger import Ledger, open_ledger
-from towpath.messages import Message, Queue, terms_of
+from towpath.queues.message import Message, Queue, terms_of
 from towpath.runtime.notes import Document
 from towpath.testing import ManualClock
 

@@ -9,7 +9,7 @@ from typing import Any, assert_type
 import apsw
 
 from towpath import App, Call, GroupHandle, Job, JobHandle, PartView, QueueView, Rate, Retry, Task, current
-from towpath.messages import Message, Queue
+from towpath.queues.message import Message, Queue
 from towpath.schedules import Schedule
 from towpath.tasks.task import AsyncTask
 

@@ -16,7 +16,7 @@ from towpath.cli.output import moment, rate, seconds, show, spell, table
 from towpath.cli.specs import tell
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
-from towpath.queues import check_depth, warn_depths, write_depth
+from towpath.queues.queue import check_depth, warn_depths, write_depth
 
 
 @click.group("queues", cls=Branch)

@@ -29,13 +29,13 @@ from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, 
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
-from towpath.queues import QueueGate
+from towpath.queues.queue import QueueGate
 from towpath.runtime.claims.receiver import Host, Inbox, Steps, Subscription, Terms, arun, run
 from towpath.runtime.notes import Document
 from towpath.tasks import codec
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
 
-log = get_logger("towpath.messages")
+log = get_logger("towpath.queues.message")
 
 Span = float | timedelta
 
