@@ -26,7 +26,7 @@ from rounds import rate
 
 from towpath import App, current
 from towpath.ledger.sqlite.ledger import SqliteLedger
-from towpath.service import RunOptions
+from towpath.operations.service import RunOptions
 
 ARGUMENT = "x" * 100
 QUEUE = "bench"

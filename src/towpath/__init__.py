@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from towpath import commands, errors
     from towpath.app import App
-    from towpath.bandwidth import Bandwidth
-    from towpath.breakers import breaker
     from towpath.core.breaker import Breaker
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from towpath.core.retry import Exponential, Policy
     from towpath.core.views import GroupView, NoteView, PartView, Query, QueueView
     from towpath.ledger import Ledger, open_ledger
+    from towpath.operations.bandwidth import Bandwidth
+    from towpath.operations.breakers import breaker
     from towpath.tasks.context import Running, current
     from towpath.tasks.handles import GroupHandle, JobHandle
     from towpath.tasks.new_jobs import new_id
@@ -79,8 +79,8 @@ __all__ = [
 
 _HOMES = {
     "towpath.app": "App",
-    "towpath.bandwidth": "Bandwidth",
-    "towpath.breakers": "breaker",
+    "towpath.operations.bandwidth": "Bandwidth",
+    "towpath.operations.breakers": "breaker",
     "towpath.tasks.context": "Running current",
     "towpath.tasks.outcomes": "Cancel Fail Retry Snooze StopRequested Throttled",
     "towpath.core.breaker": "Breaker",

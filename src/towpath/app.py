@@ -6,27 +6,26 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from towpath import breakers
-from towpath.bandwidth import Bandwidth
 from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Result
 from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
+from towpath.operations import breakers
+from towpath.operations.bandwidth import Bandwidth
+from towpath.operations.schedules import CronOptions, Scheduled, Scheduler, Schedules, make_schedule
+from towpath.operations.service import RunOptions, Service
+from towpath.operations.steering import Steering
 from towpath.runtime.caretaker import Depths
 from towpath.runtime.worker.worker import Worker
-from towpath.schedules import Scheduler, Schedules
-from towpath.service import RunOptions, Service
 from towpath.settings import resolve
-from towpath.steering import Steering
 from towpath.tasks.codec import decode
 from towpath.tasks.compose import Batch, Chain, Group, Then
 from towpath.tasks.handles import GroupHandle, JobHandle
 from towpath.tasks.options import TaskOptions
 from towpath.tasks.outcomes import Span
 from towpath.tasks.task import AsyncTask, Call, Decorator, Task, make_task
-from towpath.timetable import CronOptions, Scheduled, make_schedule
 
 if TYPE_CHECKING:
     from towpath.queues.message import Queue

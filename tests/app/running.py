@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from towpath import App
-from towpath.service import Service
+from towpath.operations.service import Service
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import towpath
-from towpath.bandwidth import Bandwidth
 from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
+from towpath.operations.bandwidth import Bandwidth
 from towpath.testing.clock import ManualClock
 
 DATA = bytes(range(256)) * 1024

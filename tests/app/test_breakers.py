@@ -13,13 +13,13 @@ import pytest
 import towpath
 from tests.app import handlers
 from towpath import App, Breaker, Rate, Retry, Snooze, State
-from towpath.breakers import Desk, attempt
 from towpath.commands import Claim, Claimed, Settle, Want
 from towpath.core.breaker import Phase
 from towpath.core.checks import SECOND
 from towpath.core.job import Release
 from towpath.errors import InvalidInput, NotInJob
 from towpath.events import BreakerChanged, Collected
+from towpath.operations.breakers import Desk, attempt
 from towpath.tasks.outcomes import BreakerOpen
 from towpath.testing import ManualClock
 from towpath.testing.app import Bench
@@ -408,7 +408,7 @@ def test_failures_among_many_successes_do_not_open_it(
 
 
 def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "towpath.breakers")
+    caplog.set_level("INFO", "towpath.operations.breakers")
     platform.down = True
     for n in range(3):
         bench.app.tasks["fetch"].enqueue(n)
@@ -418,7 +418,7 @@ def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, cap
     bench.advance(60)
     bench.app.breakers.open("platform-x", "maintenance")
     bench.app.breakers.close("platform-x")
-    told = [record.getMessage() for record in caplog.records if record.name == "towpath.breakers"]
+    told = [record.getMessage() for record in caplog.records if record.name == "towpath.operations.breakers"]
     assert [line for line in told if "half-open" not in line] == [
         "breaker platform-x is open (3 failures in 60 s)",
         "breaker platform-x is open (a probe failed)",

@@ -13,9 +13,9 @@ from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Se
 from towpath.core.checks import SECOND
 from towpath.core.job import Claim as Given
 from towpath.events import BatchCommitted
-from towpath.runtime.rest import at_rest
+from towpath.operations.schedules import write_down
+from towpath.operations.service import at_rest
 from towpath.testing.clock import ManualClock
-from towpath.timetable import write_down
 
 
 def states(app: App) -> dict[str, int]:
@@ -240,7 +240,8 @@ def test_rest_is_read_from_the_ledger(app: App) -> None:
 
 
 def test_a_ledger_that_cannot_be_read_now_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from towpath import errors, service
+    from towpath import errors
+    from towpath.operations import service
 
     asked: list[int] = []
 

@@ -13,7 +13,7 @@ from tests.app.conftest import work
 from towpath import App, Key, Spec, State, current
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, JobFailed
-from towpath.schedules import register
+from towpath.operations.schedules import register
 
 
 @dataclass

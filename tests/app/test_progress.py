@@ -14,10 +14,10 @@ import towpath
 from tests.engine.test_worker import working
 from towpath import App, Claim, Lane
 from towpath.commands import Progress
-from towpath.display import drawn, sentence
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
-from towpath.progress import Live, Tally, size_of
+from towpath.operations.display import drawn, sentence
+from towpath.operations.progress import Live, Tally, size_of
 from towpath.tasks.attempt import Attempt
 
 WAIT = 20.0

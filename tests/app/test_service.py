@@ -17,8 +17,8 @@ from tests.app.test_context import claimed
 from towpath import App, JobHandle, Query, State
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
-from towpath.schedules import list_schedules
-from towpath.service import Service, worker_options
+from towpath.operations.schedules import list_schedules
+from towpath.operations.service import Service, worker_options
 from towpath.tasks.attempt import Attempt
 
 

@@ -16,7 +16,7 @@ from tests.app.running import worked
 from tests.cli.shell import Shell
 from towpath import App, Query, State, current
 from towpath.errors import JobCanceled
-from towpath.service import Service
+from towpath.operations.service import Service
 from towpath.tasks.handles import JobHandle
 from towpath.tasks.outcomes import StopRequested
 

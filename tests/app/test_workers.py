@@ -17,10 +17,10 @@ from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
 from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
-from towpath.schedules import list_schedules
-from towpath.service import RunOptions, Service, worker_options
+from towpath.operations.schedules import list_schedules
+from towpath.operations.service import RunOptions, Service, worker_options
+from towpath.operations.workers import TTL, Badge
 from towpath.testing import ManualClock
-from towpath.workers import TTL, Badge
 
 
 @asynccontextmanager

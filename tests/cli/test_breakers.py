@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.cli.shell import Shell
 from towpath import App, Breaker
-from towpath.breakers import declare
+from towpath.operations.breakers import declare
 
 X = Breaker("platform-x", failures=3, window=60, cooldown=30, probes=2)
 

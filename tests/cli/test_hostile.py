@@ -17,11 +17,11 @@ from tests.cli.shell import Ran, Shell
 from tests.cli.test_terminal import terminal
 from towpath import App, Spec, commands
 from towpath.core.job import After, Key, KeyPolicy
-from towpath.display import drawn
 from towpath.errors import JobFailed, UnknownJob
 from towpath.escapes import escape, escape_json, get_logger
 from towpath.events import Bus, JobSettled, log_events
-from towpath.progress import RunningJob, Snapshot
+from towpath.operations.display import drawn
+from towpath.operations.progress import RunningJob, Snapshot
 
 BAD = "\x1b]0;title\x07\x1b[2J[red]:skull:\u202e\u200b\u2066\u2028\u2029\x85\x9b31m\x7f\r\nforged line\U000e0041\ufeff\t."
 SHOWN = "\\x1b]0;title\\x07\\x1b[2J[red]:skull:\\u202e\\u200b\\u2066\\u2028\\u2029\\x85\\x9b31m\\x7f\\r\\nforged line"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.shell import Shell
-from towpath import App, Spec, commands, new_id, schedules
+from towpath import App, Spec, commands, new_id
 from towpath.core.schedule import Schedule
+from towpath.operations import schedules
 
 
 def test_set_and_lift(shell: Shell) -> None:

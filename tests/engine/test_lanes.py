@@ -17,7 +17,7 @@ from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Want
 from towpath.errors import InvalidInput
 from towpath.events import JobSettled, JobStarted, LimitChanged
-from towpath.service import RunOptions, worker_options
+from towpath.operations.service import RunOptions, worker_options
 
 INTERACTIVE = Lane(queues=("interactive",), reserved=2)
 BULK = Lane(queues=("bulk",), reserved=2)

@@ -21,7 +21,7 @@ from tests.engine.test_worker import working
 from towpath import App, Query, State
 from towpath.core.checks import SECOND
 from towpath.errors import LedgerGone, OrphanedLog
-from towpath.schedules import list_schedules
+from towpath.operations.schedules import list_schedules
 
 # The disk is full
 
@@ -29,7 +29,7 @@ FULL = """
 import logging, os, resource, sys, threading
 import towpath
 from towpath.errors import DiskFull
-from towpath.service import Service
+from towpath.operations.service import Service
 
 folder, how = sys.argv[1:]
 app = towpath.App(f"sqlite:///{folder}/work.db")

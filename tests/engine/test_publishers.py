@@ -33,8 +33,8 @@ from towpath.events import (
     UpkeepDone,
 )
 from towpath.ledger.memory.ledger import MemoryLedger
+from towpath.operations.schedules import Scheduler, get_schedule, register
 from towpath.runtime.worker.loop_monitor import Blocked
-from towpath.schedules import Scheduler, get_schedule, register
 from towpath.testing import ManualClock
 
 

@@ -25,8 +25,7 @@ from towpath.core.schedule import CATCH_UP, GRACE, Missed, Schedule, next_fire, 
 from towpath.core.views import Query
 from towpath.errors import InvalidInput, LedgerBusy
 from towpath.ledger import Ledger, open_ledger
-from towpath.runtime.caretaker import Caretaker
-from towpath.schedules import (
+from towpath.operations.schedules import (
     INDEX,
     SCHEDULED_AT,
     Scheduler,
@@ -39,6 +38,7 @@ from towpath.schedules import (
     set_schedule,
     trigger,
 )
+from towpath.runtime.caretaker import Caretaker
 from towpath.testing import ManualClock
 
 MINUTE = 60 * SECOND

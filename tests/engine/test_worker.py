@@ -20,7 +20,7 @@ import pytest
 import towpath
 from towpath import App, Exponential, Query, Spec, State, commands
 from towpath.errors import JobCanceled, JobFailed
-from towpath.service import RunOptions, Service
+from towpath.operations.service import RunOptions, Service
 
 WAIT = 20.0
 

@@ -15,13 +15,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from towpath import care, open_ledger
+from towpath import open_ledger
 from towpath.core.commands import Append, Claim, Command, Note, SetPart, Upkeep, Want
 from towpath.core.job import Key, KeyPolicy, Spec
 from towpath.errors import InvalidInput, NotALedger, StoreFailed
 from towpath.ledger import Ledger
 from towpath.ledger.postgres.ledger import PostgresLedger, options_of
 from towpath.ledger.tables import transfer
+from towpath.operations import maintenance
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 from towpath.testing.pair import Pair, differences
@@ -88,7 +89,7 @@ def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(kind: str, ot
     now = play([ledger], moves, START, 80)
     before = ledger.dump()
     ledger.close()
-    copied = care.copy(source, target, silent)
+    copied = maintenance.copy(source, target, silent)
     assert copied.rows["job"] == len(before["jobs"])
     # Both are opened anew: what a process knows of earlier jumps of the clock is nothing that a ledger keeps.
     pair = Pair(open_ledger(source), open_ledger(target))
@@ -123,9 +124,9 @@ def test_leases_parts_notes_and_large_bodies(place: Places) -> None:
     before = ledger.dump()
     ledger.close()
     far, back = place("postgres"), place("sqlite")
-    care.copy(source, far, silent)
+    maintenance.copy(source, far, silent)
     assert differences(before, dump(far)) == []
-    care.copy(far, back, silent)
+    maintenance.copy(far, back, silent)
     assert differences(before, dump(back)) == []
     again = open_ledger(far)
     job = again.get("j0")
@@ -156,7 +157,7 @@ def test_it_goes_on_wherever_it_was_interrupted(kind: str, other: str, place: Pl
     interruptions = 0
     while True:
         try:
-            copied = care.copy(source, target, break_off)
+            copied = maintenance.copy(source, target, break_off)
         except Broken:
             interruptions += 1
             with pytest.raises(NotALedger, match="a copy into it is not finished"):
@@ -191,7 +192,7 @@ def test_it_goes_on_after_a_kill(other: str, place: Places) -> None:
     for chunks in (1, 4, 6):
         ended = subprocess.run([sys.executable, "-c", KILLED, source, target, str(chunks)], check=False)
         assert ended.returncode == -signal.SIGKILL
-    assert care.copy(source, target, silent).resumed
+    assert maintenance.copy(source, target, silent).resumed
     assert differences(dump(source), dump(target)) == []
 
 
@@ -199,15 +200,15 @@ def test_a_source_that_went_on_is_copied_from_the_beginning(place: Places) -> No
     source, target = place("sqlite"), place("postgres")
     written(source, 5, 100)
     with pytest.raises(Broken):
-        care.copy(source, target, _fail_at("copying edge"))
+        maintenance.copy(source, target, _fail_at("copying edge"))
     ledger = open_ledger(source)
     ledger.apply([Append((Spec(id="later", queue="q"),))])
     ledger.close()
-    assert not care.copy(source, target, silent).resumed
+    assert not maintenance.copy(source, target, silent).resumed
     assert differences(dump(source), dump(target)) == []
 
 
-def _fail_at(stage: str) -> care.Progress:
+def _fail_at(stage: str) -> maintenance.Progress:
     def fail(what: str, done: int, total: int) -> None:
         if what.startswith(stage):
             raise Broken
@@ -226,11 +227,11 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed(kind: str, other: str,
             ledger.apply([Append((Spec(id="meanwhile", queue="q"),))])
 
     with pytest.raises(StoreFailed, match="written to while it was copied"):
-        care.copy(source, target, write)
+        maintenance.copy(source, target, write)
     with pytest.raises(NotALedger, match="not finished"):
         open_ledger(target)
     ledger.close()
-    care.copy(source, target, silent)
+    maintenance.copy(source, target, silent)
     assert differences(dump(source), dump(target)) == []
 
 
@@ -255,7 +256,7 @@ def test_what_users_appended_and_nobody_has_played_is_copied(other: str, place: 
     written(source, 5)
     append_in_a_transaction(source, "mine")
     append_in_a_transaction(source, "mine too")
-    copied = care.copy(source, target, silent)
+    copied = maintenance.copy(source, target, silent)
     ledger = open_ledger(target)
     assert ledger.get("mine") is not None
     assert ledger.get("mine too") is not None
@@ -273,8 +274,8 @@ def test_an_append_of_a_user_meanwhile_is_noticed(place: Places) -> None:
             append_in_a_transaction(source, "meanwhile")
 
     with pytest.raises(StoreFailed, match="written to while it was copied"):
-        care.copy(source, target, write)
-    care.copy(source, target, silent)
+        maintenance.copy(source, target, write)
+    maintenance.copy(source, target, silent)
     assert differences(dump(source), dump(target)) == []
 
 
@@ -283,10 +284,10 @@ def test_an_append_that_cannot_be_played_must_go_first(place: Places) -> None:
     append_in_a_transaction(source, "mine")
     on_the_server(source, "UPDATE towpath.inbox SET specs = '[7]'")
     with pytest.raises(InvalidInput, match=r"number 1 in the table inbox is one \(ValidationError: .*; delete it, or mend"):
-        care.copy(source, target, silent)
-    assert not care.is_there(target)
+        maintenance.copy(source, target, silent)
+    assert not maintenance.is_there(target)
     on_the_server(source, "DELETE FROM towpath.inbox")
-    care.copy(source, target, silent)
+    maintenance.copy(source, target, silent)
     assert differences(dump(source), dump(target)) == []
 
 
@@ -295,7 +296,7 @@ def test_a_target_with_appends_that_wait_is_refused(place: Places) -> None:
     written(source, 5)
     append_in_a_transaction(target, "theirs")
     with pytest.raises(InvalidInput, match="appends that wait to be played"):
-        care.copy(source, target, silent)
+        maintenance.copy(source, target, silent)
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])
@@ -307,10 +308,10 @@ def test_two_copies_into_one_target_at_once_are_refused(other: str, place: Place
 
     def meanwhile(what: str, done: int, total: int) -> None:
         with pytest.raises(InvalidInput, match="a ledger into which no other copy is being made") as caught:
-            care.copy(second, target, silent)
+            maintenance.copy(second, target, silent)
         refused.append(caught.value)
 
-    care.copy(source, target, meanwhile)
+    maintenance.copy(source, target, meanwhile)
     assert refused
     assert differences(dump(source), dump(target)) == []
     assert [path for path in Path(source.removeprefix("sqlite:///")).parent.iterdir() if path.name.endswith("-copy")] == []
@@ -325,10 +326,10 @@ def test_a_target_with_content_is_refused_and_left_alone(other: str, place: Plac
     ledger.close()
     before = dump(target)
     with pytest.raises(InvalidInput, match="1 rows in job, 1 rows in queue, 1 rows in note"):
-        care.copy(source, target, silent)
+        maintenance.copy(source, target, silent)
     assert differences(before, dump(target)) == []
     with pytest.raises(InvalidInput, match="another ledger than the source"):
-        care.copy(target, target, silent)
+        maintenance.copy(target, target, silent)
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])
@@ -337,10 +338,10 @@ def test_who_has_the_target_open_cannot_write_into_the_unfinished_copy(other: st
     written(source, 5)
     early = open_ledger(target)
     with pytest.raises(Broken):
-        care.copy(source, target, _fail_at("copying queue"))
+        maintenance.copy(source, target, _fail_at("copying queue"))
     with pytest.raises(NotALedger, match="not finished"):
         early.apply([Append((Spec(id="early", queue="q"),))])
-    care.copy(source, target, silent)
+    maintenance.copy(source, target, silent)
     early.apply([Append((Spec(id="early", queue="q"),))])
     assert early.check() == []
     early.close()
@@ -348,7 +349,7 @@ def test_who_has_the_target_open_cannot_write_into_the_unfinished_copy(other: st
 
 def test_a_ledger_in_memory_cannot_be_copied(place: Places) -> None:
     with pytest.raises(InvalidInput, match=r"sqlite:///file\.db or postgresql://"):
-        care.copy("memory://", place("sqlite"), silent)
+        maintenance.copy("memory://", place("sqlite"), silent)
 
 
 MEASURED = """

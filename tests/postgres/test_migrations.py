@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from towpath import App, care, open_ledger
+from towpath import App, open_ledger
 from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
 from towpath.core.job import Spec
 from towpath.errors import NewerSchema, NotALedger
@@ -22,6 +22,7 @@ from towpath.ledger.postgres import migrations
 from towpath.ledger.postgres.connection import connect
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 from towpath.ledger.postgres.statements import Statements
+from towpath.operations import maintenance
 from towpath.testing.postgres import Server
 
 ODD = 'My "schema"'
@@ -109,8 +110,8 @@ def test_a_role_that_owns_its_schema_and_nothing_else(narrow_url: str, postgres_
     ledger.apply([Upkeep(limit=100)])
     assert ledger.check() == []
     ledger.close()
-    assert care.health(url)["missing_rights"] == []
-    assert care.vacuum(url)["tables"] > 10
+    assert maintenance.health(url)["missing_rights"] == []
+    assert maintenance.vacuum(url)["tables"] > 10
     assert do(postgres_url, "SELECT count(*) FROM narrow.job") == [(20,)]
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import apsw
 import pytest
 
-from towpath import care
 from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed, TowpathError
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, options_of, translate
 from towpath.ledger.sqlite.ledger import SqliteLedger
+from towpath.operations import maintenance
 
 OPTIONS = SqliteOptions()
 SPAWN = multiprocessing.get_context("spawn")
@@ -328,7 +328,7 @@ def test_the_lock_of_a_copy_follows_no_link(tmp_path: Path) -> None:
     SqliteLedger(tmp_path / "a.db").close()
     (tmp_path / "b.db-copy").symlink_to(tmp_path / "victim")
     with pytest.raises(TowpathError):
-        care.copy(f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", lambda *_: None)
+        maintenance.copy(f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", lambda *_: None)
     assert not (tmp_path / "victim").exists()
 
 

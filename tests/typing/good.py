@@ -9,8 +9,8 @@ from typing import Any, assert_type
 import apsw
 
 from towpath import App, Call, GroupHandle, Job, JobHandle, PartView, QueueView, Rate, Retry, Task, current
+from towpath.operations.schedules import Schedule
 from towpath.queues.message import Message, Queue
-from towpath.schedules import Schedule
 from towpath.tasks.task import AsyncTask
 
 app = App("memory://")

@@ -16,7 +16,7 @@ from towpath.cli.values import Span, now
 
 if TYPE_CHECKING:
     from towpath.app import App
-    from towpath.breakers import Record
+    from towpath.operations.breakers import Record
 
 FAR = 100 * 365 * 86400 * 1_000_000
 """Longer than anybody means by a time: open until somebody closes it."""

@@ -139,12 +139,12 @@ def _file_facts(settings: Settings) -> dict[str, Any]:
     from importlib.resources import files
 
     known = [entry.name for entry in (files("towpath.ledger") / "sql" / "sqlite").iterdir() if entry.name[:4].isdigit()]
-    from towpath import care
+    from towpath.operations import maintenance
 
     return {
         "file": str(path.resolve()),
         "bytes": path.stat().st_size,
-        **care.health(settings.url),
+        **maintenance.health(settings.url),
         "schema": f"{len(known)} (opened by, and brought up to, this version)",
     }
 

@@ -83,9 +83,9 @@ def must_be_there(given: str | None) -> str:
 
 
 def is_on_server(url: str) -> bool:
-    from towpath import care
+    from towpath.operations import maintenance
 
-    return care.is_there(url)
+    return maintenance.is_there(url)
 
 
 def load(target: str) -> Any:

@@ -15,7 +15,7 @@ from towpath.cli.output import show, table
 from towpath.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from towpath.workers import Lanes, LaneView
+    from towpath.operations.workers import Lanes, LaneView
 
 
 @click.group("lanes", cls=Branch)

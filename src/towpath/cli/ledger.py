@@ -16,7 +16,7 @@ from towpath.cli.failures import OK, REFUSED, Failure
 from towpath.cli.output import show
 
 if TYPE_CHECKING:
-    from towpath.care import Progress
+    from towpath.operations.maintenance import Progress
 
 
 @click.group("ledger", cls=Branch)
@@ -34,10 +34,10 @@ def migrate(session: Session, /) -> int:
 
     Every process does it when it opens the ledger. By itself it is for a role that may do more than your workers.
     """
-    from towpath import care
+    from towpath.operations import maintenance
 
     url = usable(session.url)
-    before, after = care.migrate(url)
+    before, after = maintenance.migrate(url)
     words = f"has schema {after} already" if before == after else f"went from schema {before} to {after}"
     show(session.json, {"from": before, "to": after}, f"{shown(url)} {words}")
     return OK
@@ -51,10 +51,10 @@ def vacuum(session: Session, /) -> int:
     PostgreSQL: folds the counts and runs VACUUM (ANALYZE) on the ledger's tables, beside whatever runs. SQLite: writes the file
     anew, without its free pages; it needs as much room again for a while, and everybody who writes waits.
     """
-    from towpath import care
+    from towpath.operations import maintenance
 
     url = must_be_there(session.url)
-    told = care.vacuum(url)
+    told = maintenance.vacuum(url)
     show(
         session.json, told, f"{shown(url)}: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items())
     )
@@ -73,15 +73,15 @@ def copy(session: Session, /, source: str, target: str, force: bool) -> int:
     counts and a hash over everything are compared. Nobody may use SRC meanwhile, and nobody can use DST before it is complete. If
     it is interrupted, the same command goes on where it was.
     """
-    from towpath import care
+    from towpath.operations import maintenance
 
     usable(target)
-    busy = care.occupants(must_be_there(source))
+    busy = maintenance.occupants(must_be_there(source))
     if busy and not force:
         step = "`towpath workers drain` ends workers; leases of who was killed run out by themselves. --force copies anyway."
         raise Failure(f"{shown(source)} is in use: {names(busy)}.", REFUSED, step)
     with _progress(quiet=session.json) as progress:
-        copied = care.copy(source, target, progress)
+        copied = maintenance.copy(source, target, progress)
     rows = sum(copied.rows.values())
     words = "the rest was copied" if copied.resumed else "copied"
     people = f"{shown(target)}: {words}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 {copied.sha256})"

@@ -16,7 +16,7 @@ from towpath.cli.values import Json, Span, now
 
 if TYPE_CHECKING:
     from towpath.app import App
-    from towpath.schedules import Schedule
+    from towpath.operations.schedules import Schedule
 
 
 @click.group("schedules", cls=Branch)
@@ -27,8 +27,8 @@ def schedules() -> None:
 @contextmanager
 def _host(session: Session, name: str | None = None) -> Iterator[App]:
     """The App that edits them. With a name, only if there is such a schedule."""
-    from towpath import schedules as library
     from towpath.app import App
+    from towpath.operations import schedules as library
 
     with App(must_be_there(session.url)) as app:
         if name is not None:
@@ -60,7 +60,7 @@ def data_of(schedule: Schedule) -> dict[str, Any]:
 @pass_session
 def list_all(session: Session, /) -> int:
     """Every schedule with its times and its next fire."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     with _host(session) as app:
         found = library.list_schedules(app)
@@ -84,7 +84,7 @@ def _table(found: list[Schedule]) -> object:
 @pass_session
 def pause(session: Session, /, name: str) -> int:
     """It does not fire until `resume`."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     with _host(session, name) as app:
         return _shown(session, library.pause(app, name), f"{name} is paused")
@@ -95,7 +95,7 @@ def pause(session: Session, /, name: str) -> int:
 @pass_session
 def resume(session: Session, /, name: str) -> int:
     """Fire again from the next time on; what passed meanwhile was not missed."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     with _host(session, name) as app:
         changed = library.resume(app, name)
@@ -112,7 +112,7 @@ def resume(session: Session, /, name: str) -> int:
 @pass_session
 def set_times(session: Session, /, name: str, arguments: bytes | None, every: int | None, **options: Any) -> int:
     """Change a schedule. It stays so until the program declares something new."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     changes = {**options, "every": seconds(every), "args": None if arguments is None else body(arguments)[0]}
     if all(value is None for value in changes.values()):
@@ -127,7 +127,7 @@ def set_times(session: Session, /, name: str, arguments: bytes | None, every: in
 @pass_session
 def remove(session: Session, /, name: str) -> int:
     """Forget it. A program that still declares it brings it back with its next start: pause it instead."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     with _host(session, name) as app:
         library.remove(app, name)
@@ -140,7 +140,7 @@ def remove(session: Session, /, name: str) -> int:
 @pass_session
 def trigger(session: Session, /, name: str) -> int:
     """One more job now, whatever the times say; prints its id."""
-    from towpath import schedules as library
+    from towpath.operations import schedules as library
 
     with _host(session, name) as app:
         id = library.trigger(app, name)

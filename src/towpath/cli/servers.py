@@ -17,9 +17,9 @@ MANY_TALLIES = 20_000
 
 
 def server_facts(url: str) -> dict[str, Any]:
-    from towpath import care
+    from towpath.operations import maintenance
 
-    found = care.health(url)
+    found = maintenance.health(url)
     why = found.pop("wakes")
     return {**found, "wake_ups": f"by polling: {why}" if why else "by LISTEN and NOTIFY"}
 

@@ -15,7 +15,7 @@ from towpath.cli.output import moment, show, spell, table
 from towpath.cli.values import now
 
 if TYPE_CHECKING:
-    from towpath.workers import Workers, WorkerView
+    from towpath.operations.workers import Workers, WorkerView
 
 
 @click.group("workers", cls=Branch)

@@ -31,7 +31,7 @@ from towpath.runtime.commit.pending import Reply
 
 # MERGED: The caretaker's part in circuit breakers: probes that never report must not wedge one, and its gates stay as it set them.
 
-log = get_logger("towpath.breakers")
+log = get_logger("towpath.operations.breakers")
 
 FRESH: Final = SECOND // 10
 """How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an ordinary call."""
@@ -359,7 +359,7 @@ def running(view: QueueView | PartView) -> int:
     return view.running if isinstance(view, PartView) else view.counts.running
 
 
-log = get_logger("towpath.breakers")
+log = get_logger("towpath.operations.breakers")
 
 View = QueueView | PartView | None
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import apsw
 
-from towpath import breakers
 from towpath.app import App
 from towpath.clock import Clock
 from towpath.core import checks
@@ -30,16 +29,16 @@ from towpath.errors import InvalidInput, Refused, Unsupported
 from towpath.events import Bus
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
+from towpath.operations import breakers
+from towpath.operations.schedules import Scheduler, write_down
 from towpath.runtime.caretaker import Due
 from towpath.runtime.commit.committer import Committer, Demand
 from towpath.runtime.commit.pending import Reply, outcome
 from towpath.runtime.completion import Watch
 from towpath.runtime.engine import Parts
-from towpath.schedules import Scheduler
 from towpath.tasks.attempt import Attempt
 from towpath.tasks.task import Task
 from towpath.testing.clock import ManualClock
-from towpath.timetable import write_down
 
 OWNER = "bench"
 LEASE = checks.DAY

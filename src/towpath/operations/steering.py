@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING
 
 from towpath.core.commands import Cancel, Canceled, Result, Selector
+from towpath.operations.workers import Lanes, Workers
 from towpath.runtime.engine import Engine
 from towpath.runtime.worker.worker import Worker
 from towpath.settings import Settings
-from towpath.workers import Lanes, Workers
 
 if TYPE_CHECKING:
-    from towpath.progress import KindHistory, Live, Snapshot
+    from towpath.operations.progress import KindHistory, Live, Snapshot
 
 
 class Steering(Engine):
@@ -43,7 +43,7 @@ class Steering(Engine):
 
     def progress(self, group: str | None = None) -> Snapshot:
         """What runs in this process, how far it is and what waits, without a query. The first call begins to watch."""
-        from towpath.progress import Live
+        from towpath.operations.progress import Live
 
         if self._live is None or self._live.bus is not self.bus:
             self._live = Live(self)
@@ -54,13 +54,13 @@ class Steering(Engine):
     ) -> AbstractContextManager[None]:
         """`with app.show_progress({"fetch": "downloading"}):` shows it live on a terminal (`file`, else stderr). `transfers` are
         the kinds whose progress counts bytes, and what they are called."""
-        from towpath.display import shown
+        from towpath.operations.display import shown
 
         return shown(lambda: self.progress(group), transfers or {}, file)
 
     def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
         """What became of the jobs in the ledger, kind by kind: also of those that other processes ran. Reads all of them."""
-        from towpath.progress import history
+        from towpath.operations.progress import history
 
         return history(self.ledger, group)
 

@@ -1,37 +1,169 @@
-"""An app at work: its schedules written down, its ledger looked after, its jobs run, until it is told to stop."""
+"""The signals of a worker: two to stop it, one to have its settings read again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
+import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
 from msgspec.structs import replace
 
-from towpath import breakers
-from towpath.bandwidth import Bandwidth
 from towpath.core import checks, lanes
+from towpath.core.checks import matches
 from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule
+from towpath.core.views import PartView, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.escapes import get_logger
+from towpath.ledger import Ledger
+from towpath.operations import breakers
+from towpath.operations.bandwidth import Bandwidth
+from towpath.operations.schedules import Host as ScheduleHost
+from towpath.operations.schedules import Scheduler, from_settings, remove, write_down
+from towpath.operations.workers import AGAIN, Badge, Orders
 from towpath.queues.queue import set_limits
 from towpath.runtime.engine import Parts
-from towpath.runtime.rest import at_rest
-from towpath.runtime.signals import signals
+from towpath.runtime.worker import executors
 from towpath.runtime.worker.options import Office, WorkerOptions
 from towpath.runtime.worker.worker import Worker
-from towpath.schedules import Host as ScheduleHost
-from towpath.schedules import Scheduler, remove
 from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.tasks.attempt import Attempt, serve
-from towpath.timetable import from_settings, write_down
-from towpath.workers import AGAIN, Badge, Orders
+
+# MERGED: When a burst is over: nothing runs in its queues, and nothing that is ready there will be given to anybody.
+# MERGED: An app at work: its schedules written down, its ledger looked after, its jobs run, until it is told to stop.
+
+log = get_logger("towpath.worker")
+
+ECHO = 0.5
+"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""
+
+
+@contextlib.contextmanager
+def signals(stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> Iterator[None]:
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the first, ends the process.
+    SIGHUP calls `reload` in a thread of its own, unless it says that the terminal was closed: then it is a SIGTERM.
+
+    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is stuck. The interpreter
+    writes it at once; so does our handler, but that is only called when the main thread comes to it, which may be never if it was
+    just about to wait for something. It is there because others may take the interpreter's byte for themselves: asyncio does, for
+    handlers of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ears = _Ears(reads, stop, reload, patience)
+    before = {number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers}
+    woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+
+    def restore() -> None:
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    listener = threading.Thread(target=ears.listen, name="towpath-signals", daemon=True)
+    listener.start()
+    try:
+        # The pipe is shared with forked children: their signals must not stop us.
+        with executors.undone_in_children(restore):
+            yield
+    finally:
+        restore()
+        _write(writes, 0)
+        listener.join()
+        os.close(reads)
+        os.close(writes)
+
+
+_LATE = 128
+"""What the handler adds to the number of its signal."""
+
+
+def _write(pipe: int, number: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.write(pipe, bytes([number]))
+
+
+class _Ears:
+    def __init__(self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> None:
+        self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
+        self._terminal = os.isatty(0)
+        self._early: Counter[int] = Counter()
+        self._late: Counter[int] = Counter()
+
+    def listen(self) -> None:
+        """0 is the end."""
+        while (first := self._next()) in (None, signal.SIGHUP):
+            # Not here: a ledger that is stuck must not keep us from hearing a stop.
+            if first is not None:
+                threading.Thread(target=self._reload, name="towpath-reload", daemon=True).start()
+        if not first:
+            return
+        heard = time.monotonic()
+        name = signal.Signals(first).name
+        log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name)
+        self._stop()
+        while (left := heard + self._patience() - time.monotonic()) > 0:
+            if not select.select([self._pipe], [], [], left)[0]:
+                continue
+            if (number := self._next()) == 0:
+                return
+            if number is not None and number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
+                # The ledger is consistent at every instant; what runs now is run again when its lease is over.
+                os._exit(128 + number)
+        log.critical(
+            "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
+            self._patience(),
+        )
+        os._exit(128 + first)
+
+    def _next(self) -> int | None:
+        """Which signal, 0 for the end. None if it is not one of ours, or one that we know of already."""
+        byte = os.read(self._pipe, 1)[0]
+        number = byte & ~_LATE
+        if number == 0:
+            return 0
+        known = max(self._early[number], self._late[number])
+        heard = self._late if byte & _LATE else self._early
+        heard[number] += 1
+        if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or heard[number] <= known:
+            return None
+        closed = number == signal.SIGHUP and self._terminal and not os.isatty(0)
+        return signal.SIGTERM if closed else number
+
+
+def at_rest(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
+    """After a claim that came back empty: is there nothing to wait for in these queues? What runs, here or elsewhere, may
+    spawn more or be taken back from the dead, and what only waits for a rate comes soon; jobs for later, blocked ones and
+    those that somebody holds back (also those in the queues `held`) do not count."""
+    views = [view for view in ledger.queues().values() if matches(queues, view.name)]
+    return not any(view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views)
+
+
+def _comes(ledger: Ledger, view: QueueView, now: int, held: str) -> bool:
+    if _held(view, now) or (held and matches(held, view.name)):
+        return False
+    waiting = sum(part.ready for part in ledger.parts(view.name).values() if _held(part, now))
+    return view.counts.ready > waiting
+
+
+def _held(view: QueueView | PartView, now: int) -> bool:
+    """By hand: a time that is further ahead than any start can put it was set by somebody (see `core.limits.spend`)."""
+    soon = now if view.rate is None else now + view.rate.interval
+    return view.paused or view.cap == 0 or view.next_at > soon
+
 
 log = get_logger("towpath.worker")
 

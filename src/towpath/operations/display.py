@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from towpath.escapes import escape
-from towpath.progress import RunningJob, Snapshot, size_of
+from towpath.operations.progress import RunningJob, Snapshot, size_of
 
 LINES = 12
 """Running jobs that are shown one by one."""
