@@ -13,9 +13,8 @@ import pytest
 
 from tests.cli.shell import Ran, Shell
 from towpath.cli import demo
-from towpath.cli.proof import Crash, Written, prove
+from towpath.cli.demo import Crash, Stage, Written, prove
 from towpath.cli.showcase import app
-from towpath.cli.stage import Stage
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from towpath.cli.base import Leaf
-from towpath.cli.failures import EXIT_CODES
-from towpath.cli.root import root
+from towpath.cli.base import EXIT_CODES, Leaf, root
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
 EXAMPLES = [line.removeprefix("$ ") for line in PAGE.splitlines() if line.startswith("$ ") and "towpath" in line]

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.shell import EXECUTABLE, Shell, python
 from towpath import errors
-from towpath.cli.failures import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, STUCK, UNAVAILABLE, as_failure
+from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, STUCK, UNAVAILABLE, as_failure
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def open_directory() -> Iterator[Path]:
 
 AS_SOMEBODY_ELSE = """
 import os, sys, importlib.util, locale  # all of it now: somebody else may not be able to read where Python lies
-import apsw, towpath.settings, towpath.cli.doors, towpath.cli, towpath.cli.root, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
+import apsw, towpath.settings, towpath.cli.doors, towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

@@ -17,8 +17,7 @@ import towpath
 from tests.cli.shell import Shell
 from towpath.cli import worker
 from towpath.cli.base import Session
-from towpath.cli.family import Child
-from towpath.cli.reload import project_files
+from towpath.cli.processes import Child, project_files
 
 SHOP = """
 import os

@@ -227,7 +227,7 @@ def test_doctor_on_the_state_of_things(shell: ServerShell, monkeypatch: pytest.M
     shell.put()
     monkeypatch.setattr("towpath.ledger.postgres.maintenance.LONG", -1)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda connection, **how: iter(()))  # as behind a pooler
-    monkeypatch.setattr("towpath.cli.servers.MANY_TALLIES", 0)
+    monkeypatch.setattr("towpath.cli.doctor.MANY_TALLIES", 0)
     real = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda clock: real(clock) - 60_000_000)
     with psycopg.connect(shell.url, application_name="report") as connection:

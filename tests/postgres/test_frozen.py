@@ -18,7 +18,7 @@ from tests.engine.hosts import in_thread
 from tests.engine.test_worker import working
 from tests.postgres import frozen
 from towpath import App, State, current
-from towpath.cli.servers import of_server, server_facts
+from towpath.cli.doctor import of_server, server_facts
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Upkept, Want
 from towpath.core.job import Spec

@@ -39,8 +39,7 @@ def _version() -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from towpath.cli.failures import as_failure, report
-    from towpath.cli.root import root
+    from towpath.cli.base import as_failure, report, root
 
     try:
         # Not `root.main`, which has endings of its own.

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from towpath import Ledger, Spec, commands, micros, new_id, open_ledger
-from towpath.cli.base import Session, command, pass_session
-from towpath.cli.failures import OK
+from towpath.cli.base import OK, Session, command, pass_session
 from towpath.cli.output import show, table
 
 PAYLOAD = b'{"to": "ada", "text": "' + b"x" * 75 + b'"}'

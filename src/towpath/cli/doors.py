@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import towpath
 from towpath import Ledger
-from towpath.cli.failures import Failure, bad_input, unavailable
+from towpath.cli.base import Failure, bad_input, unavailable
 
 if TYPE_CHECKING:
     from towpath.app import App

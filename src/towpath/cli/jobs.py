@@ -1,22 +1,136 @@
-"""`jobs`: list, show, explain, retry, cancel, purge."""
+"""Commands about many jobs: which ones (`Where`), and the loop over `more` that ends when nothing changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 import msgspec
 
-from towpath import Job, Ledger, Query, State
-from towpath.cli import bulk
-from towpath.cli.base import Branch, Session, confirm, pass_session
-from towpath.cli.bulk import STATES, Where, selectors
-from towpath.cli.failures import OK, REFUSED, say
+from towpath import Job, Ledger, Query, Selector, State, commands
+from towpath.cli.base import OK, REFUSED, Branch, F, Session, all_of, bad_input, confirm, names, nothing, pass_session, say
+from towpath.cli.messages import tell
 from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, spell, table
 from towpath.cli.values import Header, Moment, now
 from towpath.errors import UnknownJob
 from towpath.fleet import explained
 from towpath.settings import resolve
+
+# MERGED: `jobs`: list, show, explain, retry, cancel, purge.
+# MERGED: `dead`: the jobs that failed for good, to be read, brought back or deleted.
+
+STATES = click.Choice([state.value for state in State])
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """The selectors a user gave. Nothing at all is a usage error: nobody means everything by saying nothing."""
+
+    ids: tuple[str, ...] = ()
+    queue: str | None = None
+    part: str | None = None
+    kind: str | None = None
+    group: str | None = None
+    key: str | None = None
+    state: tuple[str, ...] = ()
+    created_before: int | None = None
+    finished_before: int | None = None
+    everything: bool = False
+
+    @property
+    def by_id(self) -> bool:
+        return bool(self.ids)
+
+    def selector(self, states: Sequence[State] = ()) -> Selector:
+        given = {name: getattr(self, name) for name in ("queue", "part", "kind", "group", "key")}
+        given |= {"created_before": self.created_before, "finished_before": self.finished_before}
+        chosen = tuple(State(state) for state in self.state) or tuple(states)
+        if not self.ids and not self.everything and not self.state and all(value is None for value in given.values()):
+            raise click.UsageError("Say which: ids, or --queue, --kind and the like, or --all.", click.get_current_context())
+        if self.ids and (self.everything or any(value is not None for value in given.values())):
+            raise click.UsageError("Either ids or selectors, not both.", click.get_current_context())
+        return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **given)
+
+    def words(self, which: str) -> str:
+        """The selection in a sentence; `which` is the kind of jobs the command is about."""
+        of = [f"{name} {getattr(self, name)}" for name in ("queue", "part", "kind", "group", "key") if getattr(self, name)]
+        return f"every {' or '.join(self.state) or which} job" + (f" of {', '.join(of)}" if of else "")
+
+
+def selectors(states: bool = True) -> Callable[[F], F]:
+    """The options that fill a `Where`."""
+    chosen = [
+        click.option("--queue", help="Of this queue, or pattern with *."),
+        click.option("--part", help="Of this part."),
+        click.option("--kind", help="Of this kind (task name)."),
+        click.option("--group", help="Of this group."),
+        click.option("--key", help="With this key."),
+        click.option("--created-before", type=Moment(past=True), help="Older than a time, or than a span such as 7d."),
+        click.option("--finished-before", type=Moment(past=True), help="Finished before a time, or longer ago than a span."),
+        click.option("--all", "everything", is_flag=True, help="All of them, whatever the queue."),
+    ]
+    if states:
+        chosen.insert(5, click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like."))
+    return all_of(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask."))
+
+
+def must_exist(ledger: Ledger, ids: Sequence[str]) -> None:
+    """Before anything is done: a mistyped id should not be half of a success."""
+    unknown = [id for id in ids if ledger.get(id) is None]
+    if len(unknown) == 1:
+        raise UnknownJob(id=unknown[0])
+    if unknown:
+        raise nothing(f"There are no jobs {names(unknown)}; nothing was done.", "`towpath jobs list` shows what is there.")
+
+
+def queue_must_exist(ledger: Ledger, queue: str | None) -> None:
+    if queue is None or "*" in queue:
+        return
+    known = ledger.queues()
+    if queue not in known:
+        raise nothing(f"There is no queue {queue}.", f"Queues: {names(sorted(known))}")
+
+
+def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], int]:
+    """Bring back all that match. What is refused would match again and again, so it ends when nothing more comes back."""
+    revived, refused = 0, dict[str, str]()
+    while True:
+        answer = tell(ledger, commands.Revive(where=where))
+        assert isinstance(answer, commands.Revived)
+        revived += answer.revived
+        refused.update(answer.refused)
+        if not answer.more or not answer.revived:
+            break
+    data = {"revived": revived, "refused": [{"id": id, "why": why} for id, why in refused.items()], "more": answer.more}
+    return data, REFUSED if refused or answer.more else OK
+
+
+def cancel_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
+    canceled = requested = 0
+    while True:
+        answer = tell(ledger, commands.Cancel(where=where))
+        assert isinstance(answer, commands.Canceled)
+        canceled, requested = canceled + answer.canceled, requested + answer.requested
+        if not answer.more or not (answer.canceled or answer.requested):
+            return {"canceled": canceled, "requested": requested}
+
+
+def purge_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
+    purged = 0
+    while True:
+        answer = tell(ledger, commands.Purge(where=where))
+        assert isinstance(answer, commands.Purged)
+        purged += answer.purged
+        if not answer.more or not answer.purged:
+            return {"purged": purged}
+
+
+def told_revived(data: dict[str, Any]) -> list[str]:
+    lines = [f"{data['revived']} came back"] + [f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]]
+    if len(data["refused"]) > 20:
+        lines.append(f"and {len(data['refused']) - 20} more were refused; --json lists them")
+    return lines
+
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")
@@ -75,7 +189,7 @@ def list_jobs(session: Session, /, **options: Any) -> int:
 
 def listed(session: Session, wanted: Filter) -> int:
     with session.ledger() as ledger:
-        bulk.queue_must_exist(ledger, wanted.queue)
+        queue_must_exist(ledger, wanted.queue)
         page = ledger.find(wanted.query(bodies=True))
     data = {"jobs": [job_data(job) for job in page.jobs], "next": page.next}
     show(session.json, data, lambda: _table(page.jobs))
@@ -184,12 +298,12 @@ def revived(session: Session, where: Where, yes: bool, states: tuple[State, ...]
     selector = where.selector(states)
     with session.ledger() as ledger:
         if where.by_id:
-            bulk.must_exist(ledger, where.ids)
+            must_exist(ledger, where.ids)
         else:
-            bulk.queue_must_exist(ledger, where.queue)
+            queue_must_exist(ledger, where.queue)
             confirm(f"This brings back {where.words(' or '.join(states))}.", yes)
-        data, code = bulk.revive(ledger, selector)
-    show(session.json, data, bulk.told_revived(data))
+        data, code = revive_matching(ledger, selector)
+    show(session.json, data, told_revived(data))
     return code
 
 
@@ -208,13 +322,13 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
     over: list[dict[str, Any]] = []
     with session.ledger() as ledger:
         if where.by_id:
-            bulk.must_exist(ledger, where.ids)
+            must_exist(ledger, where.ids)
             states = {id: job.state for id in where.ids if (job := ledger.get(id)) is not None}
             over = [{"id": id, "state": state} for id, state in states.items() if state in FINISHED]
         else:
-            bulk.queue_must_exist(ledger, where.queue)
+            queue_must_exist(ledger, where.queue)
             confirm(f"This cancels {where.words('unfinished')}.", yes)
-        data = {**bulk.cancel(ledger, selector), "finished": over}
+        data = {**cancel_matching(ledger, selector), "finished": over}
     lines = [f"{data['canceled']} canceled, {data['requested']} asked to stop"]
     show(session.json, data, [*lines, *(f"{each['id']} is {each['state']} already" for each in over)])
     return REFUSED if any(each["state"] != State.CANCELED for each in over) else OK
@@ -237,13 +351,69 @@ def purged(session: Session, where: Where, yes: bool, states: tuple[State, ...])
     left: list[str] = []
     with session.ledger() as ledger:
         if where.by_id:
-            bulk.must_exist(ledger, where.ids)
+            must_exist(ledger, where.ids)
         else:
-            bulk.queue_must_exist(ledger, where.queue)
+            queue_must_exist(ledger, where.queue)
         what = f"{len(where.ids)} jobs" if where.by_id else where.words(" or ".join(states))
         confirm(f"This deletes {what} for good.", yes)
-        data = bulk.purge(ledger, selector)
+        data = purge_matching(ledger, selector)
         left = [id for id in where.ids if ledger.get(id) is not None]
     lines = [f"{data['purged']} deleted", *(f"{id} is not finished: cancel it first" for id in left)]
     show(session.json, {**data, "unfinished": left}, lines)
     return REFUSED if left else OK
+
+
+FAILED = (State.FAILED,)
+
+
+@click.group("dead", cls=Branch)
+def dead() -> None:
+    """Dead letters: jobs that failed for good. They stay until somebody decides."""
+
+
+@dead.command("list")
+@click.option("--queue", help="Of this queue, or pattern with *.")
+@click.option("--kind", help="Of this kind (task name).")
+@click.option("--since", type=Moment(past=True), help="Created since a time, or within a span such as 2h.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option("--page", help="Go on from here: the `next` of an earlier answer.")
+@pass_session
+def list_dead(session: Session, /, **options: Any) -> int:
+    """Failed jobs with their errors, newest first."""
+    rest: dict[str, Any] = dict.fromkeys(("part", "group", "key", "owner", "correlation_id", "header", "until"))
+    return listed(session, Filter(**options, **rest, state=("failed",), oldest_first=False))
+
+
+@dead.command("retry")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@selectors(states=False)
+@pass_session
+def retry_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
+    """Bring failed jobs back.
+
+    By id, all of a queue or kind, or --all. Exit code 1 if any is refused.
+    """
+    return revived(session, _failed(session, ids, options), yes, FAILED)
+
+
+@dead.command("purge")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@selectors(states=False)
+@pass_session
+def purge_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
+    """Delete failed jobs for good.
+
+    By id, all of a queue or kind, or --all.
+    """
+    return purged(session, _failed(session, ids, options), yes, FAILED)
+
+
+def _failed(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> Where:
+    """An id that is not a dead letter is a mistake here, though `jobs` would take it."""
+    if ids:
+        with session.ledger() as ledger:
+            for id in ids:
+                job = ledger.get(id)
+                if job is not None and job.state is not State.FAILED:
+                    raise bad_input(f"Job {id} is {job.state}, not a dead letter.", f"See `towpath jobs show {id}`.")
+    return Where(ids=ids, **options)

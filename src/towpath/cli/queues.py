@@ -9,14 +9,17 @@ import click
 from msgspec import UNSET
 
 from towpath import Ledger, PartView, QueueView, Rate, commands
-from towpath.cli.base import Branch, Session, all_of, names, pass_session
-from towpath.cli.bulk import queue_must_exist
-from towpath.cli.failures import OK, nothing
-from towpath.cli.output import moment, rate, seconds, show, spell, table
-from towpath.cli.specs import tell
+from towpath.cli.base import OK, REFUSED, Branch, Session, all_of, names, nothing, pass_session
+from towpath.cli.jobs import queue_must_exist
+from towpath.cli.messages import tell
+from towpath.cli.output import moment, pairs, rate, seconds, show, spell, table
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
+from towpath.commands import GroupState
+from towpath.errors import UnknownGroup
 from towpath.queues.queue import check_depth, warn_depths, write_depth
+
+# MERGED: `groups`: where a group is in its life, and pausing it.
 
 
 @click.group("queues", cls=Branch)
@@ -225,3 +228,50 @@ def _set_part(session: Session, command: commands.SetPart, became: str, known: b
         tell(ledger, command)
         data = part_data(ledger.parts(command.queue)[command.part])
     return _shown(session.json, data, f"part {command.part} of {command.queue} {became}")
+
+
+@click.group("groups", cls=Branch)
+def groups() -> None:
+    """Groups of jobs with one fate."""
+
+
+@groups.command("pause")
+@click.argument("id")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@pass_session
+def pause_group(session: Session, /, id: str, why: str | None) -> int:
+    """Start nothing of this group until `resume`. What runs goes on."""
+    return _told(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
+
+
+@groups.command("resume")
+@click.argument("id")
+@pass_session
+def resume_group(session: Session, /, id: str) -> int:
+    """Let a paused group go on."""
+    return _told(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
+
+
+def _told(session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]) -> int:
+    with session.ledger() as ledger:
+        tell(ledger, command)
+        view = ledger.group(command.group)
+    assert view is not None
+    well = view.state in states
+    show(session.json, {"id": view.id, "state": view.state}, f"group {view.id} {became if well else f'stays {view.state}'}")
+    return OK if well else REFUSED
+
+
+@groups.command("show")
+@click.argument("id")
+@pass_session
+def show_group(session: Session, /, id: str) -> int:
+    """The state of a group and the counts of its members. `jobs list --group ID` lists them."""
+    with session.ledger() as ledger:
+        view = ledger.group(id)
+    if view is None:
+        raise UnknownGroup(group=id)
+    data = {name: getattr(view, name) for name in view.__struct_fields__}
+    data |= {"created_at": moment(view.created_at), "closed_at": moment(view.closed_at)}
+    show(session.json, data, pairs({name.replace("_", " "): value for name, value in data.items()}))
+    return OK

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from towpath.cli.base import Branch, Session, names, pass_session
+from towpath.cli.base import OK, Branch, Session, names, nothing, pass_session
 from towpath.cli.doors import must_be_there
-from towpath.cli.failures import OK, nothing
 from towpath.cli.output import body, moment, seconds, show, spell, table
 from towpath.cli.values import Json, Span, now
 

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from towpath import Job, Ledger, Query, QueueView, State
-from towpath.cli.base import Session, command, names, pass_session
-from towpath.cli.failures import OK, nothing
+from towpath.cli.base import OK, Session, command, names, nothing, pass_session
 from towpath.cli.output import ago, console, emit, seconds, show, table
 from towpath.cli.values import now
 from towpath.escapes import escape

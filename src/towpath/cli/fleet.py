@@ -1,0 +1,285 @@
+"""`workers`: who works on a ledger, and words for them from afar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from towpath.cli.base import OK, Branch, Session, names, nothing, pass_session
+from towpath.cli.doors import must_be_there
+from towpath.cli.output import moment, show, spell, table
+from towpath.cli.values import Span, now
+from towpath.errors import InvalidInput
+
+# MERGED: `lanes`: what the lanes of the workers do, and pausing them.
+# MERGED: `breakers`: circuit breakers of the whole fleet.
+
+if TYPE_CHECKING:
+    from towpath.operations.workers import Workers, WorkerView
+
+
+@click.group("workers", cls=Branch)
+def workers() -> None:
+    """Workers on this ledger: list, pause, resume and end them. NAME may have * in it; * alone means all."""
+
+
+@contextmanager
+def _fleet(session: Session) -> Iterator[Workers]:
+    from towpath.app import App
+
+    with App(must_be_there(session.url)) as app:
+        yield app.workers
+
+
+def _data(view: WorkerView) -> dict[str, Any]:
+    data = {name: getattr(view, name) for name in view.__struct_fields__}
+    return {**data, "started_at": moment(view.started_at), "seen_at": moment(view.seen_at)}
+
+
+@workers.command("list")
+@pass_session
+def list_workers(session: Session, /) -> int:
+    """Who is there, as each said at most ten seconds ago, and which pauses are in force."""
+    with _fleet(session) as fleet:
+        found, paused = fleet.list(), fleet.paused()
+    show(session.json, {"workers": [_data(each) for each in found], "paused": paused}, lambda: _worker_table(found, paused))
+    return OK
+
+
+def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) -> object:
+    pauses = [f"Paused: {name} ({why})" if why else f"Paused: {name}" for name, why in sorted(paused.items())]
+    if not found:
+        return ["Nobody works here now.", *pauses]
+    at, rows = now(), []
+    for each in found:
+        state = "draining" if each.draining else "paused" if each.paused else "working"
+        slots = f"{each.running}/{each.concurrency}"
+        rows.append(
+            (each.name, each.host, each.pid, state, slots, ",".join(each.queues), spell(at - each.started_at), each.why)
+        )
+    return table(("worker", "host", "pid", "state", "busy", "queues", "up", "why"), rows, numbers=("pid", "busy"))
+
+
+@workers.command("pause")
+@click.argument("name")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@pass_session
+def pause_worker(session: Session, /, name: str, why: str | None) -> int:
+    """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused too."""
+    with _fleet(session) as fleet:
+        told = fleet.pause(name, why)
+    who = names([each.name for each in told]) if told else "nobody who is there now"
+    show(session.json, {"paused": name, "why": why, "workers": [each.name for each in told]}, f"{name} is paused: {who}")
+    return OK
+
+
+@workers.command("resume")
+@click.argument("name")
+@pass_session
+def resume_worker(session: Session, /, name: str) -> int:
+    """Lift the pauses with this name. A pattern lifts all that it covers."""
+    with _fleet(session) as fleet:
+        lifted = list(fleet.resume(name))
+        left = fleet.paused()
+    if not lifted:
+        raise nothing(f"There is no pause of {name}.", f"Pauses: {names(sorted(left))}")
+    show(session.json, {"resumed": lifted, "paused": left}, f"{names(lifted)}: resumed")
+    return OK
+
+
+@workers.command("drain")
+@click.argument("name")
+@pass_session
+def drain(session: Session, /, name: str) -> int:
+    """Finish what runs and end. As after a first SIGTERM; who starts later is not concerned."""
+    with _fleet(session) as fleet:
+        told = fleet.drain(name)
+        known = [each.name for each in fleet.list()]
+    if not told:
+        raise nothing(f"There is no worker {name}.", f"Workers: {names(known)}")
+    show(session.json, {"draining": [each.owner for each in told]}, f"Told to end: {names([each.name for each in told])}")
+    return OK
+
+
+if TYPE_CHECKING:
+    from towpath.operations.workers import Lanes, LaneView
+
+
+@click.group("lanes", cls=Branch)
+def lanes() -> None:
+    """Lanes of the workers: list, pause and resume them."""
+
+
+@contextmanager
+def _lanes(session: Session, name: str = "") -> Iterator[Lanes]:
+    from towpath.app import App
+
+    with App(must_be_there(session.url)) as app:
+        try:
+            yield app.lanes
+        except InvalidInput as error:
+            if error.details["field"] != "lane":
+                raise
+            raise nothing(f"There is no lane {name}.", f"Expected {error.details['expected']}.") from error
+
+
+@lanes.command("list")
+@pass_session
+def list_lanes(session: Session, /) -> int:
+    """The lanes of the workers that are there, as each said at most ten seconds ago, and those that are paused."""
+    with _lanes(session) as desk:
+        found = desk.list()
+    data = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found]
+    show(session.json, {"lanes": data}, lambda: _lane_table(found))
+    return OK
+
+
+def _lane_table(found: Sequence[LaneView]) -> object:
+    if not found:
+        return "No worker that is there has lanes, and none is paused."
+    rows = [
+        (each.name, "paused" if each.paused else "working", each.workers, each.running, each.reserved, queues, each.why)
+        for each in found
+        for queues in [",".join(each.queues)]
+    ]
+    columns = ("lane", "state", "workers", "running", "reserved", "queues", "why")
+    return table(columns, rows, numbers=("workers", "running", "reserved"))
+
+
+@lanes.command("pause")
+@click.argument("name")
+@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@pass_session
+def pause_lane(session: Session, /, name: str, why: str | None) -> int:
+    """Start nothing of this lane until `resume`, in every worker that has it. What runs goes on; its slots are lent."""
+    with _lanes(session, name) as desk:
+        desk.pause(name, why)
+    show(session.json, {"lane": name, "paused": True, "why": why}, f"lane {name} is paused")
+    return OK
+
+
+@lanes.command("resume")
+@click.argument("name")
+@pass_session
+def resume_lane(session: Session, /, name: str) -> int:
+    """Let a paused lane go on."""
+    with _lanes(session, name) as desk:
+        paused = desk.resume(name)
+    said = "goes on" if paused else "was not paused"
+    show(session.json, {"lane": name, "paused": False, "was_paused": paused}, f"lane {name} {said}")
+    return OK
+
+
+if TYPE_CHECKING:
+    from towpath.app import App
+    from towpath.operations.breakers import Record
+
+FAR = 100 * 365 * 86400 * 1_000_000
+"""Longer than anybody means by a time: open until somebody closes it."""
+
+
+@click.group("breakers", cls=Branch)
+def breakers() -> None:
+    """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole fleet."""
+
+
+@contextmanager
+def _host(session: Session, name: str | None = None) -> Iterator[App]:
+    from towpath.app import App
+
+    with App(must_be_there(session.url)) as app:
+        if name is not None:
+            known = [record.breaker.name for record in app.breakers.list()]
+            if name not in known:
+                raise nothing(
+                    f"There is no breaker {name}.", f"Breakers: {names(known)}. A worker declares those of its tasks."
+                )
+        yield app
+
+
+def data_of(record: Record) -> dict[str, Any]:
+    at, status, settings = now(), record.status, record.breaker
+    phase, (failed, calls) = status.phase(at), record.counted(at)
+    return {
+        "name": settings.name,
+        "state": phase.value,
+        "until": moment(status.until) if phase == "open" and status.until - at < FAR else None,
+        "why": status.why or None,
+        "since": moment(status.since) if status.since else None,
+        "failed": failed,
+        "calls": None if settings.ratio is None else calls,
+        "ratio": settings.ratio,
+        "volume": None if settings.ratio is None else settings.volume,
+        "failures": settings.failures,
+        "window": settings.window,
+        "cooldown": settings.cooldown,
+        "probes": settings.probes,
+        "trips": status.trips,
+        "gates": [{"queue": gate.queue, "part": gate.part} for gate in record.gates],
+    }
+
+
+@breakers.command("list")
+@pass_session
+def list_all(session: Session, /) -> int:
+    """Every breaker with its state, its numbers and the gates that it shuts."""
+    with _host(session) as app:
+        found = app.breakers.list()
+    show(session.json, {"breakers": [data_of(record) for record in found]}, lambda: _breaker_table(found))
+    return OK
+
+
+def _breaker_table(found: list[Record]) -> object:
+    if not found:
+        return "There are no breakers. Tasks have them: @app.task(breaker=...)."
+    at, rows = now(), []
+    for record in found:
+        data = data_of(record)
+        left = None if data["until"] is None else f"in {spell(max(0, record.status.until - at))}"
+        failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
+        if data["ratio"] is not None:
+            failed = f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at {data['ratio']:.0%}"
+        gates = ", ".join(gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates)
+        rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
+    return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))
+
+
+@breakers.command("open")
+@click.argument("name")
+@click.option("--for", "span", type=Span(), help="So long, then probes may try. Without it: until `close`.")
+@click.option("--why", default="", help="The reason, for whoever asks why nothing runs.")
+@pass_session
+def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
+    """Nothing passes it from now on, in the whole fleet; what runs goes on, what waits stays."""
+    with _host(session, name) as app:
+        record = app.breakers.open(name, why, None if span is None else span / 1_000_000)
+    until = "until somebody closes it" if span is None else f"until {moment(record.status.until)}"
+    return _shown(session, record, f"{name} is open {until}")
+
+
+@breakers.command("close")
+@click.argument("name")
+@pass_session
+def close_one(session: Session, /, name: str) -> int:
+    """Let everything pass at once; the failures so far are forgotten."""
+    with _host(session, name) as app:
+        return _shown(session, app.breakers.close(name), f"{name} is closed")
+
+
+@breakers.command("reset")
+@click.argument("name")
+@pass_session
+def reset_one(session: Session, /, name: str) -> int:
+    """Close it and forget it. A worker whose tasks have it declares it anew when it starts."""
+    with _host(session, name) as app:
+        app.breakers.reset(name)
+    show(session.json, {"name": name, "reset": True}, f"{name} is forgotten")
+    return OK
+
+
+def _shown(session: Session, record: Record, sentence: str) -> int:
+    show(session.json, data_of(record), sentence)
+    return OK
