@@ -95,7 +95,7 @@ _HOMES = {
     "towpath.tasks.handles": "GroupHandle JobHandle",
     "towpath.ledger": "Ledger open_ledger",
     "towpath.tasks.new_jobs": "new_id",
-    "towpath.tasks": "Call Task",
+    "towpath.tasks.task": "Call Task",
 }
 """The imports above once more, for the time when the program runs: module -> names."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split(" ")}

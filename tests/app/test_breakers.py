@@ -408,7 +408,7 @@ def test_failures_among_many_successes_do_not_open_it(
 
 
 def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "towpath.operations.breakers")
+    caplog.set_level("INFO", "towpath.breakers")
     platform.down = True
     for n in range(3):
         bench.app.tasks["fetch"].enqueue(n)
@@ -418,7 +418,7 @@ def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, cap
     bench.advance(60)
     bench.app.breakers.open("platform-x", "maintenance")
     bench.app.breakers.close("platform-x")
-    told = [record.getMessage() for record in caplog.records if record.name == "towpath.operations.breakers"]
+    told = [record.getMessage() for record in caplog.records if record.name == "towpath.breakers"]
     assert [line for line in told if "half-open" not in line] == [
         "breaker platform-x is open (3 failures in 60 s)",
         "breaker platform-x is open (a probe failed)",

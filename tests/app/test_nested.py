@@ -148,7 +148,8 @@ def test_an_inline_listener_cannot_wait_for_itself(app: App) -> None:
 HANGS = """
 import sys, threading
 from towpath import App, current
-from towpath.runtime import committer, worker
+from towpath.runtime.commit import committer
+from towpath.runtime.worker import worker
 
 committer.STUCK = worker.LAST_WORD = 0.5
 app = App(sys.argv[1])

@@ -40,7 +40,7 @@ def test_version(tmp_path: Path) -> None:
 
 def test_help(tmp_path: Path) -> None:
     ours, others, heavy = loaded(tmp_path, "--help")
-    assert ours == [*FRONT, "towpath.cli.base", "towpath.cli.base", "towpath.cli.base", "towpath.errors", "towpath.escapes"]
+    assert ours == [*FRONT, "towpath.cli.base", "towpath.errors", "towpath.escapes"]
     assert others <= {"click", "msgspec", "typing_extensions"}
     assert heavy == set()
 

@@ -117,7 +117,8 @@ ALONE = """
 import sys
 if {blocked}:
     sys.modules["opentelemetry"] = None
-from towpath import App, tracing
+from towpath import App
+from towpath.observe import tracing
 assert tracing.AVAILABLE is not {blocked}
 headers = {{}}
 assert tracing.inject(headers) is headers

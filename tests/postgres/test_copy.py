@@ -172,16 +172,16 @@ def test_it_goes_on_wherever_it_was_interrupted(kind: str, other: str, place: Pl
 
 KILLED = """
 import os, signal, sys
-from towpath import care
-from towpath.ledger.relational import copying
-copying.ROWS = 7
+from towpath.ledger.tables import transfer
+from towpath.operations import maintenance
+transfer.ROWS = 7
 left = int(sys.argv[3])
 def progress(what, done, total):
     global left
     left -= 1
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
-care.copy(sys.argv[1], sys.argv[2], progress)
+maintenance.copy(sys.argv[1], sys.argv[2], progress)
 """
 
 
@@ -354,8 +354,8 @@ def test_a_ledger_in_memory_cannot_be_copied(place: Places) -> None:
 
 MEASURED = """
 import sys
-from towpath import care
-care.copy(sys.argv[1], sys.argv[2], lambda what, done, total: None)
+from towpath.operations import maintenance
+maintenance.copy(sys.argv[1], sys.argv[2], lambda what, done, total: None)
 # Not getrusage: its peak is also that of the process that started us.
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -36,10 +36,10 @@ def do(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 STARTED = """
 import sys
-from towpath import care
+from towpath.operations import maintenance
 print("here", flush=True)
 sys.stdin.readline()
-print(*care.migrate(sys.argv[1]))
+print(*maintenance.migrate(sys.argv[1]))
 """
 
 

@@ -26,12 +26,12 @@ def texts(room: str) -> set[str]:
 
 def test_no_statement_is_left_over() -> None:
     before = {first for first, _ in _queries().values() if first is not None}
-    assert set(_queries()) <= texts("postgres") | texts("relational") | before
+    assert set(_queries()) <= texts("postgres") | texts("tables") | before
     assert before <= set(_queries())
 
 
 def test_the_rules_find_their_statements_in_both() -> None:
-    asked = texts("relational") & (set(_queries()) | set(_sqlite_queries()))
+    asked = texts("tables") & (set(_queries()) | set(_sqlite_queries()))
     assert len(asked) > 80
     # The counters of PostgreSQL are sequences: its batch ends in a way of its own.
     assert asked - {"write_meta"} <= set(_queries())

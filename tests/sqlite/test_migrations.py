@@ -216,9 +216,7 @@ def test_the_schema_admits_exactly_the_reasons_of_the_core(ledger: SqliteLedger)
 
 
 FOLDER = Path(str(towpath.ledger.sqlite.__file__)).parent
-SOURCES = [
-    ast.parse(path.read_text("utf-8")) for room in ("sqlite", "relational") for path in FOLDER.parent.glob(f"{room}/*.py")
-]
+SOURCES = [ast.parse(path.read_text("utf-8")) for room in ("sqlite", "tables") for path in FOLDER.parent.glob(f"{room}/*.py")]
 NODES = [node for tree in SOURCES for node in ast.walk(tree)]
 
 

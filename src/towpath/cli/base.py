@@ -14,9 +14,6 @@ import msgspec
 from towpath import errors
 from towpath.escapes import escape, escape_json
 
-# MERGED: How a command ends when it does not end well: the exit code, the sentence, and the next step.
-# MERGED: The tree of commands.
-
 if TYPE_CHECKING:
     from towpath import Ledger
 
@@ -317,7 +314,7 @@ PARTS = {
     "demo": ("demo:demo", "A demonstration with real work."),
     "worker": ("worker:worker", "Run the jobs of an app's tasks."),
     "dev": ("worker:dev", "A worker that restarts when your code changes."),
-    "enqueue": ("enqueue:enqueue", "Enqueue a job for the task KIND."),
+    "enqueue": ("messages:enqueue", "Enqueue a job for the task KIND."),
     "put": ("messages:put", "Put a message into a queue."),
     "get": ("messages:get", "Take messages from QUEUE (or a pattern with *)."),
     "ack": ("messages:ack", "The message is done."),
@@ -325,17 +322,17 @@ PARTS = {
     "extend": ("messages:extend", "Keep the message for SECONDS from now."),
     "stats": ("stats:stats", "What every queue holds."),
     "jobs": ("jobs:jobs", "Look at jobs, and bring them back, stop or delete them."),
-    "dead": ("dead:dead", "Dead letters: jobs that failed for good."),
+    "dead": ("jobs:dead", "Dead letters: jobs that failed for good."),
     "queues": ("queues:queues", "List queues, pause them, set their limits."),
     "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
-    "breakers": ("breakers:breakers", "Circuit breakers: look at them, open and close them."),
-    "workers": ("workers:workers", "Workers on this ledger: list, pause, resume and end them."),
-    "lanes": ("lanes:lanes", "Lanes of the workers: list, pause and resume them."),
-    "groups": ("groups:groups", "Groups of jobs with one fate."),
+    "breakers": ("fleet:breakers", "Circuit breakers: look at them, open and close them."),
+    "workers": ("fleet:workers", "Workers on this ledger: list, pause, resume and end them."),
+    "lanes": ("fleet:lanes", "Lanes of the workers: list, pause and resume them."),
+    "groups": ("queues:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
-    "backup": ("care:backup", "Copy the ledger to a new file while work goes on."),
-    "ledger": ("ledger:ledger", "The ledger as a whole: its schema, its room, its copy in another place."),
-    "check": ("care:check", "Recount the whole ledger."),
+    "backup": ("maintenance:backup", "Copy the ledger to a new file while work goes on."),
+    "ledger": ("maintenance:ledger", "The ledger as a whole: its schema, its room, its copy in another place."),
+    "check": ("maintenance:check", "Recount the whole ledger."),
     "doctor": ("doctor:doctor", "What is wrong, and what to do about it."),
     "bench": ("bench:bench", "How fast a ledger is on this disk."),
 }

@@ -28,9 +28,6 @@ from towpath.cli.showcase import app
 from towpath.errors import LostClaim
 from towpath.escapes import escape, get_logger
 
-# MERGED: What the demonstration claims, read back from the ledger.
-# MERGED: `demo`: what Towpath does, shown with real work on a fresh SQLite ledger. The tasks are in `showcase.py`.
-
 Draw = Callable[[Mapping[str, int]], None]
 
 BEAT = 1.0

@@ -18,9 +18,6 @@ from towpath.cli.values import now
 from towpath.errors import TowpathError
 from towpath.settings import NAMES, Settings, resolve
 
-# MERGED: What the doctor sees of a PostgreSQL server.
-# MERGED: `doctor`: what was resolved and from where, how the ledger is, and the common mistakes, each with advice.
-
 
 class Finding(msgspec.Struct, frozen=True):
     """`grave` makes the exit code 1; the others are advice."""

@@ -14,9 +14,6 @@ from towpath.cli.output import moment, show, spell, table
 from towpath.cli.values import Span, now
 from towpath.errors import InvalidInput
 
-# MERGED: `lanes`: what the lanes of the workers do, and pausing them.
-# MERGED: `breakers`: circuit breakers of the whole fleet.
-
 if TYPE_CHECKING:
     from towpath.operations.workers import Workers, WorkerView
 

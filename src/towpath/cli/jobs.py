@@ -17,9 +17,6 @@ from towpath.errors import UnknownJob
 from towpath.fleet import explained
 from towpath.settings import resolve
 
-# MERGED: `jobs`: list, show, explain, retry, cancel, purge.
-# MERGED: `dead`: the jobs that failed for good, to be read, brought back or deleted.
-
 STATES = click.Choice([state.value for state in State])
 
 

@@ -15,8 +15,6 @@ from towpath.cli.base import OK, REFUSED, Branch, Failure, Session, command, nam
 from towpath.cli.doors import must_be_there, shown, usable
 from towpath.cli.output import show
 
-# MERGED: `ledger`: the ledger as a whole. Its schema, its room, its copy in another place.
-
 
 @command("backup")
 @click.argument("path", type=click.Path(path_type=Path))

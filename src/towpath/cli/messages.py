@@ -20,9 +20,6 @@ from towpath.cli.values import Header, Json, Moment, Priority, Receipt, ReceiptT
 from towpath.errors import InvalidInput, LostClaim, Refused, UnknownJob
 from towpath.settings import resolve
 
-# MERGED: `enqueue`: a job for a task, by the task's name.
-# MERGED: Messages by hand: put, get, ack, nack, extend.
-
 CONFLICTS = {"keep": KeyPolicy.UNIQUE, "replace": KeyPolicy.REPLACE, "serial": KeyPolicy.SERIAL}
 
 

@@ -19,8 +19,6 @@ from types import FrameType
 from towpath.cli.base import OK, say
 from towpath.cli.doors import files_of
 
-# MERGED: `dev`: a child that works, and a parent that starts it again when one of the program's files has changed.
-
 LIFELINE = "TOWPATH_LIFELINE"
 """The variable with the number of a pipe that closes when the parent is gone."""
 LEAVE = 2.0

@@ -19,8 +19,6 @@ from towpath.commands import GroupState
 from towpath.errors import UnknownGroup
 from towpath.queues.queue import check_depth, warn_depths, write_depth
 
-# MERGED: `groups`: where a group is in its life, and pausing it.
-
 
 @click.group("queues", cls=Branch)
 def queues() -> None:

@@ -23,8 +23,6 @@ from towpath.escapes import EscapeFilter
 from towpath.events import WorkerStarted
 from towpath.settings import lanes_of, resolve
 
-# MERGED: `worker` and `dev`: run an app's tasks, in one process, in several, or again after every change of the code.
-
 if TYPE_CHECKING:
     from towpath.app import App
 
@@ -118,7 +116,7 @@ def serving(app: App, exporter: Exporter | None) -> Iterator[None]:
 
 def _library() -> None:
     try:
-        import towpath.metrics  # noqa: F401
+        import towpath.observe.metrics  # noqa: F401
     except ImportError as error:
         raise Failure("--metrics needs prometheus-client.", step="pip install 'towpath[metrics]'") from error
 

@@ -12,8 +12,6 @@ from towpath.core.job import SUSPECT, Job
 from towpath.core.limits import Bounds
 from towpath.errors import InvalidInput
 
-# MERGED: How the queues of a worker with lanes or resources are divided into what is claimed together.
-
 MAX_LANES = 100
 AGEING_STEPS = 10
 """How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that time."""

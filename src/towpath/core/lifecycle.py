@@ -63,9 +63,6 @@ from towpath.core.job import (
     Stop,
 )
 
-# MERGED: Why a job is not revived, in words. The reason names what to revive first.
-# MERGED: Forward jumps of a ledger object's time: after one, the leases that it overran get a second chance.
-
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
     State.SCHEDULED: frozenset(

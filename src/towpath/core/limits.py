@@ -13,8 +13,6 @@ from msgspec import UNSET, UnsetType
 from towpath.core import checks
 from towpath.errors import InvalidInput
 
-# MERGED: How many jobs may use a service at once, learned from how it answers. Pure: times are arguments, in microseconds.
-
 _RATE: Final = re.compile(r"([0-9]{1,9})/(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?\s*(ms|s|m|h|d))(?::([0-9]{1,9}))?")
 _UNITS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NAMED: Final[Mapping[int, str]] = {round(seconds * checks.SECOND): unit for unit, seconds in _UNITS.items()}

@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 from towpath.escapes import get_logger
 
-# MERGED: Events that were gathered, and waiting for them: for tests.
-
 log = get_logger("towpath.events")
 
 MAX_BACKLOG = 10_000

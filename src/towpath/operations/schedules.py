@@ -32,8 +32,6 @@ from towpath.runtime.commit.committer import Committer
 from towpath.tasks.new_jobs import new_id
 from towpath.tasks.task import AsyncTask, Task
 
-# MERGED: Schedules as the code declares them: `@app.cron(...)` and `@app.every(...)`. They are written down when a worker starts.
-
 __all__ = [
     "Host",
     "Missed",
@@ -51,7 +49,7 @@ __all__ = [
     "trigger",
 ]
 
-log = get_logger("towpath.operations.schedules")
+log = get_logger("towpath.schedules")
 
 INDEX: Final = "towpath/schedules"
 SCHEDULED_AT: Final = "scheduled-at"

@@ -39,9 +39,6 @@ from towpath.runtime.worker.worker import Worker
 from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.tasks.attempt import Attempt, serve
 
-# MERGED: When a burst is over: nothing runs in its queues, and nothing that is ready there will be given to anybody.
-# MERGED: An app at work: its schedules written down, its ledger looked after, its jobs run, until it is told to stop.
-
 log = get_logger("towpath.worker")
 
 ECHO = 0.5
@@ -163,9 +160,6 @@ def _held(view: QueueView | PartView, now: int) -> bool:
     """By hand: a time that is further ahead than any start can put it was set by somebody (see `core.limits.spend`)."""
     soon = now if view.rate is None else now + view.rate.interval
     return view.paused or view.cap == 0 or view.next_at > soon
-
-
-log = get_logger("towpath.worker")
 
 
 RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")

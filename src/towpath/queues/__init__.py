@@ -1,0 +1,1 @@
+"""Queues with their limits, and messages that are consumed by hand."""

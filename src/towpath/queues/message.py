@@ -35,7 +35,7 @@ from towpath.runtime.notes import Document
 from towpath.tasks import codec
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
 
-log = get_logger("towpath.queues.message")
+log = get_logger("towpath.messages")
 
 Span = float | timedelta
 

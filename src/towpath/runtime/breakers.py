@@ -29,9 +29,7 @@ from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
-# MERGED: The caretaker's part in circuit breakers: probes that never report must not wedge one, and its gates stay as it set them.
-
-log = get_logger("towpath.operations.breakers")
+log = get_logger("towpath.breakers")
 
 FRESH: Final = SECOND // 10
 """How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an ordinary call."""
@@ -358,8 +356,6 @@ def _position(record: Record) -> tuple[object, ...]:
 def running(view: QueueView | PartView) -> int:
     return view.running if isinstance(view, PartView) else view.counts.running
 
-
-log = get_logger("towpath.operations.breakers")
 
 View = QueueView | PartView | None
 

@@ -23,9 +23,8 @@ from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
-# MERGED: Says when a queue becomes deep. The caretaker asks it, so a fleet says it once.
-
 log = get_logger("towpath.upkeep")
+queues_log = get_logger("towpath.queues")
 
 CARETAKER_KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND
@@ -369,8 +368,6 @@ def _ignore(replies: Sequence[Reply]) -> None:
     """Nobody waits for it."""
 
 
-log = get_logger("towpath.queues")
-
 EVERY = SECOND
 SELDOM = 10 * SECOND
 """The same on a server while no queue has a depth to warn at."""
@@ -404,7 +401,7 @@ class Depths:
             return None
         waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
         for queue in self._alarm.passed(limits, waiting):
-            log.warning("queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue])
+            queues_log.warning("queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue])
             if self._host.bus.wants(QueueDeep):
                 self._host.bus.publish(QueueDeep(queue, waiting[queue], limits[queue]))
         return self._next

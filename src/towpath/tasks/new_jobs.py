@@ -17,9 +17,6 @@ from towpath.errors import Unsupported
 from towpath.ledger import Ledger, Transactional
 from towpath.observe.tracing import CONTEXT, HEADER, inject
 
-# MERGED: Which job runs here, and what those that it enqueues have from it.
-# MERGED: An append in a transaction of the user's, on a connection of theirs to the ledger's own database.
-
 _BLOCK = 8192
 
 

@@ -1,0 +1,3 @@
+"""The ledger in memory, for one process."""
+
+from towpath.ledger.memory.ledger import MemoryLedger as MemoryLedger

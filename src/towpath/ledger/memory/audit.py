@@ -14,8 +14,6 @@ from towpath.ledger.memory.append import groups_of
 from towpath.ledger.memory.rows import Group, Queue
 from towpath.ledger.memory.store import Book, open_gates
 
-# MERGED: The whole state in canonical order.
-
 
 def check(book: Book) -> list[str]:
     """What does not add up, as sentences."""

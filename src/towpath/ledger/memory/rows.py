@@ -15,8 +15,6 @@ from towpath.core.lifecycle import counter_of
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, GroupView, PartView, QueueView
 
-# MERGED: Heaps that forget lazily: what is no longer true is skipped when it comes up, and swept out when it gets too much.
-
 Spot = tuple[int, str]
 
 

@@ -19,8 +19,6 @@ from towpath.ledger.memory.append import decide, insert
 from towpath.ledger.memory.rows import Gate, Group
 from towpath.ledger.memory.store import Book, plan_notes, put_proxy, write_notes
 
-# MERGED: Finishing sets of jobs: what ends with them, what wakes, which groups abort or close, what follows from that.
-
 
 def append(book: Book, command: Append, now: int) -> Appended:
     admission = decide(book, command.specs, now, Origin() if command.inside else None)

@@ -21,8 +21,6 @@ from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger.memory.rows import Gate, Group, Part, Queue, Timeline, Tombstone
 
-# MERGED: Notes, and the settings of queues and parts.
-
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
 V = TypeVar("V", bool, Gate)

@@ -33,9 +33,6 @@ from towpath.ledger.memory.rows import Group, Queue
 from towpath.ledger.memory.settle import Finishing, expire, hold
 from towpath.ledger.memory.store import Book, forget_group, open_gates, put_proxy
 
-# MERGED: Hasten: what has waited long becomes urgent.
-# MERGED: Cancel, Revive and Purge: by selector, in the order of seq, at most so many at a time.
-
 
 def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
     left = command.limit

@@ -32,8 +32,6 @@ from towpath.ledger.postgres.rows import Direct, PostgresDb, add_plain, end_open
 from towpath.ledger.postgres.statements import PLAIN, SMALL
 from towpath.ledger.tables.database import PAYLOAD, Body, array
 
-# MERGED: Many plain specs in one COPY. Most of them are alike in all but id and payload, so what they share is put into the form of the wire
-
 SOME = 60
 """Specs that go in one statement; COPY is faster for more."""
 # fmt: off

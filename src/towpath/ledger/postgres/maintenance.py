@@ -1,4 +1,4 @@
-"""The schema as plain rows: `relational.copying.Store`."""
+"""The schema as plain rows: `tables.transfer.Store`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
-
-# MERGED: What can be said about the server and our place in it.
 
 _VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now", "body": "body_now"}
 """Where to read what is counted by tallies, or kept in two places."""

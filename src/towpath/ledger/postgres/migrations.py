@@ -10,15 +10,14 @@ from psycopg.abc import Query as PgQuery
 from towpath.errors import NotALedger
 from towpath.ledger.postgres.rows import Connection
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.tables import database as relational
-from towpath.ledger.tables import transfer
+from towpath.ledger.tables import database, transfer
 
 OLDEST = 14
 """The oldest server that has all we use."""
 
 
 def steps() -> tuple[str, ...]:
-    return relational.steps("postgres")
+    return database.steps("postgres")
 
 
 def migrate(connection: Connection, statements: Statements, place: str) -> int:

@@ -33,9 +33,6 @@ from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WID
 from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, Undone, array, plain_end
 from towpath.ledger.tables.reads import Where
 
-# MERGED: Named statements on a psycopg connection: lists go in as JSON or COPY, rows come back in binary.
-# MERGED: Conditions on jobs in PostgreSQL's words.
-
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
@@ -148,7 +145,7 @@ class Look(NamedTuple):
 
 
 class PostgresDb:
-    """`relational.db.Db` on a connection."""
+    """`tables.database.Db` on a connection."""
 
     __slots__ = ("_careful", "_cursor", "_statements", "append_new", "append_one", "connection", "marks")
 

@@ -38,8 +38,6 @@ from towpath.errors import (
     StoreFailed,
 )
 
-# MERGED: Forks of a process that has ledgers open. Its child has none: the connections are the parent's.
-
 # Other FUSE mounts (ntfs-3g, encfs, a container's overlay) are local disks.
 _NETWORK: Final = re.compile(
     "9p|acfs|afpfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|prl_fs|pvfs2|"

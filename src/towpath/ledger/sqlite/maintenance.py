@@ -21,8 +21,6 @@ from towpath.ledger.sqlite.presence import long_readers
 from towpath.ledger.sqlite.statements import insert, one
 from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
 
-# MERGED: The file as plain rows: `relational.copying.Store`.
-
 _PAGES_PER_STEP: Final = 1000
 
 Progress = Callable[[int, int], None]

@@ -8,12 +8,11 @@ import apsw
 
 from towpath.errors import NotALedger
 from towpath.ledger.sqlite.statements import one
-from towpath.ledger.tables import database as relational
-from towpath.ledger.tables import transfer
+from towpath.ledger.tables import database, transfer
 
 
 def steps() -> tuple[str, ...]:
-    return relational.steps("sqlite")
+    return database.steps("sqlite")
 
 
 def migrate(db: apsw.Connection, path: Path) -> int:

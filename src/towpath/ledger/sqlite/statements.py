@@ -26,9 +26,6 @@ from towpath.ledger.tables.database import HEADERS, RESULT, TABLES, Args, Body, 
 from towpath.ledger.tables.reads import Where
 from towpath.ledger.tables.transaction import Batch, Ground, GroupRow, PartRow, QueueRow
 
-# MERGED: Conditions on jobs in SQLite's words.
-# MERGED: How a batch begins: one read for all that most batches need.
-
 T = TypeVar("T")
 _whole = msgspec.json.Decoder(list[int]).decode
 
@@ -51,7 +48,7 @@ def rows(db: apsw.Connection, sql: str, args: Args, type: type[T]) -> list[T]:
 
 
 class SqliteDb:
-    """`relational.db.Db` on a connection."""
+    """`tables.database.Db` on a connection."""
 
     __slots__ = ("connection",)
 

@@ -20,8 +20,6 @@ from towpath.core.job import RUNNING, Done, Job, Reason, State
 from towpath.core.views import Query
 from towpath.errors import Refused
 
-# MERGED: Commit functions: functions of the user that run in the transaction of a settle.
-
 T = TypeVar("T")
 Args = Sequence[Any]
 PAYLOAD, HEADERS, RESULT, ERROR, CURSOR = range(5)

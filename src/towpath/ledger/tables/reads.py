@@ -14,8 +14,6 @@ from towpath.errors import UnknownJob
 from towpath.ledger.tables.database import Db, array
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
-# MERGED: Reads: on a connection of their own, so that they never wait for a commit.
-
 
 class Where:
     """Collects conditions that must all hold, and their arguments. `?` in a condition is the next argument."""

@@ -15,8 +15,6 @@ from towpath.ledger.tables.append import text_of
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import Batch, GroupRow, PartRow, QueueRow
 
-# MERGED: Notes: compare-and-set records whose versions, and so fences, come from one counter that only grows.
-
 
 def open_group(batch: Batch, command: Open) -> GroupSet:
     if batch.group(command.group) is None:

@@ -41,9 +41,6 @@ from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import Batch, GroupRow, by_seq, recount
 
-# MERGED: Hasten: what has waited long becomes urgent.
-# MERGED: Cancel, revive, purge: many jobs by a selector, in the order of seq, a bounded number at a time.
-
 
 def upkeep(batch: Batch, command: Upkeep) -> Upkept:
     batch.flush()

@@ -21,8 +21,6 @@ from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
-# MERGED: Those who want to know soon what was committed, by us or by another process: what is asked to stop, who is paused.
-
 BEATS = 3
 """Renewals per lease."""
 

@@ -1,0 +1,1 @@
+"""Group commit: the committer, the commands that wait for it, and what follows from a batch."""

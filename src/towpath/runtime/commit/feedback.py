@@ -15,10 +15,6 @@ from towpath.escapes import get_logger
 from towpath.events import BatchCommitted, Bus, JobsAppended, QueueFullSeen, UpkeepDone
 from towpath.ledger import Answer, Ledger
 
-# MERGED: When to try again at a queue that is full: from how fast it drains, in the whole fleet.
-# MERGED: The ledger cannot be reached for a while. Two lines in the log, however long it lasts and however often it is tried.
-# MERGED: The claims of this process after a lost reply to COMMIT: a claim that the ledger holds and the process never received is released.
-
 
 def wanted(bus: Bus) -> bool:
     """Does anybody listen to what `tell` tells?"""

@@ -1,0 +1,1 @@
+"""From a claim to its settle: the worker, its buffer, lanes, prefetch and executors."""

@@ -21,8 +21,6 @@ from typing import Any, NoReturn
 
 from towpath.escapes import get_logger
 
-# MERGED: Forked children of handlers. A child that comes back from the handler it was forked in must not say how the job ended.
-
 Done = Callable[[Any, BaseException | None], None]
 """Called on the event loop with the value or the exception."""
 Work = tuple[Callable[[], Any], Done]

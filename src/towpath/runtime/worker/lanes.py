@@ -28,8 +28,6 @@ from towpath.runtime.worker.buffer import Intake
 from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
 from towpath.runtime.worker.prefetch import Account, Paces
 
-# MERGED: Lanes with `ageing`: from time to time, what has waited so long becomes urgent.
-
 
 class Laned:
     """The intake of a worker with lanes or resources."""

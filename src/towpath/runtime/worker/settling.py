@@ -19,8 +19,6 @@ from towpath.runtime.worker.executors import Processes
 from towpath.runtime.worker.options import Attempt, Ended, Office
 from towpath.runtime.worker.prefetch import Account
 
-# MERGED: How attempts ended, on the way to the ledger: one hand-over for all that ended in a turn of the loop.
-
 
 class Run:
     """A handler that is running, or was told to stop and still is."""
