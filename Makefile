@@ -55,14 +55,14 @@ soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within
 	$(BIN)/python bench/soak.py $(JOBS)
 
 soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, outages of 30 s, transactions open for 10 s (SECONDS=)
-	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/postgres/test_fleet.py tests/postgres/test_outages.py
-	TOWPATH_HOLD_SECONDS=10 $(BIN)/python -m pytest tests/postgres/test_held_open.py
+	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/ledger/postgres/test_fleet.py tests/ledger/postgres/test_outages.py
+	TOWPATH_HOLD_SECONDS=10 $(BIN)/python -m pytest tests/ledger/postgres/test_open_transactions.py
 
 test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the wheel and once with each version that is installed (PG_BINDIRS=)
-	$(BIN)/python -m pytest -n auto tests/test_ledger_postgres.py tests/postgres tests/app/test_on.py $(ARGS)
+	$(BIN)/python -m pytest -n auto tests/ledger/postgres tests/app/test_on.py $(ARGS)
 	@set -e; for found in $(PG_BINDIRS); do \
 		$$found/postgres --version; \
-		PG_BINDIR=$$found $(BIN)/python -m pytest -n auto tests/test_ledger_postgres.py tests/postgres tests/app/test_on.py $(ARGS); \
+		PG_BINDIR=$$found $(BIN)/python -m pytest -n auto tests/ledger/postgres tests/app/test_on.py $(ARGS); \
 	done
 
 chaos: $(VENV)/.dev ## kills, freezes, power cuts, full disks and damage on SQLite and PostgreSQL, audited (ARGS="--seconds 60 --backend sqlite --only kill")

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.hosts import Desk, Verbs
+from towpath import App
+from towpath.ledger import Ledger, open_ledger
+from towpath.queues.message import Queue
 from towpath.testing import ManualClock
 from towpath.testing.postgres import Server, place
 
@@ -63,3 +67,48 @@ def postgres_url(postgres: Server) -> Iterator[str]:
     url = postgres.create_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'work.db'}"
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[App]:
+    with App(url) as app:
+        yield app
+        assert app.ledger.check() == []
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    """An App on each ledger with a database."""
+    url = f"sqlite:///{tmp_path}/work.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with App(url) as app:
+        yield app
+        assert app.ledger.check() == []
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """The ledger of each kind. Modules with a `ledger` of their own use that."""
+    ledger = open_ledger(url)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def desk(ledger: Ledger) -> Iterator[Desk]:
+    with Desk(ledger) as desk:
+        yield desk
+
+
+@pytest.fixture
+def queue(desk: Desk) -> Queue:
+    return Queue(desk, "orders")
+
+
+@pytest.fixture(params=["sync", "async"])
+def verbs(request: pytest.FixtureRequest) -> Verbs:
+    return Verbs(request.param == "async")

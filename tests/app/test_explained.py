@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.test_workers import until, working
-from tests.cli.shell import Shell
+from tests.operations.test_workers import until, working
+from tests.support.shell import Shell
 from towpath import App
 from towpath.errors import JobFailed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_worker import working
+from tests.runtime.worker.test_worker import working
 from towpath import App, State, commands, current
 from towpath.errors import JobFailed, NestedCall
 from towpath.events import JobSettled

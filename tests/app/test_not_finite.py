@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.app.conftest import work
+from tests.support.running import work
 from towpath import App, Key, Spec, State, current
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, JobFailed

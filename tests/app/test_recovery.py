@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.app import holder
-from tests.engine.hosts import eventually
-from tests.engine.test_worker import WAIT, working
+from tests.runtime.worker.test_worker import WAIT, working
+from tests.support import holder
+from tests.support.hosts import eventually
 from towpath import App, Query, State
 from towpath.commands import Claim, Claimed, Command, Want
 from towpath.errors import LedgerAway, LedgerBusy, LedgerError

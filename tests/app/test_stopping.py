@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.running import worked
-from tests.cli.shell import Shell
+from tests.support.running import worked
+from tests.support.shell import Shell
 from towpath import App, Query, State, current
 from towpath.errors import JobCanceled
 from towpath.operations.service import Service

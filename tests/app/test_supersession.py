@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.running import worked
+from tests.support.running import worked
 from towpath import App, Query, State, current
 from towpath.commands import Claim, Claimed, Want
 from towpath.core.job import Reason

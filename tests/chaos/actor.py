@@ -3,7 +3,7 @@
     python -m tests.chaos.actor URL FOLDER NAME worker LEASE [POINT NTH]     # until SIGTERM, or until the fault point kills it
     python -m tests.chaos.actor URL FOLDER NAME producer PACE BYTES         # until SIGTERM; PACE: seconds between two requests
 
-`<name>.runs` and `<name>.asked` have the lines of `tests.postgres.member`. A job is recorded in `<name>.asked` after the call that
+`<name>.runs` and `<name>.asked` have the lines of `tests.support.postgres_member`. A job is recorded in `<name>.asked` after the call that
 enqueued it has returned.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 import towpath
-from tests.postgres.member import Asked, Pages, Tasks
+from tests.support.postgres_member import Asked, Pages, Tasks
 from towpath import App
 from towpath.errors import LedgerError
 from towpath.tasks.new_jobs import new_id

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from tests.postgres.member import Line
+from tests.support.postgres_member import Line
 from towpath import Job, State
 
 EVERYBODY = "*"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.chaos.audit import EVERYBODY, Event, Findings, Record, audit, event, runs_of
 from tests.chaos.stores import MB, PostgresStore, SqliteStore, Store, filled, postgres_store, small_disk
-from tests.postgres.fleet import Fleet, all_jobs, at_rest
+from tests.support.postgres_fleet import Fleet, all_jobs, at_rest
 from towpath import App, Spec, open_ledger
 from towpath.core.commands import Append
 from towpath.errors import LedgerError

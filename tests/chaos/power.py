@@ -1,7 +1,7 @@
 """Power cuts and damage on SQLite.
 
 A power cut keeps what was synced; of the writes since the last sync of a file the disk may have kept any, some only in part. A virtual
-file system records every write, truncation and sync while a history is played (`tests.sqlite.workload`), and the files
+file system records every write, truncation and sync while a history is played (`tests.support.sqlite_workload`), and the files
 are rebuilt as a cut at any moment may leave them.
 """
 
@@ -21,8 +21,8 @@ import apsw
 import msgspec
 
 from tests.chaos.audit import Findings
-from tests.sqlite.test_crash import prove
-from tests.sqlite.workload import script
+from tests.ledger.sqlite.test_crash import prove
+from tests.support.sqlite_workload import script
 from towpath.core.commands import Append, Appended
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests import poison as poisoned
 from tests.app.test_recovery import HELD, process, running
 from tests.chaos.audit import Findings
 from tests.chaos.stores import SqliteStore, Store
-from tests.sqlite.test_log import BOUND, write_together
+from tests.ledger.sqlite.test_wal import BOUND, write_together
+from tests.support import poison as poisoned
 from towpath import App
 
 SOON = {"sqlite": 1.0, "postgresql": 4.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath import App, Breaker
 from towpath.operations.breakers import declare
 

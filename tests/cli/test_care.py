@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 
 import towpath
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath import Spec, commands, micros
 from towpath.clock import SystemClock
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import Ran, Shell
+from tests.support.shell import Ran, Shell
 from towpath.cli import demo
 from towpath.cli.demo import Crash, Stage, Written, prove
 from towpath.cli.showcase import app

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.shell import EXECUTABLE, Shell, python
+from tests.support.shell import EXECUTABLE, Shell, python
 from towpath import errors
 from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, STUCK, UNAVAILABLE, as_failure
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.cli.shell import Shell
 from tests.cli.test_worker import SHOP, greet, talking
+from tests.support.shell import Shell
 
 INSTALLS = SHOP + "\nfrom towpath.observe.metrics import install\ninstall(app.bus, app.ledger)\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath import Spec, commands, new_id
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath import State, commands
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath import App, Spec, commands, new_id
 from towpath.core.schedule import Schedule
 from towpath.operations import schedules

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.shell import python
+from tests.support.shell import python
 from towpath.cli.base import PARTS, root
 
 LOADED = """

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli.shell import EXECUTABLE, Shell
+from tests.support.shell import EXECUTABLE, Shell
 from towpath.cli.stats import COLUMNS
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

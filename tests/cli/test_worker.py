@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import towpath
-from tests.cli.shell import Shell
+from tests.support.shell import Shell
 from towpath.cli import worker
 from towpath.cli.base import Session
 from towpath.cli.processes import Child, project_files

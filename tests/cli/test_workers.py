@@ -12,8 +12,8 @@ import time
 import pytest
 
 import towpath
-from tests.cli.shell import EXECUTABLE, Shell
 from tests.cli.test_worker import SHOP, greet, talking
+from tests.support.shell import EXECUTABLE, Shell
 
 
 @pytest.fixture

@@ -1,0 +1,250 @@
+"""The server goes away and comes back, in every way it can: workers go on, finish what they hold, and lose nothing they acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.runtime.worker.test_worker import working
+from tests.support.postgres_fleet import Fleet, at_rest, judge
+from tests.support.postgres_member import WAIT, Asked, Pages, Tasks
+from towpath import App, State
+from towpath.errors import LedgerError
+from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone
+from towpath.tasks.new_jobs import new_id
+from towpath.testing.postgres import Server
+
+SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "2"))
+"""How long the trouble lasts: 30 with `make soak-postgres`, which is longer than any lease here."""
+LEASE = 10.0
+HELD = 4
+CONNECTIONS = 30
+
+
+@pytest.fixture
+def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
+    with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}", max_connections=CONNECTIONS) as server:
+        yield server
+
+
+def passing(seconds: float) -> None:
+    """Real time, since it is a real server that is away."""
+    threading.Event().wait(seconds)
+
+
+@contextlib.contextmanager
+def restarted_fast(server: Server, url: str) -> Iterator[None]:
+    server.restart("fast")
+    yield
+
+
+@contextlib.contextmanager
+def restarted_immediate(server: Server, url: str) -> Iterator[None]:
+    server.restart("immediate")
+    yield
+
+
+@contextlib.contextmanager
+def killed(server: Server, url: str) -> Iterator[None]:
+    server.kill()
+    yield
+    server.up()
+
+
+@contextlib.contextmanager
+def away(server: Server, url: str) -> Iterator[None]:
+    with server.outage("immediate"):
+        yield
+        passing(SECONDS)
+
+
+@contextlib.contextmanager
+def backends_ended(server: Server, url: str) -> Iterator[None]:
+    """Again and again: also those that have just come back."""
+    over = threading.Event()
+
+    def end() -> None:
+        while not over.wait(0.05):
+            server.end_backends(url)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    yield
+    passing(SECONDS)
+    over.set()
+    thread.join()
+
+
+@contextlib.contextmanager
+def no_connection_left(server: Server, url: str) -> Iterator[None]:
+    """Somebody else has taken every place, and ours are ended."""
+    with contextlib.ExitStack() as stack:
+
+        def take_all() -> None:
+            with contextlib.suppress(psycopg.OperationalError):
+                while True:
+                    stack.enter_context(psycopg.connect(server.url()))
+
+        killer = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
+        take_all()
+        database = url.rpartition("/")[2]
+        killer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database])
+        take_all()
+        yield
+        passing(SECONDS)
+
+
+@contextlib.contextmanager
+def statements_time_out(server: Server, url: str) -> Iterator[None]:
+    """A table is locked, and the server ends whatever waits for it."""
+    database = url.rpartition("/")[2]
+    server.query(f"ALTER DATABASE {database} SET statement_timeout = '100ms'")
+    server.end_backends(url)
+    with psycopg.connect(url) as locker:
+        locker.execute("SET statement_timeout = 0")
+        locker.execute("LOCK TABLE towpath.job IN ACCESS EXCLUSIVE MODE")
+        yield
+        passing(SECONDS)
+    server.query(f"ALTER DATABASE {database} RESET statement_timeout")
+    server.end_backends(url)
+
+
+Trouble = Callable[[Server, str], AbstractContextManager[None]]
+TROUBLES: list[Trouble] = [
+    restarted_fast,
+    restarted_immediate,
+    killed,
+    away,
+    backends_ended,
+    no_connection_left,
+    statements_time_out,
+]
+
+
+class Customer:
+    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again changes nothing."""
+
+    def __init__(self, app: App, folder: Path) -> None:
+        self._tasks = Tasks(app, folder, "customer")
+        self._asked = Pages(folder / "customer.asked")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        self.acknowledged = 0
+        self.failed: BaseException | None = None
+
+    def __enter__(self) -> Customer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive(), "an enqueue never came back"
+        assert self.failed is None, f"an enqueue failed for good: {self.failed!r}"
+
+    def _work(self) -> None:
+        try:
+            while not self._over.is_set():
+                id = new_id()
+                while not self._put(id):
+                    self._over.wait(0.05)
+                self._asked.write(Asked(id))
+                self.acknowledged += 1
+                self._over.wait(0.01)
+        except BaseException as error:
+            self.failed = error
+
+    def _put(self, id: str) -> bool:
+        try:
+            self._tasks.step.options(id=id).enqueue("customer")
+        except LedgerError as error:
+            if error.fatal:
+                raise
+            return False
+        return True
+
+
+@pytest.mark.timeout(300 + 10 * SECONDS)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> None:
+    url = server.create_database()
+    with App(url) as app, App(url) as other:
+        hold = Tasks(other).hold
+        held = [hold.enqueue("held") for _ in range(HELD)]
+        with Fleet(url, tmp_path, [0, 0], lease=LEASE) as fleet:
+            with Customer(app, tmp_path) as customer:
+                fleet.wait_for_all(other)
+                fleet.wait_for_runs("began", "held", HELD)
+                fleet.until(lambda: customer.acknowledged > 5, "jobs are acknowledged before")
+                with trouble(server, url):
+                    # What is held ends while nobody can be told, or while the connections have just been lost.
+                    fleet.release()
+                    fleet.wait_for_runs("returned", "held", HELD)
+                before = customer.acknowledged
+                fleet.until(lambda: customer.acknowledged > before + 5, "jobs are acknowledged again")
+            fleet.until(lambda: at_rest(other), "everything is done")
+        # Their first run counted: nobody else was given what they held.
+        assert [job.status().fence for job in held] == [1] * HELD
+        jobs = judge(other, fleet)
+        assert all(job.state is State.DONE for job in jobs.values())
+        names = [url.rpartition("/")[2]]
+        idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE 'idle in transaction%%'"
+        assert server.query(idle, names) == [(0,)]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_outage_is_two_lines_in_the_log(
+    busy: bool, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether somebody enqueues all the time, or nothing happens but a worker's own upkeep."""
+    caplog.set_level(logging.INFO, "towpath")
+    said: list[tuple[int, str]] = []
+    ended = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append((record.levelno, record.getMessage()))
+            if "is back after" in record.getMessage():
+                ended.set()
+
+    log = logging.getLogger("towpath")
+    listener = Listener()
+    with App(server.create_database()) as app, working(app), contextlib.ExitStack() as stack:
+        if busy:
+            customer = stack.enter_context(Customer(app, tmp_path))
+            while customer.acknowledged < 5:
+                passing(0.01)
+        while not app.workers.list():
+            passing(0.01)
+        log.addHandler(listener)
+        with server.outage("immediate"):
+            passing(2)
+        assert ended.wait(WAIT)
+        log.removeHandler(listener)
+    (warned, began), (informed, over) = said
+    assert (warned, informed) == (logging.WARNING, logging.INFO)
+    assert "cannot do it now" in began
+    assert "tried again and again" in began
+    assert re.search(r"back after [1-9]\d*\.\d s; \d+ batches", over)
+    assert not (busy and "; 0 batches" in over)
+
+
+def test_a_connection_that_is_lost_at_the_last_moment(postgres: Server, postgres_url: str) -> None:
+    """Nothing is left to do but to undo nothing, and even that cannot be said any more."""
+    connection = connect(postgres_url, PostgresOptions())
+    connection.execute("BEGIN")
+    postgres.end_backends(postgres_url)
+    for _ in range(2):
+        with pytest.raises(psycopg.OperationalError) as lost:
+            end(connection)
+        assert is_gone(lost.value)
+    connection.close()

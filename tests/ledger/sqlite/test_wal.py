@@ -1,0 +1,127 @@
+"""The length of the write-ahead log beside several writing processes, and what the doctor finds when it is long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from tests.support.shell import Shell
+from towpath import Spec, new_id
+from towpath.commands import Append
+from towpath.ledger.sqlite.files import LOG_BYTES
+from towpath.ledger.sqlite.ledger import SqliteLedger
+
+BOUND = 64 * 1024 * 1024
+"""Of the `-wal` file, under any mix of writers and without a long reader."""
+PROCESS = """
+import sys, threading
+from towpath import App
+
+app = App(sys.argv[1])
+
+@app.task(name="work")
+def work(text: str) -> None:
+    pass
+
+def produce():
+    while True:
+        work.enqueue_many([work.of("x" * 500) for _ in range(20)])
+
+if sys.argv[2] == "worker":
+    app.run(concurrency=16)
+for _ in range(4):
+    threading.Thread(target=produce).start()
+"""
+
+
+class Growth(msgspec.Struct, frozen=True):
+    largest: int
+    """Bytes of the `-wal` file at its longest."""
+    done: int
+    """Jobs that were run."""
+
+
+def write_together(path: Path, seconds: float, jobs: int | None = None, producers: int = 2, workers: int = 2) -> Growth:
+    """Real processes that write at once for so many seconds, or until so many jobs are done."""
+    largest = done = 0
+    with ExitStack() as stack:
+        ledger = stack.enter_context(closing(SqliteLedger(path)))
+        for role in ("producer",) * producers + ("worker",) * workers:
+            process = subprocess.Popen([sys.executable, "-c", PROCESS, f"sqlite:///{path}", role])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and (jobs is None or done < jobs):
+            largest = max(largest, size(path))
+            done = sum(view.counts.done for view in ledger.queues().values())
+            time.sleep(0.02)
+    with closing(SqliteLedger(path)) as ledger:
+        assert ledger.check() == []
+    return Growth(largest, done)
+
+
+def test_the_log_stays_short_beside_several_writers(tmp_path: Path) -> None:
+    growth = write_together(tmp_path / "a.db", 120.0, jobs=20_000)
+    assert growth.done >= 20_000
+    assert LOG_BYTES // 4 < growth.largest < BOUND * 5 / 8, growth
+
+
+def fill(ledger: SqliteLedger, megabytes: int) -> None:
+    for _ in range(megabytes):
+        ledger.apply([Append((Spec(id=new_id(), queue="q", payload=bytes(1024 * 1024)),))])
+
+
+def size(path: Path) -> int:
+    return path.with_name(f"{path.name}-wal").stat().st_size
+
+
+READER = """
+import sys, apsw
+reader = apsw.Connection(sys.argv[1])
+reader.execute("BEGIN; SELECT count(*) FROM towpath_job").fetchall()
+print("reading", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_long_reader_is_named_and_the_log_is_short_again_after_it(tmp_path: Path) -> None:
+    path, shell = tmp_path / "towpath.db", Shell(tmp_path)
+    with closing(SqliteLedger(path)) as ledger:
+        fill(ledger, 1)
+        command = [sys.executable, "-c", READER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout
+            assert reader.stdout.readline() == "reading\n"
+            fill(ledger, 70)
+            assert size(path) > BOUND
+            told = shell.run("doctor", "--json").json
+            [finding] = [each for each in told["findings"] if "write-ahead log" in each["what"]]
+            assert f"process {reader.pid} ({sys.executable} -c" in finding["advice"]
+            assert [name.split()[1] for name in told["ledger"]["log_readers"]] == [str(reader.pid)]
+            reader.communicate("")
+        deadline = time.monotonic() + 60
+        while size(path) > LOG_BYTES:
+            assert time.monotonic() < deadline
+            fill(ledger, 1)
+        assert ledger.integrity() == []
+
+
+def test_nobody_waits_long_for_a_long_reader(tmp_path: Path) -> None:
+    """Beside a reader each commit goes on; only one in a second tries to restart the log."""
+    path = tmp_path / "a.db"
+    with closing(SqliteLedger(path)) as ledger, closing(apsw.Connection(str(path))) as reader:
+        fill(ledger, 1)
+        reader.execute("BEGIN; SELECT count(*) FROM towpath_job").fetchall()
+        fill(ledger, 30)
+        assert size(path) > LOG_BYTES
+        restarts = ledger._restart_due
+        fill(ledger, 1)
+        assert ledger._restart_due == restarts or ledger._restart_due >= restarts + 1.0
+        # The wait for SQLite's own lock is as long as before.
+        assert ledger._db.execute("PRAGMA busy_timeout").get == 10_000

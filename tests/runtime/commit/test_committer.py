@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+
+import pytest
+
+from tests.support.gated import Gated
+from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
+from towpath.core.job import Done, Spec
+from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
+from towpath.ledger import Answer
+from towpath.runtime.claims.dispatcher import Dispatcher, Waiter
+from towpath.runtime.commit.committer import Committer
+from towpath.runtime.commit.pending import Reply
+
+LEASE = 60_000_000
+
+
+def append(*ids: str, after: str | None = None) -> Append:
+    from towpath.core.job import After
+
+    return Append(tuple(Spec(id=id, queue="q", after=() if after is None else (After(after),)) for id in ids))
+
+
+@pytest.fixture
+def ledger() -> Iterator[Gated]:
+    gated = Gated()
+    yield gated
+    assert gated.check() == []
+
+
+@pytest.fixture
+def committer(ledger: Gated) -> Iterator[Committer]:
+    committer = Committer(ledger, max_backlog=10)
+    committer.start()
+    yield committer
+    ledger.let_go()
+    committer.close()
+
+
+class Standing:
+    """A demand for n jobs of the queue."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.replies: SimpleQueue[Claimed | TowpathError] = SimpleQueue()
+
+    def wanted(self) -> Claim | None:
+        return Claim(owner="me", wants=(Want("q", self.n),), lease=LEASE) if self.n else None
+
+    def taken(self, reply: Claimed | TowpathError) -> None:
+        if isinstance(reply, Claimed):
+            self.n -= len(reply.claims)
+        self.replies.put(reply)
+
+
+def in_thread(committer: Committer, command: Command) -> tuple[threading.Thread, list[object]]:
+    answers: list[object] = []
+
+    def work() -> None:
+        try:
+            answers.append(committer.call(command))
+        except TowpathError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, answers
+
+
+def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
+    """A callback for one posted command."""
+
+    def heard(found: Sequence[Reply]) -> None:
+        (reply,) = found
+        replies.put(reply)
+
+    return heard
+
+
+def until(so: Callable[[], bool]) -> None:
+    """Bounded: the others are threads that only need to be scheduled."""
+    end = time.monotonic() + 20
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def until_waiting(committer: Committer, count: int) -> None:
+    until(lambda: len(committer._first) + len(committer._rest) >= count)
+
+
+def test_a_lone_caller_leads(ledger: Gated) -> None:
+    # The thread is not even started.
+    assert isinstance(Committer(ledger).call(append("a")), Appended)
+
+
+def test_commands_gather_while_a_batch_is_being_committed(ledger: Gated, committer: Committer) -> None:
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    others = [in_thread(committer, append(f"j{n}")) for n in range(8)]
+    until_waiting(committer, 8)
+    ledger.let_go()
+    for thread, _ in [(first, None), *others]:
+        thread.join(20)
+    assert [len(batch) for batch in ledger.batches] == [1, 8]
+    assert all(isinstance(answers[0], Appended) for _, answers in others)
+
+
+def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Committer) -> None:
+    committer.call(append("a"))
+    claimed = committer.call(Claim(owner="me", wants=(Want("q"),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    in_thread(committer, append("b"))
+    until_waiting(committer, 1)
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
+    demand = Standing(5)
+    committer.add_demand(demand)
+    ledger.let_go()
+    first.join(20)
+    assert replies.get(timeout=20) == Settled("a", "done")  # type: ignore[arg-type]
+    taken = demand.replies.get(timeout=20)
+    assert isinstance(taken, Claimed)
+    assert [claim.id for claim in taken.claims] == ["first", "b"]
+    assert [type(command).__name__ for command in ledger.batches[-1]] == ["Settle", "Append", "Claim"]
+
+
+def test_a_new_demand_is_served_without_other_work(ledger: Gated, committer: Committer) -> None:
+    committer.call(append("a"))
+    demand = Standing(1)
+    committer.add_demand(demand)
+    taken = demand.replies.get(timeout=20)
+    assert isinstance(taken, Claimed)
+    assert [claim.id for claim in taken.claims] == ["a"]
+    committer.drop_demand(demand)
+
+
+def test_refusals_reach_their_caller_alone(ledger: Gated, committer: Committer) -> None:
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    bad, wrong = in_thread(committer, append("bad", after="nobody"))
+    good, right = in_thread(committer, append("good"))
+    until_waiting(committer, 2)
+    ledger.let_go()
+    for thread in (first, bad, good):
+        thread.join(20)
+    assert isinstance(wrong[0], UnknownDependency)
+    assert isinstance(right[0], Appended)
+
+
+def test_only_appends_from_outside_wait_for_room(ledger: Gated, committer: Committer) -> None:
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    full, _ = in_thread(committer, append(*[f"j{n}" for n in range(10)]))
+    until_waiting(committer, 1)
+    blocked, answers = in_thread(committer, append("one-more"))
+    # Neither a settle, nor a command that is no append, nor an append of the engine's own waits for room.
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    committer.post([Settle("first", 9, Done())], one_into(replies))
+    committer.post([append("own")], one_into(replies))
+    renewing, _ = in_thread(committer, Renew((), LEASE))
+    until_waiting(committer, 4)
+    assert answers == []
+    ledger.let_go()
+    for thread in (first, full, blocked, renewing):
+        thread.join(20)
+    assert isinstance(answers[0], Appended)
+    assert isinstance(replies.get(timeout=20), LostClaim)
+
+
+async def enqueue_many(committer: Committer, count: int) -> list[object]:
+    return list(await asyncio.gather(*(committer.acall(append(f"t{n}")) for n in range(count))))
+
+
+def test_coroutines_share_batches(ledger: Gated, committer: Committer) -> None:
+    answers = asyncio.run(enqueue_many(committer, 64))
+    assert all(isinstance(answer, Appended) for answer in answers)
+    assert ledger.queues()["q"].counts.ready == 64
+    # At most ten wait at a time, so there are at least seven batches; one commit per call would be 64.
+    assert 7 <= len(ledger.batches) <= 32
+
+
+def test_a_cancelled_coroutine_leaves_its_command_to_the_ledger(ledger: Gated, committer: Committer) -> None:
+    async def give_up() -> None:
+        ledger.hold()
+        task = asyncio.create_task(committer.acall(append("a")))
+        await asyncio.to_thread(ledger.inside.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ledger.let_go()
+        await committer.acall(append("b"))
+
+    asyncio.run(give_up())
+    assert ledger.queues()["q"].counts.ready == 2
+
+
+def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: Committer) -> None:
+    """Threads and coroutines stand in one line, and nobody small passes somebody large."""
+    ledger.hold()
+    full, _ = in_thread(committer, append(*[f"full{n}" for n in range(10)]))
+    assert ledger.inside.wait(20)
+    in_thread(committer, append(*[f"next{n}" for n in range(10)]))
+    until_waiting(committer, 1)
+
+    async def stand_in_line() -> None:
+        large = asyncio.create_task(committer.acall(append(*[f"large{n}" for n in range(8)])))
+        gone = asyncio.create_task(committer.acall(append("gone")))
+        await asyncio.sleep(0)
+        small, _ = in_thread(committer, append("small", "tiny", "mini"))
+        until(lambda: len(committer._outside) == 3)
+        gone.cancel()
+        await asyncio.sleep(0)
+        ledger.let_go()
+        await large
+        await asyncio.to_thread(small.join, 20)
+
+    asyncio.run(stand_in_line())
+    full.join(20)
+    found = [[spec.id for command in batch for spec in command.specs] for batch in ledger.batches]  # type: ignore[union-attr]
+    assert [ids[0] for ids in found] == ["full0", "next0", "large0", "small"]
+    assert ledger.get("gone") is None
+
+
+def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -> None:
+    ledger.hold()
+    callers = [in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
+    until_waiting(committer, 1)
+    callers.append(in_thread(committer, append("c")))
+    until(lambda: len(committer._outside) == 1)
+    closing = threading.Thread(target=committer.close)
+    closing.start()
+    until(lambda: committer._closing)
+    ledger.let_go()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert [type(answers[0]) for thread, answers in callers if not thread.join(20)] == [Appended] * 3  # type: ignore[func-returns-value]
+
+
+def test_who_had_company_does_not_lead_the_next_batch(ledger: Gated, committer: Committer) -> None:
+    """Its commit would keep the others waiting. Alone again, it leads again."""
+    leaders: list[str] = []
+    apply = ledger.apply
+
+    def seen(commands: Sequence[Command], now: int | None = None) -> list[Answer]:
+        leaders.append(threading.current_thread().name)
+        return apply(commands, now)
+
+    ledger.apply = seen  # type: ignore[method-assign]
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    others = [in_thread(committer, append(f"j{n}")) for n in range(2)]
+    until_waiting(committer, 2)
+    ledger.let_go()
+    for thread in (first, *(thread for thread, _ in others)):
+        thread.join(20)
+    mine, thread_s = threading.current_thread().name, committer._thread.name
+    for n in range(2):
+        until(lambda: committer._idle)
+        committer.call(append(f"then{n}"))
+    assert leaders[-3:] == [thread_s, thread_s, mine]
+
+
+def test_an_interrupted_leader_hands_its_batch_to_the_thread(ledger: Gated, committer: Committer) -> None:
+    ledger.fail.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        committer.call(append("a"))
+    committer.call(append("b"))
+    assert {job.id for job in ledger.dump()["jobs"]} == {"a", "b"}
+
+
+def test_a_leader_interrupted_after_the_commit_does_nothing_twice(ledger: Gated, committer: Committer) -> None:
+    ledger.fail_after_commit.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        committer.call(append("a"))
+    committer.call(append("b"))
+    assert [job.id for job in ledger.dump()["jobs"]] == ["a", "b"]
+
+
+def test_patient_commands_outlast_a_busy_ledger(ledger: Gated, committer: Committer) -> None:
+    committer.call(append("a"))
+    claimed = committer.call(Claim(owner="me", wants=(Want("q"),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    busy = LedgerBusy(path="x", seconds=1)
+    ledger.fail += [busy, busy]
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
+    assert isinstance(replies.get(timeout=20), Settled)
+    ledger.fail.append(busy)
+    with pytest.raises(LedgerBusy):
+        committer.call(append("b"))
+
+
+def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(ledger: Gated, committer: Committer) -> None:
+    """Claims come for a waiter that has left; the answer to everybody else in the batch is what it was."""
+    dispatcher = Dispatcher(committer, "me")
+    waiter = Waiter(["q"], lambda claims: None, LEASE)
+    dispatcher.add(waiter)
+    waiter.want = 2
+    replies: list[Reply] = []
+    ledger.hold()
+    committer.post([append("a", "b")], replies.extend)
+    assert ledger.inside.wait(20)
+    dispatcher.remove(waiter)
+    closing = threading.Thread(target=committer.close)
+    closing.start()
+    until(lambda: committer._closing)
+    ledger.let_go()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert [type(reply) for reply in replies] == [Appended]
+    assert ledger.queues()["q"].counts.ready == 2
+
+
+def test_close_commits_what_waits_and_refuses_what_comes_later(ledger: Gated, committer: Committer) -> None:
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    ledger.hold()
+    first, _ = in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    committer.post([append("own")], one_into(replies))
+    ledger.let_go()
+    committer.close()
+    first.join(20)
+    assert isinstance(replies.get(timeout=20), Appended)
+    with pytest.raises(LedgerClosed):
+        committer.call(append("late"))

@@ -1,0 +1,333 @@
+"""Who tells what: each event, seen on a real engine or worker at the moment the thing happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+import towpath
+from tests.runtime.worker.test_worker import working
+from tests.support.hosts import WAIT, Desk, expire
+from towpath import App, commands
+from towpath.core.checks import SECOND
+from towpath.core.job import Spec
+from towpath.core.schedule import Missed, Schedule
+from towpath.errors import QueueFull
+from towpath.events import (
+    BatchCommitted,
+    CaretakerElected,
+    HandlerBlocked,
+    JobsAppended,
+    JobsClaimed,
+    JobSettled,
+    JobStarted,
+    LeaseLost,
+    QueueFullSeen,
+    ScheduleFired,
+    UpkeepDone,
+)
+from towpath.ledger.memory.ledger import MemoryLedger
+from towpath.operations.schedules import Scheduler, get_schedule, register
+from towpath.runtime.worker.loop_monitor import Blocked
+from towpath.testing import ManualClock
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
+        yield app
+        assert app.ledger.check() == []
+
+
+def capacity(app: App, queue: str, most: int) -> None:
+    app.call(commands.SetQueue(queue=queue, capacity=most))
+
+
+class TestCommitter:
+    def test_jobs_appended(self, app: App) -> None:
+        add = app.task(queue="sums", unique=True)(_add)
+        with app.bus.collect(JobsAppended) as told:
+            first = add.enqueue(1, 2)
+            assert add.enqueue(1, 2).id == first.id
+            message = app.queue("mail").put("hello")
+            with app.batch():
+                second, third = add.enqueue(3, 4), add.options(queue="other").enqueue(5, 6)
+        assert told.events == [
+            JobsAppended("sums", (first.id,)),
+            JobsAppended("mail", (message,)),
+            JobsAppended("sums", (second.id,)),
+            JobsAppended("other", (third.id,)),
+        ]
+
+    def test_children_are_appended_with_the_settle_of_their_parent(self, app: App) -> None:
+        child = app.task(_add)
+
+        @app.task
+        def parent() -> str:
+            return towpath.current().spawn(child.of(1, 2)).id
+
+        with app.bus.collect(JobsAppended) as told, working(app):
+            id = parent.enqueue().result(WAIT)
+        assert [event.ids for event in told.events][1:] == [(id,)]
+
+    def test_a_full_queue(self, app: App) -> None:
+        add = app.task(queue="sums")(_add)
+        capacity(app, "sums", 1)
+        add.enqueue(1, 2)
+        with app.bus.collect(QueueFullSeen, JobsAppended) as told, pytest.raises(QueueFull):
+            add.enqueue_many([add.of(1, 2), add.of(3, 4)])
+        assert told.events == [QueueFullSeen("sums", depth=1, capacity=1, asked=2)]
+
+    def test_upkeep_that_found_something(self, app: App) -> None:
+        add = app.task(_add)
+        with app.bus.collect(UpkeepDone) as told:
+            app.attend()
+            add.options(delay=0.02).enqueue(1, 2)
+            told.expect(timeout=WAIT)
+        assert told.events == [UpkeepDone(woken=1)]
+
+    def test_a_batch_counts_what_was_taken_and_no_more(self, app: App) -> None:
+        add = app.task(queue="sums")(_add)
+        with app.bus.collect(BatchCommitted) as told:
+            add.enqueue_many([add.of(n, n) for n in range(3)])
+            capacity(app, "sums", 1)
+            with pytest.raises(QueueFull):
+                add.enqueue(1, 2)
+            claimed = app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
+            assert isinstance(claimed, commands.Claimed)
+            app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
+            app.call_all([commands.Settle(claim.id, claim.fence, commands.Done()) for claim in claimed.claims])
+        assert [event.jobs for event in told.events] == [3, 0, 0, 3, 3]
+
+
+def _add(a: int, b: int) -> int:
+    return a + b
+
+
+class TestCaretaker:
+    def test_the_elected_one_is_told_and_its_successor(self, app: App) -> None:
+        other = App(app.url)
+        with other, app.bus.collect(CaretakerElected) as here, other.bus.collect(CaretakerElected) as there:
+            owner = other.owner
+            other.attend()
+            assert there.expect(timeout=WAIT) == [CaretakerElected(owner)]
+            app.attend()
+            other.close()
+            assert here.expect(timeout=WAIT) == [CaretakerElected(app.owner)]
+        assert len(there.events) == 1, "renewals are no elections"
+
+    def test_a_schedule_that_fires_under_a_worker(self, app: App) -> None:
+        done = threading.Event()
+
+        @app.every(0.1, name="tick")
+        def tick() -> None:
+            done.set()
+
+        with app.bus.collect(ScheduleFired) as told, working(app):
+            fired, *_ = told.expect(timeout=WAIT)
+            assert done.wait(WAIT)
+        job = app.job(fired.id).status()
+        assert (fired.name, job.kind) == ("tick", tick.kind)
+        assert job.headers["scheduled-at"].startswith("2")
+        assert fired.late >= 0
+
+    def test_two_workers_tell_of_a_fire_once_and_of_each_one_that_was_missed(self, clock: ManualClock) -> None:
+        ledger = MemoryLedger(clock)
+        spec = Spec(id="x", queue="q", kind="tick")
+        with Desk(ledger, clock) as first, Desk(ledger, clock) as second:
+            register(first, Schedule(name="s", spec=spec, every=60 * SECOND, missed=Missed.ALL))
+            due = get_schedule(first, "s").next_at
+            clock.set(due + 65 * SECOND)
+            with first.committer.bus.collect(ScheduleFired) as one, second.committer.bus.collect(ScheduleFired) as two:
+                for host in (first, second):
+                    Scheduler(host).due(clock.now())
+        told = [*one.events, *two.events]
+        assert [(event.due - due, event.late) for event in told] == [(0, 65.0), (60 * SECOND, 5.0)]
+        assert {event.id for event in told} == {job.id for job in ledger.find(towpath.Query()).jobs}
+
+    def test_a_schedule_fires_into_a_full_queue(self, clock: ManualClock) -> None:
+        ledger = MemoryLedger(clock)
+        with Desk(ledger, clock) as desk:
+            desk.committer.call(commands.SetQueue(queue="full", capacity=0))
+            register(desk, Schedule(name="t", spec=Spec(id="x", queue="full"), every=60 * SECOND))
+            clock.advance(60)
+            with desk.committer.bus.collect(ScheduleFired, QueueFullSeen) as told:
+                Scheduler(desk).due(clock.now())
+        assert [type(event) for event in told.events] == [ScheduleFired]
+
+
+class TestBlocked:
+    @pytest.fixture
+    def said(self) -> Iterator[Said]:
+        said = Said()
+        logger = logging.getLogger("towpath.worker")
+        logger.addHandler(said)
+        yield said
+        logger.removeHandler(said)
+
+    def test_the_guilty_one_is_named(self, app: App, said: Said) -> None:
+        waiting, over = threading.Event(), asyncio.Event()
+
+        @app.task
+        async def innocent() -> None:
+            waiting.set()
+            await over.wait()
+
+        @app.task
+        async def hogs() -> str:
+            line = said.wait()
+            over.set()
+            return line
+
+        with app.bus.collect(HandlerBlocked) as told, working(app, concurrency=4):
+            other = innocent.enqueue()
+            assert waiting.wait(WAIT)
+            guilty = hogs.enqueue()
+            line = guilty.result(WAIT)
+            other.result(WAIT)
+        assert f"by {hogs.kind} (job {guilty.id}) at " in line
+        assert other.id not in line
+        assert "line = said.wait()" in line
+        [event] = told.events
+        assert (event.id, event.kind) == (guilty.id, hogs.kind)
+        assert event.seconds >= 1.0
+        assert "threading.py:" in event.where
+
+    def test_a_task_of_the_handlers_own_may_be_anybodys(self, app: App, said: Said) -> None:
+        @app.task
+        async def careless() -> str:
+            async def helper() -> str:
+                return said.wait()
+
+            return await asyncio.create_task(helper())
+
+        @app.task
+        async def patient() -> None:
+            await over.wait()
+
+        over = asyncio.Event()
+        started = threading.Event()
+        app.bus.subscribe(JobStarted, lambda event: started.set())
+        with app.bus.collect(HandlerBlocked) as told, working(app, concurrency=4):
+            other = patient.enqueue()
+            assert started.wait(WAIT)
+            guilty = careless.enqueue()
+            line = guilty.result(WAIT)
+            other.cancel()
+            app.leases.beat(0.0)
+        assert "by one of " in line
+        assert guilty.id in line
+        assert other.id in line
+        assert [(event.id, event.kind) for event in told.events] == [("", "")]
+        assert str(told.events[0]).startswith("something unknown has blocked the event loop for ")
+
+    def test_what_is_told_again_is_only_logged(self, app: App, said: Said) -> None:
+        with app.bus.collect(HandlerBlocked) as told:
+            for again in (False, True):
+                Blocked(2.0, None, [], again).told(app.bus, [])
+        assert len(said.lines) == 2
+        assert "by something that is no handler at an unknown place" in said.lines[0]
+        assert len(told.events) == 1
+
+
+class Said(logging.Handler):
+    """What the worker's log says of a blocked loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "has been blocked" in record.getMessage():
+            self.lines.append(record.getMessage())
+            self._heard.set()
+
+    def wait(self) -> str:
+        assert self._heard.wait(WAIT)
+        return self.lines[0]
+
+
+class TestWorker:
+    @pytest.mark.parametrize("noticed", ["by the heartbeat", "by the settle"])
+    def test_a_lost_lease_is_told_once(self, app: App, noticed: str) -> None:
+        started, go_on = threading.Event(), threading.Event()
+
+        @app.task
+        def slow() -> None:
+            started.set()
+            assert go_on.wait(WAIT)
+
+        with app.bus.collect(LeaseLost) as told, working(app) as service:
+            handle = slow.enqueue()
+            assert started.wait(WAIT)
+            app.call(commands.SetQueue(queue="default", paused=True))
+            job = handle.status()
+            expire(app.ledger, job)
+            assert handle.status().state is towpath.State.READY
+            if noticed == "by the heartbeat":
+                app.leases.beat(0.0)
+                told.expect(timeout=WAIT)
+            go_on.set()
+            told.expect(timeout=WAIT)
+            service.stop()
+        assert told.events == [LeaseLost(job.id, job.kind, job.queue, 1, job.owner or "")]
+
+    def test_a_job_that_comes_back_while_it_still_runs_here(self, app: App) -> None:
+        started, go_on = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+        ended, stopped = threading.Event(), dict[int, bool]()
+
+        @app.task
+        def slow() -> int:
+            attempt = towpath.current().fence - 1
+            started[attempt].set()
+            assert go_on[attempt].wait(WAIT)
+            stopped[attempt] = towpath.current().cancelled
+            ended.set()
+            return attempt
+
+        with app.bus.collect(LeaseLost) as told, app.bus.collect(JobSettled) as settles, working(app, concurrency=4):
+            handle = slow.enqueue()
+            assert started[0].wait(WAIT)
+            app.call(commands.SetQueue(queue="default", paused=True))
+            expire(app.ledger, handle.status())
+            app.call(commands.SetQueue(queue="default", paused=False))
+            assert started[1].wait(WAIT)
+            go_on[0].set()
+            told.expect(timeout=WAIT)
+            assert ended.wait(WAIT)
+            go_on[1].set()
+            assert handle.result(WAIT) == 1
+        assert stopped == {0: True, 1: False}
+        assert [event.id for event in told.events] == [handle.id]
+        assert [event.attempt for event in settles.events if event.id == handle.id] == [2]
+
+    def test_how_long_a_job_waited_includes_its_time_in_the_buffer(self, tmp_path: Path, clock: ManualClock) -> None:
+        with App(f"sqlite:///{tmp_path / 'w.db'}", clock=clock) as app:
+            add = app.task(_add)
+            handle = add.enqueue(1, 2)
+            clock.advance(5)
+            app.bus.subscribe(JobsClaimed, lambda event: clock.advance(7), inline=True)
+            with app.bus.collect(JobStarted) as told, working(app):
+                assert handle.result(WAIT) == 3
+        assert [event.waited for event in told.events] == [12.0]
+
+    def test_an_attempt_whose_settle_was_refused_took_its_time_too(self, app: App) -> None:
+        @app.task(max_attempts=1)
+        def pays() -> None:
+            def write(db: apsw.Connection) -> None:
+                raise ValueError("no")
+
+            towpath.current().commit(write)
+
+        with app.bus.collect(JobSettled) as told, working(app):
+            pays.enqueue().finished(WAIT)
+            [event] = told.expect(timeout=WAIT)
+        assert (event.outcome, event.state) == ("retry", "failed")
+        assert event.duration > 0

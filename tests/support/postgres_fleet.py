@@ -1,0 +1,168 @@
+"""Several worker processes on one ledger, seen from outside: what they ran, and whether it adds up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from tests.support import postgres_member
+from tests.support.postgres_member import CAPS, KEYS, WAIT, Asked, Line
+from towpath import App, Job, Query, State
+
+FINISHED = (State.DONE, State.FAILED, State.CANCELED)
+T = TypeVar("T", Line, Asked)
+
+
+class Fleet:
+    """Worker processes, one for each clock: `skews` says by how many seconds each of them is wrong."""
+
+    def __init__(self, url: str, folder: Path, skews: Sequence[float], *, feed: float = 0, lease: float = 30) -> None:
+        self.folder = folder
+        self.members: dict[str, subprocess.Popen[bytes]] = {}
+        for number, skew in enumerate(skews):
+            name = f"w{number}"
+            self.start(name, [postgres_member.__file__, url, str(folder), name, str(feed), str(skew), str(lease)])
+
+    def start(self, name: str, arguments: Sequence[str], cwd: Path | None = None) -> None:
+        """One more Python process, which belongs to the fleet from now on."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.members[name] = subprocess.Popen([sys.executable, *arguments], stderr=log, cwd=cwd or self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Nobody has left before, and everybody leaves in order when asked to."""
+        before = {name: process.poll() for name, process in self.members.items()}
+        for process in self.members.values():
+            process.terminate()
+        try:
+            after = {name: process.wait(WAIT) for name, process in self.members.items()}
+        except subprocess.TimeoutExpired:
+            for process in self.members.values():
+                process.kill()
+                process.wait()
+            raise
+        if kind is None:
+            killed = {name for name, code in before.items() if code == -signal.SIGKILL}
+            assert all(before[name] is None for name in before.keys() - killed), f"{before}\n{self.said()}"
+            assert all(after[name] == 0 for name in after.keys() - killed), f"{after}\n{self.said()}"
+
+    def said(self) -> str:
+        return "\n".join(path.read_text("utf-8", "replace")[-4000:] for path in sorted(self.folder.glob("*.log")))
+
+    def until(self, true: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
+        """Wait for something that its processes do. None of them may end meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}"
+            codes = {name: process.poll() for name, process in self.members.items()}
+            assert all(code in (None, -signal.SIGKILL) for code in codes.values()), f"{codes}\n{self.said()}"
+            time.sleep(0.01)
+
+    def wait_for_all(self, app: App) -> None:
+        self.until(lambda: len(app.workers.list()) == len(self.members), "everybody is there")
+
+    def release(self) -> None:
+        """Let those jobs end that are held."""
+        (self.folder / "go").touch()
+
+    def runs(self, name: str = "*") -> list[Line]:
+        return list(_lines(self.folder.glob(f"{name}.runs"), Line))
+
+    def asked(self) -> list[Asked]:
+        return list(_lines(self.folder.glob("*.asked"), Asked))
+
+    def wait_for_runs(self, what: str, label: str, count: int) -> list[Line]:
+        """So many runs of jobs with this label have begun or ended."""
+
+        def found() -> list[Line]:
+            return [line for line in self.runs() if line.what == what and line.label == label]
+
+        self.until(lambda: len(found()) >= count, f"{count} times {what}: {label}")
+        return found()
+
+    def kill(self, name: str) -> None:
+        os.kill(self.members[name].pid, signal.SIGKILL)
+        self.members[name].wait(WAIT)
+
+
+def _lines(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
+    for path in sorted(paths):
+        *whole, _ = path.read_bytes().split(b"\n")
+        for line in whole:
+            yield msgspec.json.decode(line, type=kind)
+
+
+def all_jobs(app: App) -> dict[str, Job]:
+    jobs: dict[str, Job] = {}
+    query = Query(limit=1000, oldest_first=True, bodies=False)
+    while True:
+        page = app.ledger.find(query)
+        jobs |= {job.id: job for job in page.jobs}
+        if page.next is None:
+            return jobs
+        query = Query(limit=1000, oldest_first=True, bodies=False, page=page.next)
+
+
+def at_rest(app: App) -> bool:
+    return all(view.counts.waiting + view.counts.running == 0 for view in app.ledger.queues().values())
+
+
+def judge(app: App, fleet: Fleet) -> dict[str, Job]:
+    """What all were told together must be what the ledger says."""
+    jobs, runs = all_jobs(app), fleet.runs()
+    assert all(job.state in FINISHED for job in jobs.values())
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for job in jobs.values():
+        counted[job.queue][job.state] += 1
+    told = {name: msgspec.structs.asdict(view.counts) for name, view in app.ledger.queues().items()}
+    assert {name: +Counter(counts) for name, counts in told.items() if any(counts.values())} == counted
+    assert app.ledger.check() == []
+    began = Counter((line.id, line.fence) for line in runs if line.what == "began")
+    assert max(began.values()) == 1, "one claim was run twice"
+    assert {id for id, _ in began} <= jobs.keys(), "a job that ran is lost"
+    returned = sorted((line.id, line.fence) for line in runs if line.what == "returned")
+    done = sorted((job.id, job.settled_fence) for job in jobs.values() if job.state is State.DONE)
+    # A run that was superseded may return and be canceled nevertheless; nothing else that returned may be anything but done.
+    superseded = {job.id for job in jobs.values() if job.state is State.CANCELED}
+    assert [run for run in returned if run[0] not in superseded] == done, "done is what returned, once"
+    missing = {asked.id for asked in fleet.asked()} - jobs.keys()
+    assert not missing, "an acknowledged job is lost"
+    return jobs
+
+
+def judge_order(fleet: Fleet, jobs: Mapping[str, Job]) -> None:
+    """Nobody overtook what it waits for, and no key or part had more runs at once than it may."""
+    spans = {line.id: line.at for line in fleet.runs() if line.what == "returned"}
+    first: dict[str, int] = {}
+    for line in fleet.runs():
+        if line.what == "began":
+            first[line.id] = min(line.at, first.get(line.id, line.at))
+    for asked in fleet.asked():
+        assert all(spans[needed] <= first[asked.id] for needed in asked.after), f"{asked} came too early"
+    labels = {line.label for line in fleet.runs()}
+    for label in labels:
+        if label.startswith(KEYS):
+            assert most_at_once(fleet.runs(), label) == 1, label
+    for part, cap in CAPS.items():
+        assert most_at_once(fleet.runs(), f"part {part}") <= cap, part
+    for asked in fleet.asked():
+        state = {"dead": State.FAILED, "orphan": State.FAILED, "doomed": State.CANCELED}.get(asked.label, State.DONE)
+        if not asked.label.startswith("replace"):
+            assert jobs[asked.id].state is state, asked
+
+
+def most_at_once(runs: Iterable[Line], label: str) -> int:
+    steps = sorted((line.at, 1 if line.what == "began" else -1) for line in runs if line.label == label)
+    return max(itertools.accumulate(step for _, step in steps))
