@@ -1,11 +1,12 @@
-"""How fast the engine is, next to its peers and to the raw limit in the same run. Ratios, because machines are noisy.
+"""How fast the engine is, next to its peers and to the raw limit in the same run. Ratios, because machines
+are noisy.
 
     python bench/engine.py [--quick] [--dir DIR]
 
-No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides take turns in every round;
-a ratio is the median over the rounds. Ours keep the history of every job. `commit_fn` compares jobs whose commit function inserts a row
-into a table of the user with plain ones. The last line is JSON. What each ratio must reach is in TARGETS.
-"""
+No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides take
+turns in every round; a ratio is the median over the rounds. Ours keep the history of every job. `commit_fn`
+compares jobs whose commit function inserts a row into a table of the user with plain ones. The last line is
+JSON. What each ratio must reach is in TARGETS."""
 
 from __future__ import annotations
 
@@ -117,7 +118,9 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
             sizes.enqueue_rounds,
             {
                 "raw": raw_single,
-                "one": lambda: rate(sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]),
+                "one": lambda: rate(
+                    sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]
+                ),
                 "threads": lambda: ours.put_from_threads(sizes.threads, sizes.each),
                 "tasks": lambda: asyncio.run(from_tasks(ours, sizes.tasks, sizes.each)),
                 "raw bulk": raw_bulk,
@@ -169,9 +172,19 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
         "raw_commit_p99": worst_of_100(commits),
         "other_process_p50": round(statistics.median(other), 3),
     }
-    report.limit("latency p50", report.latency["p50"], P50_IN_COMMITS * report.latency["raw_commit"], "ms (3 raw commits)")
+    report.limit(
+        "latency p50",
+        report.latency["p50"],
+        P50_IN_COMMITS * report.latency["raw_commit"],
+        "ms (3 raw commits)",
+    )
     # A disk that stalls keeps both waiting.
-    report.limit("latency p99", report.latency["p99"], MAX_P99, f"ms (a raw commit's: {report.latency['raw_commit_p99']:.2f})")
+    report.limit(
+        "latency p99",
+        report.latency["p99"],
+        MAX_P99,
+        f"ms (a raw commit's: {report.latency['raw_commit_p99']:.2f})",
+    )
     report.limit("other process p50", report.latency["other_process_p50"], MAX_OTHER_P50, "ms")
 
 
@@ -196,14 +209,20 @@ def bench_rest(folder: Path, report: Report, sizes: Sizes) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, no memory run; ends within 60 s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter rounds, no memory run; ends within 60 s"
+    )
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
     options = parser.parse_args()
     sizes = Sizes(options.quick)
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL")
+        print(
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL"
+        )
         report = Report(TARGETS)
         for bench in (bench_enqueues, bench_latency, bench_jobs, bench_rest):
             bench(folder, report, sizes)

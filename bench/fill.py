@@ -53,7 +53,9 @@ def serial(path: Path, queue: str, count: int) -> None:
     part = "serial:busy"
     db = _open(path)
     columns = "queue, name, ready, running, paused, cap, next_at, weight, served, configured"
-    db.execute(f"INSERT INTO towpath_part ({columns}) VALUES (?, ?, ?, 1, 0, 1, 0, 1, 0, 0)", (queue, part, count))
+    db.execute(
+        f"INSERT INTO towpath_part ({columns}) VALUES (?, ?, ?, 1, 0, 1, 0, 1, 0, 0)", (queue, part, count)
+    )
     db.close()
     keyed = {"part": part, "key": "busy", "policy": "serial"}
     _fill(path, queue, 1, state="running", attempts=1, owner="holder", lease=FAR, **keyed)
@@ -72,7 +74,10 @@ def _fill(path: Path, queue: str, count: int, **columns: object) -> None:
     db.execute(_BODIES, args)
     loose = count if args["state"] == "ready" and args["part"] is None else 0
     state = args["state"]
-    db.execute(f"UPDATE towpath_queue SET {state} = {state} + ?, loose = loose + ? WHERE name = ?", (count, loose, queue))
+    db.execute(
+        f"UPDATE towpath_queue SET {state} = {state} + ?, loose = loose + ? WHERE name = ?",
+        (count, loose, queue),
+    )
     db.execute("UPDATE towpath_meta SET next_seq = ?", (first + count,))
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

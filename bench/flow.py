@@ -53,8 +53,8 @@ class Sizes:
 
 
 class Gated(Ours):
-    """Every gate, none of which ever shuts: two lanes with a queue each, a breaker, fair keys, and for each queue a rate, a cap and a
-    capacity that are never reached."""
+    """Every gate, none of which ever shuts: two lanes with a queue each, a breaker, fair keys, and for each
+    queue a rate, a cap and a capacity that are never reached."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(sqlite(path))
@@ -64,7 +64,9 @@ class Gated(Ours):
         self.tasks = [self._task(queue) for queue in QUEUES]
 
     def _task(self, queue: str) -> Any:
-        return self.app.task(name=f"bench.{queue}", queue=queue, breaker="service", part=_tenant)(self.noop.function)
+        return self.app.task(name=f"bench.{queue}", queue=queue, breaker="service", part=_tenant)(
+            self.noop.function
+        )
 
     def put_many(self, task: Any, count: int, chunk: int = 1000) -> None:
         """Of tenants that take turns."""
@@ -173,20 +175,28 @@ def bench_bandwidth(seconds: float = 10.0, streams: int = 8, rate: int = 10_000_
 
 
 def bench_memory(folder: Path) -> None:
-    ended = subprocess.run([sys.executable, str(SOAK), "2000000", str(folder)], stdout=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, str(SOAK), "2000000", str(folder)], stdout=subprocess.PIPE, text=True, check=False
+    )
     found = json.loads(ended.stdout.splitlines()[-1])
     Report.limit("memory", found["peak_mb"], found["max_mb"], f"MB with {found['waiting']:,} waiting")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, ratios only; ends within 60 s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter rounds, ratios only; ends within 60 s"
+    )
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
     options = parser.parse_args()
     sizes = Sizes(options.quick)
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL")
+        print(
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL"
+        )
         report = Report(TARGETS)
         bench_gates(folder, report, sizes)
         bench_fairness(folder, report, sizes)

@@ -67,8 +67,11 @@ def timed(run: Callable[[], object]) -> float:
     return spent
 
 
-def compare(rounds: int, jobs: int, ours: Callable[[], object], limit: Callable[[], object]) -> tuple[float, float, float]:
-    """Alternate the two, so that a noisy moment hits both: (ratio of the speeds, µs per job of ours, of the limit)."""
+def compare(
+    rounds: int, jobs: int, ours: Callable[[], object], limit: Callable[[], object]
+) -> tuple[float, float, float]:
+    """Alternate the two, so that a noisy moment hits both: (ratio of the speeds, µs per job of ours, of the
+    limit)."""
     pairs = [(timed(ours), timed(limit)) for _ in range(rounds)]
     ratio = statistics.median(theirs / mine for mine, theirs in pairs)
     mine, theirs = (statistics.median(times) / jobs * 1e6 for times in zip(*pairs, strict=True))
@@ -172,7 +175,8 @@ def spin(stop: threading.Event) -> None:
 
 BACKLOGS = {
     "backlog_1m": [f"ready {MILLION}"],
-    # A million that wait for their time and a quarter of a million that wait for another job, in the same queue.
+    # A million that wait for their time and a quarter of a million that wait for another job, in the same
+    # queue.
     "scheduled_1m": ["ready 30000", f"scheduled {MILLION}", f"blocked {MILLION // 4}"],
     "serial_key": ["ready 30000", "serial 100000"],
 }
@@ -198,8 +202,11 @@ def _compare_backlog(name: str, path: Path, small: SqliteLedger, report: Report,
     report.add(name, *compare(rounds, 2000, lambda: drain(large, 20), lambda: drain(small, 20)))
     large.close()
     if name == "backlog_1m":
-        # In a process that has done nothing else: here the memory of earlier measurements would be used again.
-        said = subprocess.run([sys.executable, __file__, "--growth", str(path)], check=True, capture_output=True, text=True)
+        # In a process that has done nothing else: here the memory of earlier measurements would be used
+        # again.
+        said = subprocess.run(
+            [sys.executable, __file__, "--growth", str(path)], check=True, capture_output=True, text=True
+        )
         report.rss = float(said.stdout)
 
 
@@ -289,7 +296,9 @@ def sync_rate(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within 50 s")
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
     parser.add_argument("--growth", type=Path, help=argparse.SUPPRESS)
@@ -300,7 +309,9 @@ def main() -> None:
     rounds = 5 if options.quick else 15
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte payloads, WAL, synchronous=FULL")
+        print(
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte payloads, WAL, synchronous=FULL"
+        )
         report = Report()
         bench_memory(report, rounds)
         bench_appends(folder, report, rounds)

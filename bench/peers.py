@@ -1,4 +1,5 @@
-"""The peers: other queues on SQLite, each used as its own documentation says and tuned for speed, all with synchronous=FULL.
+"""The peers: other queues on SQLite, each used as its own documentation says and tuned for speed, all with
+synchronous=FULL.
 
     python bench/peers.py [--jobs N] [--rounds N] [--dir DIR]
 
@@ -9,8 +10,8 @@ huey            takes a task by deleting its row: one commit per job, no history
 litequeue       pop and done, two commits per job; the message stays in the table as done.
 persist-queue   get and ack, two commits per job; the item stays in the table as acked.
 
-The last two read past what is done to find what is next, so a long history slows them. Their rounds are short on purpose.
-"""
+The last two read past what is done to find what is next, so a long history slows them. Their rounds are short
+on purpose."""
 
 from __future__ import annotations
 
@@ -171,10 +172,16 @@ WAYS: Mapping[str, Callable[[Path], Peer]] = {
     "litequeue": LiteQueue,
     "persist-queue": PersistQueue,
 }
-IN_TURNS: Mapping[str, float] = {"huey, 1 thread": 4.0, "huey, 4 threads": 4.0, "litequeue": 1.0, "persist-queue": 1.0}
-"""What bench/engine.py runs, and how long its rounds are relative to each other. huey's are longer: short ones hold its start against
-it (1,589 instead of 2,460 jobs/s). One thread is its best on a quiet machine, four on a busy one. Its processes were never faster,
-and must not be forked from a process that has a ledger open."""
+IN_TURNS: Mapping[str, float] = {
+    "huey, 1 thread": 4.0,
+    "huey, 4 threads": 4.0,
+    "litequeue": 1.0,
+    "persist-queue": 1.0,
+}
+"""What bench/engine.py runs, and how long its rounds are relative to each other. huey's are longer: short
+ones hold its start against it (1,589 instead of 2,460 jobs/s). One thread is its best on a quiet machine,
+four on a busy one. Its processes were never faster, and must not be forked from a process that has a ledger
+open."""
 
 
 def peers(folder: Path, names: Iterable[str]) -> dict[str, Peer]:
@@ -188,7 +195,9 @@ def peers(folder: Path, names: Iterable[str]) -> dict[str, Peer]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=500, help="jobs per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
@@ -203,7 +212,9 @@ def main() -> None:
                 put[way].append(200 / peer.enqueue(200))
                 peer.drain(200)
         contest.close()
-    print(f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds} rounds")
+    print(
+        f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds} rounds"
+    )
     print(f"{'':20} {'jobs/s':>8} {'enqueue/s':>10}")
     for way in WAYS:
         print(f"{way:20} {statistics.median(done[way]):8,.0f} {statistics.median(put[way]):10,.0f}")

@@ -1,4 +1,5 @@
-"""Does a PostgreSQL ledger slow down with what is over? Ratios to a ledger that was empty, in turns in the same run.
+"""Does a PostgreSQL ledger slow down with what is over? Ratios to a ledger that was empty, in turns in the
+same run.
 
     python bench/pg_churn.py [--finished N] [--read N] [--rounds N] [--dir DIR]
 
@@ -54,9 +55,13 @@ def pass_through(ours: Ours, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--finished", type=int, default=5_000_000)
-    parser.add_argument("--read", type=int, default=300_000, help="jobs that go through beside the open transaction")
+    parser.add_argument(
+        "--read", type=int, default=300_000, help="jobs that go through beside the open transaction"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dir", type=Path, help="where to put the server (default: a temporary directory)")
     options = parser.parse_args()

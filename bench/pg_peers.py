@@ -1,4 +1,5 @@
-"""The peers: other queues on PostgreSQL, each used as its own documentation says and tuned for speed, with history and logged tables.
+"""The peers: other queues on PostgreSQL, each used as its own documentation says and tuned for speed, with
+history and logged tables.
 
     python bench/pg_peers.py [--jobs N] [--rounds N] [--dir DIR]
 
@@ -109,7 +110,9 @@ class Procrastinate:
     def __init__(self, url: str, concurrency: int) -> None:
         self._concurrency = concurrency
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        connector = procrastinate.PsycopgConnector(conninfo=url, min_size=concurrency + 1, max_size=concurrency + 1)
+        connector = procrastinate.PsycopgConnector(
+            conninfo=url, min_size=concurrency + 1, max_size=concurrency + 1
+        )
         self._app: Any = procrastinate.App(connector=connector)
 
         async def noop(argument: str) -> None:
@@ -125,13 +128,20 @@ class Procrastinate:
     def fill(self, count: int) -> None:
         async def main() -> None:
             for start in range(0, count, _CHUNK):
-                await self._task.batch_defer_async(*({"argument": ARGUMENT} for _ in range(min(_CHUNK, count - start))))
+                await self._task.batch_defer_async(
+                    *({"argument": ARGUMENT} for _ in range(min(_CHUNK, count - start)))
+                )
 
         self._runner.run(main())
 
     def drain(self, count: int) -> float:
         async def main() -> None:
-            how = {"wait": False, "listen_notify": False, "install_signal_handlers": False, "delete_jobs": "never"}
+            how = {
+                "wait": False,
+                "listen_notify": False,
+                "install_signal_handlers": False,
+                "delete_jobs": "never",
+            }
             await self._app.run_worker_async(queues=["bench"], concurrency=self._concurrency, **how)
 
         started = time.perf_counter()
@@ -164,7 +174,8 @@ WAYS: Mapping[str, Callable[[str], Peer]] = {
     "procrastinate, 30": lambda url: Procrastinate(url, 30),
 }
 IN_TURNS: Mapping[str, float] = {"pgqueuer, 500": 1.0, "pgqueuer, 500, pool": 1.0, "procrastinate, 30": 0.03}
-"""What bench/postgres.py runs, and how long its rounds are relative to each other: a job of procrastinate takes forty times as long."""
+"""What bench/postgres.py runs, and how long its rounds are relative to each other: a job of procrastinate
+takes forty times as long."""
 
 
 def peers(server: Server, names: Iterable[str]) -> dict[str, Peer]:
@@ -173,8 +184,12 @@ def peers(server: Server, names: Iterable[str]) -> dict[str, Peer]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10_000, help="jobs per round; a tenth of it for procrastinate")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=10_000, help="jobs per round; a tenth of it for procrastinate"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="where to put the server (default: a temporary directory)")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""The raw limit of a PostgreSQL: one small table with a sensible index, driven by hand-written psycopg statements in one loop.
+"""The raw limit of a PostgreSQL: one small table with a sensible index, driven by hand-written psycopg
+statements in one loop.
 
-Claims are leases with a fence, finished rows stay where they are. No dependencies, keys, groups, parts, counters or checks.
-"""
+Claims are leases with a fence, finished rows stay where they are. No dependencies, keys, groups, parts,
+counters or checks."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ class Raw:
         """One commit for both."""
         with self._db.transaction():
             if held:
-                self._db.execute(_SETTLE, ([seq for seq, _ in held], [fence for _, fence in held]), prepare=True)
+                self._db.execute(
+                    _SETTLE, ([seq for seq, _ in held], [fence for _, fence in held]), prepare=True
+                )
             if not n:
                 return []
             found = self._db.execute(_CLAIM, (QUEUE, n), prepare=True, binary=True).fetchall()

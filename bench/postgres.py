@@ -1,9 +1,11 @@
-"""How fast the engine is on PostgreSQL, next to its peers and to raw psycopg in the same run. Ratios, because machines are noisy.
+"""How fast the engine is on PostgreSQL, next to its peers and to raw psycopg in the same run. Ratios, because
+machines are noisy.
 
     python bench/postgres.py [--quick] [--dir DIR]
 
-Starts a server of its own (`PG_BINDIR` chooses another version) with fsync on. No-op handlers, 100-byte arguments, history kept. All
-sides take turns in every round; a ratio is the median over the rounds. The last line is JSON. What each ratio must reach is in TARGETS.
+Starts a server of its own (`PG_BINDIR` chooses another version) with fsync on. No-op handlers, 100-byte
+arguments, history kept. All sides take turns in every round; a ratio is the median over the rounds. The last
+line is JSON. What each ratio must reach is in TARGETS.
 
 `commit_fn` compares jobs whose commit function inserts a row into a table of the user with plain ones,
 `two_processes` two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time. `other_process_p50`
@@ -54,7 +56,8 @@ class Sizes:
     def __init__(self, quick: bool) -> None:
         self.rounds = 5 if quick else 11
         self.jobs = 6_000 if quick else 20_000
-        # Of two processes the one that ends first waits for the other, and both wait for the beginning: that is not what is measured.
+        # Of two processes the one that ends first waits for the other, and both wait for the beginning: that
+        # is not what is measured.
         self.shared_rounds, self.shared_jobs = (7, 18_000) if quick else (11, 60_000)
         self.enqueue_rounds = 25
         self.singles = 100
@@ -68,7 +71,8 @@ class Sizes:
 
 
 def bench_jobs(server: Server, report: Report, sizes: Sizes) -> None:
-    """Jobs completed per second by one worker process: ours, the peers, and the raw loop that claims and settles 100 at a time."""
+    """Jobs completed per second by one worker process: ours, the peers, and the raw loop that claims and
+    settles 100 at a time."""
     contest, raw = Contest(peers(server, IN_TURNS)), Raw(server.create_database())
 
     def raw_loop() -> float:
@@ -140,7 +144,9 @@ def bench_enqueues(server: Server, report: Report, sizes: Sizes) -> None:
             sizes.enqueue_rounds,
             {
                 "raw": raw_single,
-                "one": lambda: rate(sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]),
+                "one": lambda: rate(
+                    sizes.singles, lambda: [ours.noop.enqueue(ARGUMENT) for _ in range(sizes.singles)]
+                ),
                 "callers": lambda: ours.put_from_threads(sizes.callers, sizes.each),
                 "copy": raw_bulk,
                 "many": lambda: rate(sizes.bulk, lambda: ours.put_many(ours.noop, sizes.bulk)),
@@ -185,7 +191,9 @@ def statements(server: Server) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds; ends within 90 s")
     parser.add_argument("--dir", type=Path, help="where to put the server (default: a temporary directory)")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""The raw limit: the ledger's own tables, columns and indexes, driven by hand-written apsw statements in one loop.
+"""The raw limit: the ledger's own tables, columns and indexes, driven by hand-written apsw statements in one
+loop.
 
-No checks, no fences but the one in the WHERE, no dependencies, no counters but the queue's: what is left is SQLite.
-"""
+No checks, no fences but the one in the WHERE, no dependencies, no counters but the queue's: what is left is
+SQLite."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Raw:
         self.db.execute("PRAGMA wal_autocheckpoint=2000")
         self.queue, self.now = queue, 1_000_000
         columns = "name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, next_at, served, clock"
-        self.db.execute(f"INSERT INTO towpath_queue ({columns}) VALUES (?, 0,0,0,0,0,0,0,0,0,0,0,0)", (queue,))
+        self.db.execute(
+            f"INSERT INTO towpath_queue ({columns}) VALUES (?, 0,0,0,0,0,0,0,0,0,0,0,0)", (queue,)
+        )
         self.next_seq = 1
 
     def rows(self, specs: Sequence[Spec]) -> list[Job]:

@@ -31,16 +31,22 @@ class Report:
         self.ratios[name] = round(ratio, 3)
         rates = f"{statistics.median(ours):9,.0f} {statistics.median(other):9,.0f}"
         target = self._targets[name]
-        print(f"{name:20} {ratio:7.2f} {target:7.2f} {rates}{'' if ratio >= target else '  below target'}", flush=True)
+        print(
+            f"{name:20} {ratio:7.2f} {target:7.2f} {rates}{'' if ratio >= target else '  below target'}",
+            flush=True,
+        )
 
     @staticmethod
     def limit(name: str, value: float, most: float, unit: str) -> None:
-        print(f"{name:20} {value:7.2f} {most:7.2f} {unit}{'' if value <= most else '  above target'}", flush=True)
+        print(
+            f"{name:20} {value:7.2f} {most:7.2f} {unit}{'' if value <= most else '  above target'}",
+            flush=True,
+        )
 
 
 class Alternating:
-    """Named runs that take turns; the first turn of each is a warm-up and does not count. On a slow machine there are fewer
-    rounds, but at least three: none begins after `budget` seconds."""
+    """Named runs that take turns; the first turn of each is a warm-up and does not count. On a slow machine
+    there are fewer rounds, but at least three: none begins after `budget` seconds."""
 
     def __init__(self, rounds: int, runs: Mapping[str, Callable[[], float]], budget: float) -> None:
         self.rates: dict[str, list[float]] = {name: [] for name in runs}

@@ -2,8 +2,8 @@
 
     python bench/soak.py [JOBS] [DIR]
 
-What waits is in the ledger and not in the process, so memory does not grow with it. The last line is JSON; it fails above MAX_MB.
-"""
+What waits is in the ledger and not in the process, so memory does not grow with it. The last line is JSON; it
+fails above MAX_MB."""
 
 from __future__ import annotations
 
@@ -55,7 +55,13 @@ def soak(path: Path, jobs: int) -> dict[str, float]:
         loop.call_soon_threadsafe(working.cancel)
         thread.join()
         loop.close()
-    return {"jobs": jobs, "ran": ran, "waiting": counts.waiting, "running": counts.running, "peak_mb": round(peak, 1)}
+    return {
+        "jobs": jobs,
+        "ran": ran,
+        "waiting": counts.waiting,
+        "running": counts.running,
+        "peak_mb": round(peak, 1),
+    }
 
 
 def main() -> int:

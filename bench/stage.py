@@ -1,10 +1,10 @@
-"""Our side of the benches: an App on one ledger with tasks that do nothing, and the parts that need a process of their own.
+"""Our side of the benches: an App on one ledger with tasks that do nothing, and the parts that need a process
+of their own.
 
-python bench/stage.py enqueue URL COUNT [MS]  enqueue every MS (10) milliseconds, for a worker in another process
-python bench/stage.py idle URL SECONDS        run a worker that has nothing to do; prints the CPU seconds it used
-python bench/stage.py memory URL JOBS         run so many jobs; prints the MB resident after a tenth of them and at the end
-python bench/stage.py work URL                run a worker until SIGTERM
-"""
+python bench/stage.py enqueue URL COUNT [MS]  enqueue every MS (10) milliseconds, for a worker in another
+process python bench/stage.py idle URL SECONDS        run a worker that has nothing to do; prints the CPU
+seconds it used python bench/stage.py memory URL JOBS         run so many jobs; prints the MB resident after a
+tenth of them and at the end python bench/stage.py work URL                run a worker until SIGTERM"""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ QUEUE = "bench"
 PATIENCE = 120.0
 """Seconds after which something is broken, not slow."""
 IDLE = 0.005
-"""Seconds after which a machine that had something to do is idle, and its disk and its caches are as cold as they get."""
+"""Seconds after which a machine that had something to do is idle, and its disk and its caches are as cold as
+they get."""
 
 
 class Ours:
-    """An App and its worker. The worker has an event loop in a thread of its own; whoever measures blocks and costs nothing."""
+    """An App and its worker. The worker has an event loop in a thread of its own; whoever measures blocks and
+    costs nothing."""
 
     def __init__(self, url: str) -> None:
         self.app = App(url)
@@ -88,7 +90,9 @@ class Ours:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.app.close()
 
     def put_many(self, task: Any, count: int, chunk: int = 1000) -> None:
@@ -139,8 +143,8 @@ class Ours:
             thread.join()
 
     def complete(self, count: int, *tasks: Any) -> float:
-        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done; each of the tasks has as
-        many of them."""
+        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done;
+        each of the tasks has as many of them."""
         for task in tasks:
             self.put_many(task, count // len(tasks))
         target = self.done() + count
@@ -165,7 +169,8 @@ class Ours:
         started = time.perf_counter()
         queue.resume()
         while left := target - self.done():
-            # To look costs the server as much as many jobs: after half of the time that is left, at the speed so far.
+            # To look costs the server as much as many jobs: after half of the time that is left, at the speed
+            # so far.
             spent = time.perf_counter() - started
             time.sleep(min(max(spent * left / (count - left + 1) / 2, 0.005), 0.1))
             if spent > PATIENCE:
@@ -184,7 +189,8 @@ class Ours:
         return self.delays[-1]
 
     def picked_up_from(self, others: Callable[[], object], count: int) -> list[float]:
-        """The same for `count` jobs that others enqueue (`monotonic_ns` is the same clock in every process)."""
+        """The same for `count` jobs that others enqueue (`monotonic_ns` is the same clock in every
+        process)."""
         self._expect(count)
         before = len(self.delays)
         others()

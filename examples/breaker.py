@@ -1,4 +1,5 @@
-"""A platform goes down for a minute and a half. The breaker opens, waiting jobs are not touched, and all end well."""
+"""A platform goes down for a minute and a half. The breaker opens, waiting jobs are not touched, and all end
+well."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ outage = {"now": True}
 calls: list[int] = []
 
 
-@app.task(breaker=Breaker("platform-x", failures=5, window=60, cooldown=30, probes=2), backoff=1, max_attempts=10)
+@app.task(
+    breaker=Breaker("platform-x", failures=5, window=60, cooldown=30, probes=2), backoff=1, max_attempts=10
+)
 def fetch(report: int) -> int:
     calls.append(report)
     if outage["now"]:
@@ -27,7 +30,9 @@ def main() -> None:
         print(f"{len(calls)} calls after a minute and a half: a probe for each cool-down")
         outage["now"] = False
         bench.advance(60)
-        print(f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was {reports[-1].result()}")
+        print(
+            f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was {reports[-1].result()}"
+        )
         print(f"attempts of a job that waited: {reports[-1].status().attempts}")
 
 

@@ -1,10 +1,11 @@
-"""Two lanes share one worker, and a service that takes 5 calls at once is not asked for more: no limit is written down.
+"""Two lanes share one worker, and a service that takes 5 calls at once is not asked for more: no limit is
+written down.
 
     python examples/lanes.py
 
-Large copies go to the lane `bulk`, everything else to `interactive`; each has slots of its own. The slots of `interactive` stay free for
-it, so that a note never waits for a film; `bulk` lends the slots that it does not need. The calls to the service are
-in a queue of their own, and the worker learns how many of them it takes.
+Large copies go to the lane `bulk`, everything else to `interactive`; each has slots of its own. The slots of
+`interactive` stay free for it, so that a note never waits for a film; `bulk` lends the slots that it does not
+need. The calls to the service are in a queue of their own, and the worker learns how many of them it takes.
 """
 
 from __future__ import annotations
@@ -71,5 +72,7 @@ if __name__ == "__main__":
         app.run(lanes=LANES, concurrency=16, burst=True)
         films, prices = (app.queue(name).stats().counts.done for name in ("bulk", "shop"))
     notes = [n for n, queue in enumerate(started) if queue == "interactive"]
-    print(f"{films} films are copied; the last of 20 notes was start number {notes[-1] + 1} of {len(started)}")
+    print(
+        f"{films} films are copied; the last of 20 notes was start number {notes[-1] + 1} of {len(started)}"
+    )
     print(f"{prices} prices are known; calls at once, as they were tried: {limits}")

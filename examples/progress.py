@@ -1,4 +1,5 @@
-"""Transfers with a limit on their bandwidth, watched while they run; and what the ledger knows of them afterwards."""
+"""Transfers with a limit on their bandwidth, watched while they run; and what the ledger knows of them
+afterwards."""
 
 from __future__ import annotations
 

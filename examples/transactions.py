@@ -1,4 +1,5 @@
-"""Orders and the jobs about them in one transaction: both or neither, when it is enqueued and when it is done."""
+"""Orders and the jobs about them in one transaction: both or neither, when it is enqueued and when it is
+done."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from towpath.queues.message import Queue
 from towpath.testing import ManualClock
 from towpath.testing.postgres import Server, place
 
-settings.register_profile("towpath", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "towpath", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("towpath")
 
 
@@ -26,8 +28,8 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-# One PostgreSQL for a whole test run, however many processes run it. They inherit where it is; the first of them starts it, and
-# the process that started them removes it.
+# One PostgreSQL for a whole test run, however many processes run it. They inherit where it is; the first of
+# them starts it, and the process that started them removes it.
 PLACE = "TOWPATH_TEST_POSTGRES"
 _at_the_end = pytest.StashKey[contextlib.ExitStack]()
 
@@ -84,7 +86,11 @@ def app(url: str) -> Iterator[App]:
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     """An App on each ledger with a database."""
-    url = f"sqlite:///{tmp_path}/work.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/work.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     with App(url) as app:
         yield app
         assert app.ledger.check() == []

@@ -1,4 +1,5 @@
-"""The documents say what the program does: code runs, tables are complete, diagrams match, links lead somewhere."""
+"""The documents say what the program does: code runs, tables are complete, diagrams match, links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -34,10 +35,14 @@ def arrows(text: str) -> list[tuple[str, str]]:
 
 
 README = ROOT / "README.md"
-PROGRAMS = [(page, number) for page in PAGES for number in range(len(blocks(page.read_text("utf-8"), "python")))]
+PROGRAMS = [
+    (page, number) for page in PAGES for number in range(len(blocks(page.read_text("utf-8"), "python")))
+]
 
 
-@pytest.mark.parametrize(("page", "number"), PROGRAMS, ids=[f"{page.name}-{number}" for page, number in PROGRAMS])
+@pytest.mark.parametrize(
+    ("page", "number"), PROGRAMS, ids=[f"{page.name}-{number}" for page, number in PROGRAMS]
+)
 def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", blocks(page.read_text("utf-8"), "python")[number]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -46,7 +51,9 @@ def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None
 
 
 def test_the_quick_start_of_the_readme_is_the_example() -> None:
-    assert blocks(README.read_text("utf-8"), "python")[0] == (ROOT / "examples" / "quickstart.py").read_text("utf-8")
+    assert blocks(README.read_text("utf-8"), "python")[0] == (ROOT / "examples" / "quickstart.py").read_text(
+        "utf-8"
+    )
 
 
 def test_the_quick_start_of_the_readme_works_as_it_is_typed(tmp_path: Path) -> None:
@@ -61,12 +68,20 @@ def test_the_quick_start_of_the_readme_works_as_it_is_typed(tmp_path: Path) -> N
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     log = tmp_path / "worker.log"
     with log.open("wb") as file:
-        working = subprocess.Popen(shlex.split(worker), cwd=tmp_path, env=environment, stdout=file, stderr=file)
+        working = subprocess.Popen(
+            shlex.split(worker), cwd=tmp_path, env=environment, stdout=file, stderr=file
+        )
     try:
         said = ""
         for command in script:
             ended = subprocess.run(
-                shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+                shlex.split(command),
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             assert ended.returncode == 0, (command, ended.stderr, log.read_text("utf-8"))
             said += ended.stdout
@@ -106,7 +121,9 @@ def test_the_tree_of_errors_names_every_class() -> None:
     assert [each.__name__ for each in error_classes() if each.__name__ not in (errors.__doc__ or "")] == []
 
 
-EVERY_ARROW = sorted(("[*]" if before is None else before.value, after.value) for before, after in lifecycle.TRANSITIONS)
+EVERY_ARROW = sorted(
+    ("[*]" if before is None else before.value, after.value) for before, after in lifecycle.TRANSITIONS
+)
 
 
 def test_the_diagram_of_states_is_the_table() -> None:
@@ -123,7 +140,11 @@ def test_a_missing_arrow_would_be_noticed() -> None:
 
 def test_the_table_of_states_has_every_reason() -> None:
     lines = (ROOT / "docs" / "states.md").read_text("utf-8").splitlines()
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|", 2)] for line in lines if line.startswith("| `")]
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|", 2)]
+        for line in lines
+        if line.startswith("| `")
+    ]
     states = [row for row in rows if row[0] in list(State)]
     named = {State(row[0]): {Reason(name) for name in re.findall(r"\w+", row[2])} for row in states}
     assert named == {state: reasons - {Reason.NONE} for state, reasons in lifecycle.REASONS.items()}

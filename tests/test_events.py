@@ -232,7 +232,12 @@ def test_events_are_values() -> None:
 
 @pytest.mark.parametrize(
     ("state", "outcome", "reason"),
-    [("failed", "retry", "exhausted"), ("failed", "fail", "fatal"), ("done", "done", ""), ("scheduled", "retry", "")],
+    [
+        ("failed", "retry", "exhausted"),
+        ("failed", "fail", "fatal"),
+        ("done", "done", ""),
+        ("scheduled", "retry", ""),
+    ],
 )
 def test_why_a_job_failed(state: str, outcome: str, reason: str) -> None:
     event = JobSettled(kind="k", queue="q", state=state, outcome=outcome, duration=0.0, attempt=1, id="1")
@@ -250,7 +255,9 @@ def test_every_kind_has_a_sentence_that_its_fields_fill(kind: type[Event]) -> No
         "str | None": None,
         "tuple[Any, ...]": (),
     }
-    event = kind(**{name: words[note] for name, note in kind.__annotations__.items() if "ClassVar" not in note})
+    event = kind(
+        **{name: words[note] for name, note in kind.__annotations__.items() if "ClassVar" not in note}
+    )
     assert str(event)
     assert "{" not in str(event)
 

@@ -28,7 +28,11 @@ SAYS = {
         "withdrawn: canceled handler",
         "revived: ready",
     ],
-    "progress.py": ["8 waiting", "progress.download: 8 done, 8,000,000 bytes", "8,000,000 bytes came through the limit"],
+    "progress.py": [
+        "8 waiting",
+        "progress.download: 8 done, 8,000,000 bytes",
+        "8,000,000 bytes came through the limit",
+    ],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
     "breaker.py": [
         "5 calls, then open",
@@ -54,7 +58,9 @@ def test_every_example_is_run() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, str(EXAMPLES / name)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
     for words in SAYS[name]:

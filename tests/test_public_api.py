@@ -92,9 +92,17 @@ def test_star_import_gives_the_surface() -> None:
 
 def test_names_come_when_they_are_used() -> None:
     program = "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) - before))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     ours = [name for name in ended.stdout.split() if name.startswith("towpath")]
-    assert ours == ["towpath.core", "towpath.core.checks", "towpath.core.job", "towpath.errors", "towpath.escapes"]
+    assert ours == [
+        "towpath.core",
+        "towpath.core.checks",
+        "towpath.core.job",
+        "towpath.errors",
+        "towpath.escapes",
+    ]
 
 
 def test_type_checkers_are_told_of_the_same_homes() -> None:
@@ -127,14 +135,18 @@ def _language() -> Iterator[str]:
     """Every public class of core.commands, and the two unions."""
     module = towpath.core.commands
     for name, value in vars(module).items():
-        if name in ("Command", "Result") or (inspect.isclass(value) and value.__module__ in LANGUAGE and name[0] != "_"):
+        if name in ("Command", "Result") or (
+            inspect.isclass(value) and value.__module__ in LANGUAGE and name[0] != "_"
+        ):
             yield name
 
 
 def test_commands_are_all_there() -> None:
     assert sorted(towpath.commands.__all__) == sorted([*_language(), *OUTCOMES])
     for name in towpath.commands.__all__:
-        assert getattr(towpath.commands, name) is getattr(job if name in OUTCOMES else towpath.core.commands, name)
+        assert getattr(towpath.commands, name) is getattr(
+            job if name in OUTCOMES else towpath.core.commands, name
+        )
 
 
 def test_every_command_has_its_own_tag() -> None:

@@ -28,7 +28,11 @@ def test_defaults(tmp_path: Path) -> None:
 def test_the_order(tmp_path: Path) -> None:
     (tmp_path / "towpath.toml").write_text('url = "sqlite:////file.db"\nconcurrency = 7\n')
     file = here(tmp_path)
-    assert (file.url, file.origin, file.concurrency) == ("sqlite:////file.db", str(tmp_path / "towpath.toml"), 7)
+    assert (file.url, file.origin, file.concurrency) == (
+        "sqlite:////file.db",
+        str(tmp_path / "towpath.toml"),
+        7,
+    )
     environment = here(tmp_path, TOWPATH_URL="memory://", TOWPATH_QUEUES="a, b*", TOWPATH_LEASE="2.5")
     assert (environment.url, environment.origin) == ("memory://", "the environment variable TOWPATH_URL")
     assert (environment.queues, environment.lease, environment.concurrency) == (("a", "b*"), 2.5, 7)
@@ -76,7 +80,8 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("CONCURRENCY", "many"), ("LEASE", "nan"), ("QUEUES", "a b"), ("PROCESSES", "1.5"), ("NAME", "x" * 300)]
+    ("name", "value"),
+    [("CONCURRENCY", "many"), ("LEASE", "nan"), ("QUEUES", "a b"), ("PROCESSES", "1.5"), ("NAME", "x" * 300)],
 )
 def test_a_bad_variable_is_named(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(InvalidInput, match=f"the environment variable TOWPATH_{name}"):
@@ -105,7 +110,11 @@ def test_the_app_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TOWPATH_URL", raising=False)
     (tmp_path / "towpath.toml").write_text('url = "memory://"\n')
     app = App()
-    assert (app.url, app.name, app.settings.origins["name"]) == ("memory://", "ada", "the environment variable TOWPATH_NAME")
+    assert (app.url, app.name, app.settings.origins["name"]) == (
+        "memory://",
+        "ada",
+        "the environment variable TOWPATH_NAME",
+    )
     with app:
         assert app.owner.startswith("ada#")
 
@@ -158,7 +167,11 @@ def test_a_bad_lane_in_words(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["a=" + "[" * 100_000 + "]" * 100_000, "a=" + "{b=" * 5000 + "1" + "}" * 5000, "bandwidth." + "up." * 20_000 + "x = 1"],
+    [
+        "a=" + "[" * 100_000 + "]" * 100_000,
+        "a=" + "{b=" * 5000 + "1" + "}" * 5000,
+        "bandwidth." + "up." * 20_000 + "x = 1",
+    ],
     ids=["lists", "tables", "dotted keys"],
 )
 def test_deep_nesting_is_an_error_and_no_defect(tmp_path: Path, content: str) -> None:
@@ -218,14 +231,18 @@ def test_priorities_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             mail.put(b"", priority="soon")
 
 
-def test_the_names_of_an_app_replace_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_an_app_replace_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "towpath.toml").write_text("[priorities]\nurgent = -10\n")
     monkeypatch.chdir(tmp_path)
     with App("memory://", priorities={"bulk": 100}) as app:
         assert app.priorities == {"high": 0, "normal": 5, "low": 10, "bulk": 100}
 
 
-@pytest.mark.parametrize("table", ["priorities = 3", '[priorities]\nurgent = "soon"', "[priorities]\nurgent = 40000"])
+@pytest.mark.parametrize(
+    "table", ["priorities = 3", '[priorities]\nurgent = "soon"', "[priorities]\nurgent = 40000"]
+)
 def test_priorities_that_are_none(tmp_path: Path, table: str) -> None:
     (tmp_path / "towpath.toml").write_text(table)
     with pytest.raises(InvalidInput, match="priorities"):

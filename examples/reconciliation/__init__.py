@@ -1,1 +1,2 @@
-"""Affiliates report what their posts have earned; the platforms know the truth. `python -m reconciliation` shows it at work."""
+"""Affiliates report what their posts have earned; the platforms know the truth. `python -m reconciliation`
+shows it at work."""

@@ -1,4 +1,5 @@
-"""`python -m reconciliation` (in the directory `examples`): the whole application at work, for some seconds."""
+"""`python -m reconciliation` (in the directory `examples`): the whole application at work, for some
+seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`, `GET /queues`."""
+"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`,
+`GET /queues`."""
 
 from __future__ import annotations
 
@@ -51,7 +52,13 @@ def get_report(id: str) -> Answer:
     except UnknownJob:
         return 404, {"error": "no such report"}
     why = None if status.finished_at is not None else str(job.explain())
-    return 200, {"report": id, "state": status.state, "attempts": status.attempts, "error": status.error, "why": why}
+    return 200, {
+        "report": id,
+        "state": status.state,
+        "attempts": status.attempts,
+        "error": status.error,
+        "why": why,
+    }
 
 
 def get_affiliate(name: str) -> Answer:
@@ -66,7 +73,12 @@ def get_queues() -> Answer:
     """What waits and runs, platform by platform."""
     found = {platform: work.app.queue(work.queue_of(platform)).stats().counts for platform in work.PLATFORMS}
     return 200, {
-        platform: {"depth": counts.waiting, "ready": counts.ready, "scheduled": counts.scheduled, "running": counts.running}
+        platform: {
+            "depth": counts.waiting,
+            "ready": counts.ready,
+            "scheduled": counts.scheduled,
+            "running": counts.running,
+        }
         for platform, counts in found.items()
     }
 
@@ -80,7 +92,9 @@ class Api(Served):
                 except ValueError:
                     self._say(400, {"error": "that is not JSON"})
                     return
-                self._say(*(post_report(body) if self.path == "/reports" else (404, {"error": "no such place"})))
+                self._say(
+                    *(post_report(body) if self.path == "/reports" else (404, {"error": "no such place"}))
+                )
 
             def do_GET(self) -> None:  # noqa: N802
                 match self.path.split("/")[1:]:

@@ -1,7 +1,8 @@
-"""The demonstration: four platforms, each with a trouble of its own, the HTTP API, two workers of which one is killed, a live table.
+"""The demonstration: four platforms, each with a trouble of its own, the HTTP API, two workers of which one
+is killed, a live table.
 
-It ends by itself, and says whether every report has had its effect exactly once, and whether an outage was left to its breaker.
-"""
+It ends by itself, and says whether every report has had its effect exactly once, and whether an outage was
+left to its breaker."""
 
 from __future__ import annotations
 
@@ -67,7 +68,11 @@ def submit(url: str, platforms: dict[str, Platform], n: int, chance: random.Rand
     if name == "snapreel" and chance.random() < 0.5:
         platforms[name].unknown_for[f"post-{n}"] = chance.randint(1, 9)
     factor = chance.choice([1.3, 2.5]) if affiliate in CHEATS else chance.choice([1.0, 1.0, 1.03, 0.93, 1.15])
-    claimed = {"views": int(views * factor), "clicks": int(views // 10 * factor), "conversions": int(views // 100 * factor)}
+    claimed = {
+        "views": int(views * factor),
+        "clicks": int(views // 10 * factor),
+        "conversions": int(views // 100 * factor),
+    }
     body = {"report": f"r{n}", "affiliate": affiliate, "platform": name, "post": f"post-{n}", **claimed}
     request = urllib.request.Request(f"{url}/reports", json.dumps(body).encode(), method="POST")
     with urllib.request.urlopen(request, timeout=10):
@@ -75,7 +80,16 @@ def submit(url: str, platforms: dict[str, Platform], n: int, chance: random.Rand
 
 
 def start_worker(n: int, platforms: str) -> subprocess.Popen[bytes]:
-    command = ["worker", "reconciliation.work:app", "--concurrency", "12", "--lease", "2", "--name", f"worker-{n}"]
+    command = [
+        "worker",
+        "reconciliation.work:app",
+        "--concurrency",
+        "12",
+        "--lease",
+        "2",
+        "--name",
+        f"worker-{n}",
+    ]
     return subprocess.Popen(
         [sys.executable, "-m", "towpath", *command],
         cwd=Path(__file__).parent.parent,
@@ -163,7 +177,11 @@ class Screen:
         if sys.stdout.isatty():
             table = [f"  {'':12}" + "".join(f"{name:>9}" for name in SHOWN) + "  breaker"]
             for name, each in counts.items():
-                table.append(f"  {name:12}" + "".join(f"{each[column]:9}" for column in SHOWN) + f"  {breakers.get(name, '')}")
+                table.append(
+                    f"  {name:12}"
+                    + "".join(f"{each[column]:9}" for column in SHOWN)
+                    + f"  {breakers.get(name, '')}"
+                )
             lines = [f"{seconds:5.1f} s", "", *table, "", *self._verdicts(), "", *happened]
             print("\x1b[H\x1b[J" + "\n".join(lines), flush=True)
         elif seconds * 2 >= self._lines:
@@ -183,13 +201,15 @@ def breaker_states() -> dict[str, str]:
     """`open (5 failures in 60 s)`, by platform."""
     now = work.app.clock.now()
     return {
-        record.breaker.name: record.status.phase(now).value + (f" ({record.status.why})" if record.status.why else "")
+        record.breaker.name: record.status.phase(now).value
+        + (f" ({record.status.why})" if record.status.why else "")
         for record in work.app.breakers.list()
     }
 
 
 def sum_up(story: Story) -> int:
-    """Was every report recorded once, and did each change trust once? Whoever replays the records must come to the same."""
+    """Was every report recorded once, and did each change trust once? Whoever replays the records must come
+    to the same."""
     db = store.connect(work.DATABASE)
     records = list(db.execute("SELECT affiliate, status FROM reconciliation ORDER BY rowid"))
     trust = dict(db.execute("SELECT name, trust FROM affiliate"))

@@ -1,4 +1,5 @@
-"""Platforms to try it with: an HTTP server that is slow, says 429, breaks down and does not know yet, as it is told to."""
+"""Platforms to try it with: an HTTP server that is slow, says 429, breaks down and does not know yet, as it
+is told to."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Platform:
 
 
 class Simulator(Served):
-    """All platforms behind one port: `GET /<platform>/posts/<post>`. `with Simulator({...}) as simulator: simulator.url`"""
+    """All platforms behind one port: `GET /<platform>/posts/<post>`. `with Simulator({...}) as simulator:
+    simulator.url`"""
 
     def __init__(self, platforms: dict[str, Platform]) -> None:
         class Handler(QuietHandler):

@@ -1,4 +1,5 @@
-"""The rules of the business, as pure functions: what is suspicious, how claims compare with the truth, what that does to trust."""
+"""The rules of the business, as pure functions: what is suspicious, how claims compare with the truth, what
+that does to trust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The application's own tables. They are in the ledger's file, so that a job's end and what it means for an affiliate are one commit.
+"""The application's own tables. They are in the ledger's file, so that a job's end and what it means for an
+affiliate are one commit.
 
 `apsw` and not `sqlite3`: two SQLite libraries on one file in one process can lose commits.
 """
@@ -44,8 +45,8 @@ def previous(db: apsw.Connection, post: str) -> Numbers | None:
 
 
 def record(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: int) -> None:
-    """The verdict on a report and its effect on trust. It is called in the transaction that ends the job. A second job for the
-    same report (somebody asked again) finds the row and changes nothing."""
+    """The verdict on a report and its effect on trust. It is called in the transaction that ends the job. A
+    second job for the same report (somebody asked again) finds the row and changes nothing."""
     after = trust_after(trust(db, report["affiliate"]), verdict.status)
     db.execute(
         "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, :clicks, :conversions, :trust, :at)"

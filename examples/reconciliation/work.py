@@ -1,4 +1,5 @@
-"""The work: one job for each report. `towpath worker reconciliation.work:app` runs it; any number of workers may.
+"""The work: one job for each report. `towpath worker reconciliation.work:app` runs it; any number of workers
+may.
 
 What the platforms do, and what becomes of the job:
 
@@ -10,9 +11,9 @@ What the platforms do, and what becomes of the job:
 | 5xx, no connection, timeout | a failed attempt, tried again with growing pauses; five in a minute open the breaker of the platform |
 | anything else (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
 
-While the breaker of a platform is open, its reports stay where they are: nobody takes them, and they spend no attempts. The other
-platforms go on. After the cool-down two reports try; if they succeed, all go on. `towpath breakers list` shows it.
-"""
+While the breaker of a platform is open, its reports stay where they are: nobody takes them, and they spend no
+attempts. The other platforms go on. After the cool-down two reports try; if they succeed, all go on. `towpath
+breakers list` shows it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ PLATFORMS = ("clicktube", "instapix", "snapreel", "tiktalk")
 CAPACITY = 5000
 """More reports of a platform than this do not wait: whoever submits is told to come back (429)."""
 CAP = 4
-"""So many requests go to one platform at a time, from all workers together. A platform that is slow or down holds up no other."""
+"""So many requests go to one platform at a time, from all workers together. A platform that is slow or down
+holds up no other."""
 LOOKS: dict[Status, tuple[float, int]] = {"missing": (30.0, 5), "incomplete": (15.0, 1)}
 """Minutes until a platform is asked again (times the number of the look), and how often."""
 
@@ -55,9 +57,17 @@ def reconcile(
     verdict = rules.classify(Numbers(views, clicks, conversions), fetch(platform, post))
     if verdict.status in LOOKS:
         look_again(verdict.status)
-    row = {"report": report, "affiliate": affiliate, "post": post, "views": views, "clicks": clicks, "conversions": conversions}
+    row = {
+        "report": report,
+        "affiliate": affiliate,
+        "post": post,
+        "views": views,
+        "clicks": clicks,
+        "conversions": conversions,
+    }
     now = app.clock.now() // 1_000_000
-    # The row, the trust and the end of the job are one transaction: all of it or nothing, wherever the worker is killed.
+    # The row, the trust and the end of the job are one transaction: all of it or nothing, wherever the worker
+    # is killed.
     current().commit(lambda db: store.record(db, row, verdict, now))
     return {"status": verdict.status, "worst": verdict.worst}
 
@@ -75,7 +85,8 @@ def task_for(platform: str) -> Task[..., dict[str, Any]]:
         breaker=Breaker(platform, failures=5, window=60, cooldown=COOLDOWN, probes=2),
         resource=platform,
         max_attempts=20,
-        # Half a minute at first: a post that always fails does not reach five failures in a minute all by itself.
+        # Half a minute at first: a post that always fails does not reach five failures in a minute all by
+        # itself.
         backoff=Policy(default=Exponential(base=micros(MINUTE / 2), factor=2.0, cap=micros(10 * MINUTE))),
     )
     return options(reconcile)
@@ -94,7 +105,9 @@ def fetch(platform: str, post: str) -> Numbers:
             if error.code == 404:
                 return Numbers(None, None, None)
             if error.code == 429:
-                raise Retry(f"{platform} is asked too often", after=retry_after(error), throttled=True) from None
+                raise Retry(
+                    f"{platform} is asked too often", after=retry_after(error), throttled=True
+                ) from None
             if error.code < 500:
                 raise Fail(f"{platform} refuses us: {error}") from None
             raise ConnectionError(f"{platform} is out of order: {error}") from None
@@ -107,7 +120,8 @@ def retry_after(error: urllib.error.HTTPError) -> float | None:
 
 
 def look_again(status: Status) -> None:
-    """Come back later, unless this was the last look. How often we looked survives the worker, as part of the job's state."""
+    """Come back later, unless this was the last look. How often we looked survives the worker, as part of the
+    job's state."""
     minutes, most = LOOKS[status]
     state = current().state
     looks = (state.value or {}).get(status, 0) + 1
@@ -124,8 +138,8 @@ def prepare() -> None:
 
 
 def submit(db: apsw.Connection, report: dict[str, Any], evidence: bool = False) -> dict[str, Any]:
-    """Have a report reconciled. The job is the submission: there is no second place where it could get lost. Its id is that of the
-    report, so that the same report again is the same job. Raises `QueueFull`."""
+    """Have a report reconciled. The job is the submission: there is no second place where it could get lost.
+    Its id is that of the report, so that the same report again is the same job. Raises `QueueFull`."""
     claimed = Numbers(report["views"], report["clicks"], report["conversions"])
     odd = rules.flags(claimed, store.previous(db, report["post"]), evidence)
     urgency = rules.priority(store.trust(db, report["affiliate"]), odd)

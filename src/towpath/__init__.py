@@ -1,11 +1,11 @@
 """Towpath: durable work for Python.
 
-This is the whole public surface. An `App` is the front door: tasks, messages, schedules, workers. Below it, `open_ledger` opens a
-ledger and `towpath.commands` is what a ledger is told and what it answers; `towpath.errors` is what may go wrong. Whatever is not
-in `__all__` may change without notice.
+This is the whole public surface. An `App` is the front door: tasks, messages, schedules, workers. Below it,
+`open_ledger` opens a ledger and `towpath.commands` is what a ledger is told and what it answers;
+`towpath.errors` is what may go wrong. Whatever is not in `__all__` may change without notice.
 
-A name is imported when it is first used, so that a program (and above all the command line) loads only what it needs.
-"""
+A name is imported when it is first used, so that a program (and above all the command line) loads only what
+it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The front door. An `App` knows the tasks and where the ledger is; it opens the ledger when it is first needed."""
+"""The front door. An `App` knows the tasks and where the ledger is; it opens the ledger when it is first
+needed."""
 
 from __future__ import annotations
 
@@ -36,11 +37,13 @@ R = TypeVar("R")
 
 
 class App(Steering):
-    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the settings say.
+    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the
+    settings say.
 
-    Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a forked child opens a
-    ledger of its own. `name` is how it appears as the owner of what it runs. `priorities` are names for priorities
-    (`{"urgent": -10}`), beside `high` 0, `normal` 5 and `low` 10 or instead of them; smaller runs sooner."""
+    Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a
+    forked child opens a ledger of its own. `name` is how it appears as the owner of what it runs.
+    `priorities` are names for priorities (`{"urgent": -10}`), beside `high` 0, `normal` 5 and `low` 10 or
+    instead of them; smaller runs sooner."""
 
     def __init__(
         self,
@@ -60,7 +63,8 @@ class App(Steering):
         self.local_workers: list[Worker] = []
         """The workers that run in this process."""
         self.bandwidth = Bandwidth(clock=clock, **self.settings.bandwidth)
-        """The limits of the settings (`[bandwidth]`), without any if there are none: wrap streams with it. A reload changes it."""
+        """The limits of the settings (`[bandwidth]`), without any if there are none: wrap streams with it. A
+        reload changes it."""
         self.resources: dict[str, Bounds] = {}
         """The services whose load its workers watch, by name."""
         self._scheduler = Scheduler(self)
@@ -79,7 +83,8 @@ class App(Steering):
     def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> Decorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Make a function a task: `@app.task`, or `@app.task(queue="mail", max_attempts=5)`; see `TaskOptions`."""
+        """Make a function a task: `@app.task`, or `@app.task(queue="mail", max_attempts=5)`; see
+        `TaskOptions`."""
         if function is None:
             return lambda function: self.add_task(make_task(self, function, options))
         return self.add_task(make_task(self, function, options))
@@ -87,7 +92,9 @@ class App(Steering):
     def add_task(self, task: Task[P, R]) -> Task[P, R]:
         """Let jobs of its kind be run by this app's workers. `task` does it."""
         if task.kind in self.tasks:
-            raise InvalidInput(field="name", value=task.kind, expected="a name that no other task of this app has")
+            raise InvalidInput(
+                field="name", value=task.kind, expected="a name that no other task of this app has"
+            )
         breakers.check_together(self.tasks.values(), task)
         self.tasks[task.kind] = task
         return task
@@ -99,27 +106,36 @@ class App(Steering):
         return Queue(self, name)
 
     def resource(self, name: str, *, min: int = 1, max: int = 64) -> None:
-        """Declare a service that tasks use (`@app.task(resource=name)`): each worker learns how many of them it takes at once,
-        within these bounds. See `docs/flow.md`."""
+        """Declare a service that tasks use (`@app.task(resource=name)`): each worker learns how many of them
+        it takes at once, within these bounds. See `docs/flow.md`."""
         checks.name("resource", name)
         if name in self.resources:
-            raise InvalidInput(field="resource", value=name, expected="a name that no other resource of this app has")
+            raise InvalidInput(
+                field="resource", value=name, expected="a name that no other resource of this app has"
+            )
         self.resources[name] = Bounds(min, max)
 
     def cron(self, expression: str, **options: Unpack[CronOptions]) -> Scheduled:
-        """Run a task (or a function, which becomes one) at these times: `@app.cron("*/5 * * * *", tz="Europe/Vienna")`."""
-        return lambda function: self._declare(function, lambda task: make_schedule(task, options, cron=expression))
+        """Run a task (or a function, which becomes one) at these times: `@app.cron("*/5 * * * *",
+        tz="Europe/Vienna")`."""
+        return lambda function: self._declare(
+            function, lambda task: make_schedule(task, options, cron=expression)
+        )
 
     def every(self, interval: Span, **options: Unpack[CronOptions]) -> Scheduled:
         """Run a task (or a function, which becomes one) every so many seconds."""
         every = every_of(interval)
-        return lambda function: self._declare(function, lambda task: make_schedule(task, options, every=every))
+        return lambda function: self._declare(
+            function, lambda task: make_schedule(task, options, every=every)
+        )
 
     def _declare(self, function: Callable[..., Any], make: Callable[[Task[..., Any]], Schedule]) -> Any:
         task = function if isinstance(function, Task) else self.task(function)
         schedule = make(task)
         if schedule.name in self.declared:
-            raise InvalidInput(field="name", value=schedule.name, expected="a name that no other schedule of this app has")
+            raise InvalidInput(
+                field="name", value=schedule.name, expected="a name that no other schedule of this app has"
+            )
         self.declared[schedule.name] = schedule
         return task
 
@@ -145,8 +161,8 @@ class App(Steering):
         return JobHandle(self, id, lambda data: None if data is None else decode(data))
 
     def batch(self, on: Any = None) -> Batch:
-        """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit. With `on`, a connection of yours to
-        the ledger's database, it is part of the transaction there."""
+        """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit. With `on`, a
+        connection of yours to the ledger's database, it is part of the transaction there."""
         return Batch(self, on)
 
     def chain(self, *calls: Call[Any]) -> JobHandle[Any]:
@@ -178,12 +194,14 @@ class App(Steering):
         id: str | None = None,
     ) -> GroupHandle[R]:
         group = Group(self, id, on_failure)
-        answers: list[Result] = [each for step in group.commands(calls, then) for each in await self.acall_all(step)]
+        answers: list[Result] = [
+            each for step in group.commands(calls, then) for each in await self.acall_all(step)
+        ]
         return group.handle(answers)
 
     def run(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. With `burst=True`
-        also until there is nothing left to run now."""
+        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once.
+        With `burst=True` also until there is nothing left to run now."""
         Service(self, options).run()
 
     async def arun(self, **options: Unpack[RunOptions]) -> None:
@@ -195,8 +213,9 @@ class App(Steering):
         return min((time for time in times if time is not None), default=None)
 
     def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
-        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you move. With `database`
-        it is a SQLite ledger in a temporary file: slower, and `current().commit` works as in production."""
+        """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you
+        move. With `database` it is a SQLite ledger in a temporary file: slower, and `current().commit` works
+        as in production."""
         from towpath.testing.app import bench
 
         return bench(self, database)

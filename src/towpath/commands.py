@@ -1,8 +1,9 @@
-"""The ledger's language for users: the commands that `Ledger.apply` takes, the outcomes of an attempt, and the results.
+"""The ledger's language for users: the commands that `Ledger.apply` takes, the outcomes of an attempt, and
+the results.
 
-They live apart from the top level because names are shared: `towpath.commands.Claim` asks for jobs, `towpath.Claim` is one that
-was given; `towpath.commands.Retry` is told to a ledger, `towpath.Retry` is raised by a handler.
-"""
+They live apart from the top level because names are shared: `towpath.commands.Claim` asks for jobs,
+`towpath.Claim` is one that was given; `towpath.commands.Retry` is told to a ledger, `towpath.Retry` is raised
+by a handler."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ class TowpathError(Exception):
     def __init__(self, **details: Any) -> None:
         self.details = details
         super().__init__(
-            escape(self.sentence.format_map({name: _harmless(name, each) for name, each in details.items()}), lines=True)
+            escape(
+                self.sentence.format_map({name: _harmless(name, each) for name, each in details.items()}),
+                lines=True,
+            )
         )
 
     def __eq__(self, other: object) -> bool:
@@ -133,7 +136,8 @@ class GroupClosed(Refused):
 
 
 class QueueFull(Refused):
-    """`retry_after` is a hint in seconds: how long the queue takes to make room, as far as that was measured, else 1."""
+    """`retry_after` is a hint in seconds: how long the queue takes to make room, as far as that was measured,
+    else 1."""
 
     sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
     retryable = True
@@ -149,15 +153,15 @@ class QueueFull(Refused):
 class PartFull(QueueFull):
     """The capacity of a part. It has a `retry_after` as `QueueFull` has."""
 
-    sentence = (
-        "part {part} of queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
-    )
+    sentence = "part {part} of queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
 
 
 class TooManyAppends(QueueFull):
     """The append rate of a part. `retry_after`: the seconds until the rate allows what was asked."""
 
-    sentence = "part {part} of queue {queue} takes appends at {rate}: {asked} asked; try again in {retry_after} s"
+    sentence = (
+        "part {part} of queue {queue} takes appends at {rate}: {asked} asked; try again in {retry_after} s"
+    )
 
 
 class NoteConflict(Refused):
@@ -181,7 +185,8 @@ class CommandFailed(Refused):
 
 
 class JobFailed(TowpathError):
-    """`culprit` is the id of the job that failed first, if this one failed because it depended on it; `error` then says how that one failed."""
+    """`culprit` is the id of the job that failed first, if this one failed because it depended on it; `error`
+    then says how that one failed."""
 
     sentence = "job {id} failed ({reason}): {error}"
 
@@ -214,7 +219,9 @@ class WorkerStuck(TowpathError):
 
 
 class LedgerBusy(LedgerError):
-    sentence = "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
+    sentence = (
+        "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
+    )
     retryable = True
 
 
@@ -241,7 +248,9 @@ class LedgerClosed(LedgerError):
 
 
 class LedgerGone(LedgerError):
-    sentence = "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
+    sentence = (
+        "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
+    )
     fatal = True
 
 

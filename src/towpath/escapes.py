@@ -24,7 +24,8 @@ _SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def escape(text: str, lines: bool = False) -> str:
-    """The text without characters that steer a terminal or mislead a reader. With `lines`, tabs and line feeds stay."""
+    """The text without characters that steer a terminal or mislead a reader. With `lines`, tabs and line
+    feeds stay."""
     return (_BUT_LINES if lines else _ANY).sub(_python_escape, text)
 
 
@@ -47,8 +48,8 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 class EscapeFilter(logging.Filter):
-    """Escapes the arguments, the message and the traceback of each record, and indents further lines of these. An argument that needs no
-    escape stays the object it is."""
+    """Escapes the arguments, the message and the traceback of each record, and indents further lines of
+    these. An argument that needs no escape stays the object it is."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, dict):
@@ -76,8 +77,8 @@ def _harmless(value: Any) -> Any:
 
 
 def _traceback(info: Any) -> str | None:
-    """The text of a traceback whose message could be taken for other lines of the log; None if there is no such message, and then
-    the formatter makes it as always."""
+    """The text of a traceback whose message could be taken for other lines of the log; None if there is no
+    such message, and then the formatter makes it as always."""
     text = logging.Formatter().formatException(info)
     messages: list[str] = []
     error: BaseException | None = info[1]

@@ -49,13 +49,15 @@ def lanes_of(ledger: Ledger) -> list[LaneView]:
 
 
 def explained(ledger: Ledger, id: str, now: int) -> Explanation:
-    """Why a job does not run: what the ledger says, and if nothing there is in its way, who would run it. Raises UnknownJob."""
+    """Why a job does not run: what the ledger says, and if nothing there is in its way, who would run it.
+    Raises UnknownJob."""
     found = ledger.explain(id)
     job = ledger.get_many([id], bodies=False).get(id) if found.gate is Gate.NEXT else None
     # Messages are taken by hand: nobody says beforehand that he will.
     if job is None or not job.kind:
         return found
     fleet = decoded(ledger.note(KEY))
-    # Reports are up to ten seconds old; what is on lease is known exactly, of the newest jobs if there are very many.
+    # Reports are up to ten seconds old; what is on lease is known exactly, of the newest jobs if there are
+    # very many.
     running = ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=MAX_PAGE)).jobs
     return among_workers(found, job.queue, present(ledger, fleet), fleet.lanes, now, running)

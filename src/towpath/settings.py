@@ -53,7 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
     limits: Mapping[str, Limits] = {}
-    """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and when it reloads."""
+    """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and
+    when it reloads."""
     schedules: Mapping[str, Mapping[str, Any]] = {}
     """Schedules, from `[schedules.<name>]` in the file; the same."""
     bandwidth: Mapping[str, Any] = {}
@@ -90,7 +91,8 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """The settings for these arguments, here. `given` has any of the names of `Settings`; None means not given."""
+    """The settings for these arguments, here. `given` has any of the names of `Settings`; None means not
+    given."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(NAMES, "the default")
     sources = [
@@ -115,7 +117,8 @@ def _from_environment(environment: Mapping[str, str]) -> _Found:
 
 
 def _parsed(name: str, text: str | None) -> Any:
-    """A number or a list from a text; what cannot be read is left for the check, which knows where it came from."""
+    """A number or a list from a text; what cannot be read is left for the check, which knows where it came
+    from."""
     if text is None:
         return None
     if name == "queues":
@@ -149,7 +152,9 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as file:
             return tomllib.loads(file.read().decode()), os.fstat(file.fileno()).st_uid
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInput(field=str(path), value=str(error), expected="a TOML file that can be read") from error
+        raise InvalidInput(
+            field=str(path), value=str(error), expected="a TOML file that can be read"
+        ) from error
     except RecursionError:
         raise _too_deep(path) from None
 
@@ -160,9 +165,7 @@ def _refuse_stranger(path: Path, owner: int) -> None:
         return
     strangers = {owner, path.lstat().st_uid} - {0, os.geteuid()}
     if strangers:
-        expected = (
-            "a file of yours or of root, since everybody can write its directory; remove it, or work in another directory"
-        )
+        expected = "a file of yours or of root, since everybody can write its directory; remove it, or work in another directory"
         raise InvalidInput(field=str(path), value=f"a file of user {min(strangers)}", expected=expected)
 
 
@@ -178,7 +181,9 @@ def _check_nesting(table: Mapping[str, Any], path: Path) -> None:
 
 def _too_deep(path: Path) -> InvalidInput:
     return InvalidInput(
-        field=str(path), value="nested too deeply", expected=f"at most {MAX_NESTING} tables and lists in each other"
+        field=str(path),
+        value="nested too deeply",
+        expected=f"at most {MAX_NESTING} tables and lists in each other",
     )
 
 
@@ -189,7 +194,9 @@ def _of_table(table: Any, owner: int, path: Path) -> _Found:
     _check_nesting(table, path)
     unknown = sorted(set(table) - set(NAMES))
     if unknown:
-        raise InvalidInput(field=str(path), value=unknown[0], expected=f"only these settings: {', '.join(NAMES)}")
+        raise InvalidInput(
+            field=str(path), value=unknown[0], expected=f"only these settings: {', '.join(NAMES)}"
+        )
     found = _checked(table, lambda name: f"{name} in {path}")
     if "url" in found:
         found["url"] = (_beside(found["url"][0], path.parent), str(path))

@@ -97,7 +97,11 @@ def test_the_async_door(url: str) -> None:
 def test_several_commands_at_once(app: App) -> None:
     spec = app.task(nothing).spec_for((), {})
     opened: list[commands.Command] = [commands.Open("g"), commands.Append((spec,)), commands.Seal("g")]
-    assert [type(each) for each in app.call_all(opened)] == [commands.GroupSet, commands.Appended, commands.GroupSet]
+    assert [type(each) for each in app.call_all(opened)] == [
+        commands.GroupSet,
+        commands.Appended,
+        commands.GroupSet,
+    ]
     with pytest.raises(UnknownGroup):
         asyncio.run(app.acall_all([commands.Seal("g"), commands.Seal("nothing")]))
     with pytest.raises(GroupClosed):

@@ -53,7 +53,10 @@ def test_a_fleet_of_four_shares_a_short_queue(slots: int, pieces: int, tmp_path:
     with app, ExitStack() as stack:
         app.ledger.version()
         command = [sys.executable, "-c", WORKER, url, str(slots), "0.05"]
-        workers = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(4)]
+        workers = [
+            stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            for _ in range(4)
+        ]
         try:
             for worker in workers:
                 assert worker.stdout is not None
@@ -70,11 +73,16 @@ def test_a_fleet_of_four_shares_a_short_queue(slots: int, pieces: int, tmp_path:
 
 def test_memory_does_not_grow_with_what_waits() -> None:
     """The small version of `make soak-memory`: 20,000 jobs would be 30 MB if they were kept."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+    }
     peaks = []
     for jobs in ("2000", "22000"):
         command = [sys.executable, str(ROOT / "bench" / "soak.py"), jobs]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         found = json.loads(ended.stdout.splitlines()[-1])
         assert found["ran"] + found["waiting"] + found["running"] >= int(jobs)
@@ -84,7 +92,8 @@ def test_memory_does_not_grow_with_what_waits() -> None:
 
 
 def test_a_worker_holds_little_more_than_it_runs(tmp_path: Path) -> None:
-    """Jobs of half a second: two commits, also slow ones, start none of them, so at most one lies ahead of the slots."""
+    """Jobs of half a second: two commits, also slow ones, start none of them, so at most one lies ahead of
+    the slots."""
     url = f"sqlite:///{tmp_path}/one.db"
     app = App(url)
 
@@ -94,7 +103,9 @@ def test_a_worker_holds_little_more_than_it_runs(tmp_path: Path) -> None:
 
     with app:
         handles = piece.enqueue_many(piece.of(number) for number in range(40))
-        with subprocess.Popen([sys.executable, "-c", WORKER, url, "4", "0.5"], stdout=subprocess.PIPE) as worker:
+        with subprocess.Popen(
+            [sys.executable, "-c", WORKER, url, "4", "0.5"], stdout=subprocess.PIPE
+        ) as worker:
             handles[12].result(timeout=30)
             held = app.ledger.find(Query(states=(State.RUNNING,), limit=100)).jobs
             worker.terminate()
@@ -188,7 +199,9 @@ def test_the_hint_has_bounds_and_grows_while_nothing_ends(monkeypatch: pytest.Mo
         # Retention takes finished jobs away: no rate is better than a wrong one.
         app.call(Purge(where=Selector(queue="orders", states=(State.DONE,))))
         assert orders.after(1, done=1) == 1.0
-        monkeypatch.setattr(app.ledger, "queues", lambda: (_ for _ in ()).throw(LedgerBusy(path="x", seconds=1)))
+        monkeypatch.setattr(
+            app.ledger, "queues", lambda: (_ for _ in ()).throw(LedgerBusy(path="x", seconds=1))
+        )
         assert orders.after(1, done=0) == 1.0
 
 
@@ -254,7 +267,10 @@ def test_a_worker_tells_of_a_deep_queue() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "why"),
-    [({"warn_depth": 0}, "^warn_depth is 0"), ({"warn_depth": 5, "capacity": 4}, "^warn_depth is 5: at most")],
+    [
+        ({"warn_depth": 0}, "^warn_depth is 0"),
+        ({"warn_depth": 5, "capacity": 4}, "^warn_depth is 5: at most"),
+    ],
 )
 def test_a_bad_warn_depth_changes_nothing(limits: dict[str, int], why: str) -> None:
     with App("memory://") as app:

@@ -211,9 +211,13 @@ def test_schedules_that_are_due_belong_to_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_all_fires_that_were_missed_belong_to_it(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_all_fires_that_were_missed_belong_to_it(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """Also into a queue that is full. One round makes up for a hundred of them."""
-    url = request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    url = (
+        request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    )
     clock = ManualClock()
     with App(url, clock=clock) as app:
 
@@ -239,7 +243,9 @@ def test_rest_is_read_from_the_ledger(app: App) -> None:
     assert at_rest(app.ledger, "*", now)
 
 
-def test_a_ledger_that_cannot_be_read_now_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_cannot_be_read_now_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from towpath import errors
     from towpath.operations import service
 

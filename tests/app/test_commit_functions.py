@@ -45,7 +45,9 @@ def ask(app: App, statement: str) -> list[Any]:
 
 def execute(connection: Any, statement: str, *values: object) -> Any:
     """With the placeholders of the dialect."""
-    return connection.execute(statement.replace("?", "%s") if isinstance(connection, psycopg.Connection) else statement, values)
+    return connection.execute(
+        statement.replace("?", "%s") if isinstance(connection, psycopg.Connection) else statement, values
+    )
 
 
 def pay(connection: Any, n: int) -> None:
@@ -70,7 +72,9 @@ def committed(connection: Any, n: int) -> None:
 
 def begun(connection: Any, n: int) -> None:
     pay(connection, n)
-    execute(connection, "BEGIN IMMEDIATE" if isinstance(connection, apsw.Connection) else "BEGIN; COMMIT; BEGIN")
+    execute(
+        connection, "BEGIN IMMEDIATE" if isinstance(connection, apsw.Connection) else "BEGIN; COMMIT; BEGIN"
+    )
 
 
 def closed(connection: Any, n: int) -> None:
@@ -178,7 +182,13 @@ def test_progress_before_a_settle_stays_before_it(app: App) -> None:
         with_function(third, lambda db: pay(db, 3)),
     ]
     answers = app.ledger.apply(batch)
-    assert [type(answer).__name__ for answer in answers] == ["Progressed", "Settled", "Settled", "Progressed", "Settled"]
+    assert [type(answer).__name__ for answer in answers] == [
+        "Progressed",
+        "Settled",
+        "Settled",
+        "Progressed",
+        "Settled",
+    ]
     assert ask(app, "SELECT n FROM paid ORDER BY n") == [(1,), (3,)]
 
 
@@ -249,4 +259,5 @@ def test_slow_functions_have_smaller_transactions() -> None:
     pace.took(1, 0.001)
     assert pace.size == 2, "it grows by steps: the next one may be slow again"
     settles = [commands.Settle(str(n), 1, Done(), within=print if n % 2 else None) for n in range(7)]
-    assert [[each.id for each in part] for part in slices(settles, 2)] == [["0", "1", "2", "3", "4"], ["5", "6"]]  # type: ignore[union-attr]
+    sliced = [[each.id for each in part if isinstance(each, commands.Settle)] for part in slices(settles, 2)]
+    assert sliced == [["0", "1", "2", "3", "4"], ["5", "6"]]

@@ -1,4 +1,5 @@
-"""Why a job does not run, with several workers, on SQLite and PostgreSQL: busy slots; and because of which job another one failed."""
+"""Why a job does not run, with several workers, on SQLite and PostgreSQL: busy slots; and because of which
+job another one failed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from towpath.errors import JobFailed
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'a.db'}" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    return (
+        f"sqlite:///{tmp_path / 'a.db'}"
+        if request.param == "sqlite"
+        else str(request.getfixturevalue("postgres_url"))
+    )
 
 
 @pytest.fixture
@@ -46,7 +51,9 @@ def test_explain_counts_busy_slots_and_jobs_ahead(apps: list[App]) -> None:
             for n, ahead in enumerate(["no job is", "1 job is", "2 jobs are"]):
                 found = await asyncio.to_thread(waiting[n].explain)
                 assert (found.gate, found.count) == ("busy", n)
-                assert str(found).endswith(f": ready; all 4 slots of 2 workers on queue mail are busy; {ahead} ahead")
+                assert str(found).endswith(
+                    f": ready; all 4 slots of 2 workers on queue mail are busy; {ahead} ahead"
+                )
             let_go.set()
             await asyncio.gather(*[each.aresult(20) for each in waiting])
 

@@ -1,4 +1,5 @@
-"""Calls of the ledger from the committing thread: refused at once in a commit function, allowed in a listener of the bus."""
+"""Calls of the ledger from the committing thread: refused at once in a commit function, allowed in a listener
+of the bus."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_a_commit_function_that_calls_the_ledger_fails_its_job_only(app: App) ->
 
 
 def test_a_listener_may_enqueue_and_wait(app: App) -> None:
-    """The hook that everybody writes: enqueue something when a job has failed. A burst lasts until its jobs are done."""
+    """The hook that everybody writes: enqueue something when a job has failed. A burst lasts until its jobs
+    are done."""
     waited: list[State] = []
 
     @app.task
@@ -125,7 +127,9 @@ def test_a_slow_listener_delays_no_commit(app: App) -> None:
         assert seen == []
         go.set()
     app.close()
-    assert sorted(seen) == sorted([first.id, *(each.id for each in handles)]), "close delivers what is pending"
+    assert sorted(seen) == sorted([first.id, *(each.id for each in handles)]), (
+        "close delivers what is pending"
+    )
     app.__enter__()
 
 

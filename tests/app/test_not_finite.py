@@ -1,4 +1,5 @@
-"""JSON has no NaN and no infinity: such numbers are refused with their path wherever a value is stored, and an empty key is refused."""
+"""JSON has no NaN and no infinity: such numbers are refused with their path wherever a value is stored, and
+an empty key is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def test_arguments(app: App, args: tuple[Any, ...], path: str, number: float) ->
 
     with pytest.raises(InvalidInput) as refused:
         total.enqueue(*_with(args, number))
-    assert str(refused.value) == f"sum({path}) is {number}: a finite number, since JSON has no NaN and no infinity"
+    assert (
+        str(refused.value)
+        == f"sum({path}) is {number}: a finite number, since JSON has no NaN and no infinity"
+    )
     with pytest.raises(InvalidInput):
         total.of(*_with(args, number))
     assert app.ledger.queues() == {}
@@ -102,7 +106,10 @@ def test_what_a_handler_keeps(app: App) -> None:
 
 def test_messages_and_schedules(app: App) -> None:
     queue = app.queue("orders")
-    for refused in (lambda: queue.put([{"price": math.nan}]), lambda: queue.put_many([None, [{"price": math.nan}]])):
+    for refused in (
+        lambda: queue.put([{"price": math.nan}]),
+        lambda: queue.put_many([None, [{"price": math.nan}]]),
+    ):
         with pytest.raises(InvalidInput, match=r"^payload\[0\]\.price is nan"):
             refused()
     queue.put([None, "null"])
@@ -110,7 +117,9 @@ def test_messages_and_schedules(app: App) -> None:
         with pytest.raises(InvalidInput, match=r"^result\[0\] is inf"):
             message.ack([math.inf])
         message.ack([0.5])
-    register(app, Schedule(name="often", spec=Spec(id="often", queue="orders", kind="tick"), every=60_000_000))
+    register(
+        app, Schedule(name="often", spec=Spec(id="often", queue="orders", kind="tick"), every=60_000_000)
+    )
     with pytest.raises(InvalidInput, match=r"^args\.n\[0\] is nan"):
         app.schedules.set("often", args={"n": [math.nan]})
 

@@ -1,4 +1,5 @@
-"""Enqueue in a transaction of the user's: `task.options(on=connection)`, `app.batch(on=connection)`, `queue.put(..., on=connection)`."""
+"""Enqueue in a transaction of the user's: `task.options(on=connection)`, `app.batch(on=connection)`,
+`queue.put(..., on=connection)`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
 
 
 def connect(app: App, tmp_path: Path) -> Any:
-    return apsw.Connection(str(tmp_path / "a.db")) if app.url.startswith("sqlite") else psycopg.connect(app.url)
+    return (
+        apsw.Connection(str(tmp_path / "a.db")) if app.url.startswith("sqlite") else psycopg.connect(app.url)
+    )
 
 
 @pytest.mark.parametrize("kept", [True, False])

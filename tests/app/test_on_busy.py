@@ -78,7 +78,9 @@ def test_every_pattern_of_the_docs_beside_a_busy_worker(tmp_path: Path) -> None:
                 mine.execute("COMMIT")
 
             patterns: list[Callable[[int], None]] = [batch, enqueue_first, alone, immediate]
-            with subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True) as worker:
+            with subprocess.Popen(
+                [sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True
+            ) as worker:
                 try:
                     assert worker.stdout is not None
                     assert worker.stdout.readline() == "ready\n"
@@ -128,7 +130,9 @@ def test_it_waits_for_the_busy_timeout_of_the_ledger_and_says_how_long(
 def test_it_goes_on_when_the_lock_is_free(ledger: SqliteLedger, mine: apsw.Connection, begin: str) -> None:
     with closing(apsw.Connection(str(ledger.path))) as other:
         other.execute("BEGIN IMMEDIATE")
-        waits = threading.Thread(target=lambda: (begin and mine.execute(begin), ledger.append_on(mine, [spec("a")])))
+        waits = threading.Thread(
+            target=lambda: (begin and mine.execute(begin), ledger.append_on(mine, [spec("a")]))
+        )
         waits.start()
         waits.join(0.1)
         assert waits.is_alive()
@@ -155,7 +159,9 @@ def test_the_users_busy_handler_stays(ledger: SqliteLedger, mine: apsw.Connectio
     assert asked == [0]
 
 
-def test_a_transaction_that_has_read_is_refused_at_once_with_the_way_out(ledger: SqliteLedger, mine: apsw.Connection) -> None:
+def test_a_transaction_that_has_read_is_refused_at_once_with_the_way_out(
+    ledger: SqliteLedger, mine: apsw.Connection
+) -> None:
     mine.execute("BEGIN")
     assert mine.execute("SELECT count(*) FROM towpath_job").get == 0
     Desk(ledger).add("meanwhile")

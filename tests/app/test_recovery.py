@@ -57,8 +57,11 @@ class Cut:
         return answers
 
 
-def finish(app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int) -> tuple[list[int], list[str]]:
-    """Run jobs with a single attempt to their end; what ran, and the jobs that the lost replies had claimed."""
+def finish(
+    app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int
+) -> tuple[list[int], list[str]]:
+    """Run jobs with a single attempt to their end; what ran, and the jobs that the lost replies had
+    claimed."""
     ran: list[int] = []
 
     @app.task(max_attempts=1)
@@ -75,7 +78,9 @@ def finish(app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException, time
 
 
 def test_claims_of_a_lost_reply_are_released_at_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    error: LedgerError = LedgerBusy(path="x", seconds=0.1) if app.url.startswith("sqlite") else LedgerAway(path="x", why="cut")
+    error: LedgerError = (
+        LedgerBusy(path="x", seconds=0.1) if app.url.startswith("sqlite") else LedgerAway(path="x", why="cut")
+    )
     ran, lost = finish(app, monkeypatch, error, times=3)
     assert lost
     assert sorted(ran) == list(range(JOBS))
@@ -102,7 +107,9 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
 
     def answers(db: Any, strides: Any, commands: Sequence[Command], now: int | None) -> Any:
         steps = list(real(db, strides, commands, now))
-        if not cut.is_set() and any(isinstance(each, Claimed) and each.claims for _, some in steps for each in some):
+        if not cut.is_set() and any(
+            isinstance(each, Claimed) and each.claims for _, some in steps for each in some
+        ):
             cut.set()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return steps
@@ -150,7 +157,9 @@ def caretaker_of(app: App) -> str:
 
 
 @contextlib.contextmanager
-def two_workers(app: App, folder: Path, caretaker: str) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+def two_workers(
+    app: App, folder: Path, caretaker: str
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
     """The first holds all jobs, the second waits for some. `caretaker` is the first, or this process."""
 
     @app.task(name="hold")

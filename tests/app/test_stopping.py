@@ -1,4 +1,5 @@
-"""A handler that saw a request to stop and returns has stopped: the job is not done, and nothing that it collected is written."""
+"""A handler that saw a request to stop and returns has stopped: the job is not done, and nothing that it
+collected is written."""
 
 from __future__ import annotations
 
@@ -112,7 +113,9 @@ def test_an_orderly_stop_of_a_worker_releases_what_is_unfinished(url: str, tmp_p
         tasks = {name: app.task(name=name)(_nothing) for name in names}
         jobs: dict[str, JobHandle[Any]] = {name: task.enqueue() for name, task in tasks.items()}
         shipped = _Shipped(app)
-        worker = shell.start("worker", "shipping:app", "--grace", "0", env={"LEDGER": url, "PYTHONPATH": str(tmp_path)})
+        worker = shell.start(
+            "worker", "shipping:app", "--grace", "0", env={"LEDGER": url, "PYTHONPATH": str(tmp_path)}
+        )
         assert worker.stdout is not None
         waiting: set[str] = set()
         while len(waiting) < len(names):
@@ -125,7 +128,13 @@ def test_an_orderly_stop_of_a_worker_releases_what_is_unfinished(url: str, tmp_p
         assert worker.returncode == 0, said
         for name in names[:3]:
             job = jobs[name].status()
-            assert (job.state, job.reason, job.attempts, job.failures, job.losses) == (State.READY, "released", 0, 0, 0), name
+            assert (job.state, job.reason, job.attempts, job.failures, job.losses) == (
+                State.READY,
+                "released",
+                0,
+                0,
+                0,
+            ), name
             assert (job.progress_done, job.cursor) == (34, b"34"), name
             assert app.document(f"state/{job.id}").value == {"at": 34}
         assert jobs["insists"].status().state is State.DONE
@@ -188,7 +197,9 @@ def _superseded(app: App, job: JobHandle[Any]) -> None:
 
 @pytest.mark.parametrize("how", ["returns", "checks", "swallows"])
 @pytest.mark.parametrize(
-    ("stop", "reason"), [(lambda _, job: job.cancel(), "requested"), (_superseded, "superseded")], ids=["cancel", "replace"]
+    ("stop", "reason"),
+    [(lambda _, job: job.cancel(), "requested"), (_superseded, "superseded")],
+    ids=["cancel", "replace"],
 )
 def test_a_canceled_handler_that_returns_is_canceled(url: str, how: str, stop: Stop, reason: str) -> None:
     started = threading.Event()
@@ -341,7 +352,10 @@ def test_a_worker_whose_slots_are_all_stuck_ends_and_its_jobs_run_elsewhere(url:
         jobs += [app.tasks["work"].enqueue()]
         options = ("worker", "stuck:app", "--concurrency", "2", "--grace", "0.1")
         ended = shell.run(*options, env={**environment, "HANG": "1"}, code=5)
-        assert ended.err.count("all 2 slots are held by handlers that do not stop 0.1 s after their timeout") == 2
+        assert (
+            ended.err.count("all 2 slots are held by handlers that do not stop 0.1 s after their timeout")
+            == 2
+        )
         assert ended.err.count(" CRITICAL ") == 1
         assert [(job.status().state, job.status().failures) for job in jobs] == 2 * [(State.READY, 1)]
         shell.run(*options, "--burst", env=environment)

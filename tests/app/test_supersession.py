@@ -1,4 +1,5 @@
-"""A newer job for the same key, and `app.cancel(key)`: the running handler hears of it at once, not with its next heartbeat.
+"""A newer job for the same key, and `app.cancel(key)`: the running handler hears of it at once, not with its
+next heartbeat.
 
 No test here beats: with a lease of ten minutes the heartbeat would come after more than three.
 """
@@ -134,7 +135,8 @@ def test_cancel_by_key(app: App) -> None:
 
 
 def test_a_claim_that_was_asked_before_it_was_held(app: App) -> None:
-    """Between a claim's commit and the moment when the worker holds it, nobody looks for it: holding makes the picture stale."""
+    """Between a claim's commit and the moment when the worker holds it, nobody looks for it: holding makes
+    the picture stale."""
     task = app.task(name="t")(lambda: None)
     id = task.enqueue().id
     answer = app.call(Claim(owner=app.owner, wants=(Want("*"),), lease=LEASE * 1_000_000))

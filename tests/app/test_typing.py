@@ -11,7 +11,15 @@ FOLDER = ROOT / "tests" / "typing"
 
 
 def checked(*paths: Path) -> str:
-    command = [sys.executable, "-m", "mypy", "--strict", "--warn-unused-ignores", "--no-error-summary", *map(str, paths)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--warn-unused-ignores",
+        "--no-error-summary",
+        *map(str, paths),
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     return "".join(line + "\n" for line in ended.stdout.splitlines() if line.startswith("tests/typing"))
 

@@ -2,9 +2,9 @@
 
     python -m tests.chaos [--seconds 8] [--seed 1] [--runs 1] [--backend sqlite] [--only kill,freeze] [--plant]
 
-One row for each experiment: events (what was done), jobs (acknowledged), lost, doubled, rerun (allowed), unexplained. The exit code is 1 if
-anything was lost, doubled or unexplained; see `tests.chaos.audit` for what the words mean. `--plant` adds a loss that must be found.
-"""
+One row for each experiment: events (what was done), jobs (acknowledged), lost, doubled, rerun (allowed),
+unexplained. The exit code is 1 if anything was lost, doubled or unexplained; see `tests.chaos.audit` for what
+the words mean. `--plant` adds a loss that must be found."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ EXPERIMENTS: dict[tuple[str, str], Experiment] = {
     ("postgres", "freeze"): _on_postgres(experiments.freezes),
     ("postgres", "power cut"): _on_postgres(experiments.outages),
     ("postgres", "full disk"): experiments.full_disk_postgres,
-    ("postgres", "damage"): lambda seed, seconds: experiments.damage_postgres(seed, max(2, round(seconds / 2))),
+    ("postgres", "damage"): lambda seed, seconds: experiments.damage_postgres(
+        seed, max(2, round(seconds / 2))
+    ),
     ("postgres", "poison"): _on_postgres(workloads.poison),
     ("postgres", "recovery"): _on_postgres(workloads.recovery),
 }

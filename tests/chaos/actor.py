@@ -32,7 +32,8 @@ WORK = 0.005
 
 
 class Work(Tasks):
-    """The tasks of a fleet, and one with a commit function. They are never given up for failures: what fails is found."""
+    """The tasks of a fleet, and one with a commit function. They are never given up for failures: what fails
+    is found."""
 
     def __init__(self, app: App, folder: Path | None = None, name: str = "") -> None:
         super().__init__(app, folder, name)
@@ -56,7 +57,8 @@ class Work(Tasks):
 
 
 class Producer:
-    """Enqueues some of everything, each request until it is acknowledged: with the ids it has, a repetition changes nothing."""
+    """Enqueues some of everything, each request until it is acknowledged: with the ids it has, a repetition
+    changes nothing."""
 
     def __init__(self, app: App, folder: Path, name: str, size: int) -> None:
         self._app, self._work = app, Work(app)
@@ -68,7 +70,10 @@ class Producer:
     def run(self, pace: float) -> None:
         while not self.over.wait(pace * 2 * self._dice.random()):
             ids = [new_id() for _ in range(self._dice.choice((1, 1, 1, 3, 20)))]
-            tasks = [self._dice.choice((self._work.plain, self._work.plain, self._work.apply, self._work.thread)) for _ in ids]
+            tasks = [
+                self._dice.choice((self._work.plain, self._work.plain, self._work.apply, self._work.thread))
+                for _ in ids
+            ]
             while not self._put(ids, tasks):
                 if self.over.wait(0.05):
                     return

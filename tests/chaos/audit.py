@@ -1,4 +1,5 @@
-"""The audit of an experiment: what was acknowledged and run outside of the ledger, compared with what the ledger has.
+"""The audit of an experiment: what was acknowledged and run outside of the ledger, compared with what the
+ledger has.
 
 - **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job whose commit function left no row.
 - **doubled**: one claim that was run twice, or a commit function that was applied more than once.
@@ -25,7 +26,8 @@ SETTLING = 15_000_000_000
 
 
 class Event(msgspec.Struct):
-    """Something that was done to a process: a kill, or a freeze or an outage from `at` to `until` (nanoseconds, monotonic)."""
+    """Something that was done to a process: a kill, or a freeze or an outage from `at` to `until`
+    (nanoseconds, monotonic)."""
 
     what: str
     victim: str
@@ -93,7 +95,8 @@ def runs_of(lines: Mapping[str, Iterable[Line]]) -> list[Run]:
 
 
 class Record(msgspec.Struct):
-    """What is known outside of the ledger. `applied`: rows of commit functions by job, None if there are none in this experiment."""
+    """What is known outside of the ledger. `applied`: rows of commit functions by job, None if there are none
+    in this experiment."""
 
     events: Sequence[Event]
     asked: Sequence[str]
@@ -118,7 +121,9 @@ def _acknowledged(found: Findings, record: Record, jobs: Mapping[str, Job]) -> N
         if job is None:
             found.lose(f"job {id} was acknowledged and is not there")
         elif job.state is not State.DONE:
-            found.lose(f"job {id} is {job.state} ({job.reason}) after {job.losses} losses: {(job.error or '')[:80]}")
+            found.lose(
+                f"job {id} is {job.state} ({job.reason}) after {job.losses} losses: {(job.error or '')[:80]}"
+            )
         elif (id, job.settled_fence) not in returned:
             found.wonder(f"job {id} is done by fence {job.settled_fence}, and no handler returned with it")
     for id in sorted({run.id for run in record.runs} - jobs.keys()):
@@ -154,7 +159,9 @@ def _reruns(found: Findings, record: Record) -> None:
             found.rerun += 1
             if not any(_explains(each, run, later) for each in record.events):
                 how = run.ended or "did not end"
-                found.wonder(f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event explains it")
+                found.wonder(
+                    f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event explains it"
+                )
 
 
 def _explains(event: Event, run: Run, later: Run) -> bool:

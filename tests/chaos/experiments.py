@@ -1,7 +1,8 @@
-"""Experiments with processes: kills, freezes, outages and a full disk, while producers enqueue and workers work.
+"""Experiments with processes: kills, freezes, outages and a full disk, while producers enqueue and workers
+work.
 
-Each experiment ends when everything that was acknowledged has ended, or when it takes too long, and is then audited.
-"""
+Each experiment ends when everything that was acknowledged has ended, or when it takes too long, and is then
+audited."""
 
 from __future__ import annotations
 
@@ -53,15 +54,22 @@ class Crew(Fleet):
         if fault is not None:
             more += [fault[0], str(fault[1])]
             self.armed[name] = time.monotonic_ns()
-        self.start(name, ["-m", "tests.chaos.actor", self.store.url, str(self.folder), name, role, *more], ROOT)
+        self.start(
+            name, ["-m", "tests.chaos.actor", self.store.url, str(self.folder), name, role, *more], ROOT
+        )
         return name
 
     def alive(self, role: str) -> list[str]:
-        return [name for name, process in self.members.items() if name.startswith(role) and process.poll() is None]
+        return [
+            name for name, process in self.members.items() if name.startswith(role) and process.poll() is None
+        ]
 
     def busy(self, role: str) -> list[str]:
         """Those that have run or enqueued something: killing processes that still start proves nothing."""
-        records = {name: self.folder / f"{name}.{'runs' if role == 'worker' else 'asked'}" for name in self.alive(role)}
+        records = {
+            name: self.folder / f"{name}.{'runs' if role == 'worker' else 'asked'}"
+            for name in self.alive(role)
+        }
         return [name for name, record in records.items() if record.exists() and record.stat().st_size]
 
     def replace(self, name: str, fault: tuple[str, int] | None = None) -> None:
@@ -105,9 +113,14 @@ class Crew(Fleet):
 
     def last_words(self) -> list[str]:
         """The ends of the logs of processes that ended by themselves."""
-        ended = [name for name, process in self.members.items() if process.poll() not in (None, 0, -signal.SIGKILL)]
+        ended = [
+            name for name, process in self.members.items() if process.poll() not in (None, 0, -signal.SIGKILL)
+        ]
         logs = {name: (self.folder / f"{name}.log").read_text("utf-8", "replace") for name in ended}
-        return [f"{name} ended with {self.members[name].poll()}: {' '.join(log.split())[-300:]}" for name, log in logs.items()]
+        return [
+            f"{name} ended with {self.members[name].poll()}: {' '.join(log.split())[-300:]}"
+            for name, log in logs.items()
+        ]
 
     def record(self) -> Record:
         lines = {name: self.runs(name) for name in self.members if name.startswith("worker")}
@@ -138,7 +151,8 @@ def run(store: Store, seed: int, trouble: Callable[[Crew], None], size: int = 10
 
 
 def kills(store: Store, seed: int, seconds: float) -> Findings:
-    """SIGKILL of workers, producers and the caretaker at random moments, and on SQLite at the named fault points."""
+    """SIGKILL of workers, producers and the caretaker at random moments, and on SQLite at the named fault
+    points."""
 
     def trouble(crew: Crew) -> None:
         until = time.monotonic() + seconds
@@ -164,8 +178,9 @@ def kills(store: Store, seed: int, seconds: float) -> Findings:
 
 
 def freezes(store: Store, seed: int, seconds: float) -> Findings:
-    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have meanwhile. A process that is
-    frozen while it writes stops all others on SQLite, whose leases may run out meanwhile; on PostgreSQL it must not."""
+    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have
+    meanwhile. A process that is frozen while it writes stops all others on SQLite, whose leases may run out
+    meanwhile; on PostgreSQL it must not."""
 
     def trouble(crew: Crew) -> None:
         until = time.monotonic() + seconds
@@ -186,7 +201,8 @@ def freezes(store: Store, seed: int, seconds: float) -> Findings:
 
 
 def outages(store: PostgresStore, seed: int, seconds: float) -> Findings:
-    """The server is killed, or stopped without writing anything out, and started again: a power cut for the database."""
+    """The server is killed, or stopped without writing anything out, and started again: a power cut for the
+    database."""
 
     def trouble(crew: Crew) -> None:
         until = time.monotonic() + seconds
@@ -260,7 +276,8 @@ def _revive(store: PostgresStore) -> None:
 
 
 def damage_postgres(seed: int, cases: int) -> Findings:
-    """Bytes overwritten in the table of jobs of a stopped server with checksums: what is read is right, or an error."""
+    """Bytes overwritten in the table of jobs of a stopped server with checksums: what is read is right, or an
+    error."""
     found, dice, ids = Findings(), random.Random(seed), [f"job{n}" for n in range(300)]
     with postgres_store(checksums=True) as store:
         with contextlib.closing(open_ledger(store.url)) as ledger:

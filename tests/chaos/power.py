@@ -1,9 +1,8 @@
 """Power cuts and damage on SQLite.
 
-A power cut keeps what was synced; of the writes since the last sync of a file the disk may have kept any, some only in part. A virtual
-file system records every write, truncation and sync while a history is played (`tests.support.sqlite_workload`), and the files
-are rebuilt as a cut at any moment may leave them.
-"""
+A power cut keeps what was synced; of the writes since the last sync of a file the disk may have kept any,
+some only in part. A virtual file system records every write, truncation and sync while a history is played
+(`tests.support.sqlite_workload`), and the files are rebuilt as a cut at any moment may leave them."""
 
 from __future__ import annotations
 
@@ -126,8 +125,8 @@ def _apply(content: bytearray, step: Step) -> None:
 
 
 def power_cuts(seed: int, cuts: int, big: bool = False, lies: bool = False) -> Findings:
-    """So many cuts at random moments of a history, a big one has checkpoints. After each the ledger must be as after the last
-    acknowledged batch or one more, and the rest of the history must end as it should."""
+    """So many cuts at random moments of a history, a big one has checkpoints. After each the ledger must be
+    as after the last acknowledged batch or one more, and the rest of the history must end as it should."""
     dice, found, steps = random.Random(seed), Findings(), recorded(big)
     for _ in range(cuts):
         _cut(found, steps, dice.randrange(1, len(steps) + 1), dice, big, lies)
@@ -146,7 +145,9 @@ def _cut(found: Findings, steps: list[Step], cut: int, dice: random.Random, big:
             prove(Path(folder) / "a.db", acknowledged, big)
         except Exception as error:
             tell = found.lose if acknowledged else found.wonder
-            tell(f"cut after step {cut}, {acknowledged} batches acknowledged: {type(error).__name__}: {error!s:.200}")
+            tell(
+                f"cut after step {cut}, {acknowledged} batches acknowledged: {type(error).__name__}: {error!s:.200}"
+            )
 
 
 # Damage
@@ -204,7 +205,9 @@ def _sound(folder: Path) -> Path:
     home.mkdir()
     with closing(SqliteLedger(home / "a.db")) as ledger:
         for n in range(JOBS):
-            (answer,) = ledger.apply([Append((Spec(id=f"job{n}", queue="q", payload=f"job{n}".encode() * 50),))])
+            (answer,) = ledger.apply(
+                [Append((Spec(id=f"job{n}", queue="q", payload=f"job{n}".encode() * 50),))]
+            )
             assert isinstance(answer, Appended)
             if n == JOBS // 2:
                 subprocess.run([sys.executable, "-c", _CHECKPOINT, str(home / "a.db")], check=True)
@@ -213,16 +216,24 @@ def _sound(folder: Path) -> Path:
     return sound
 
 
-_CHECKPOINT = "import apsw, sys; apsw.Connection(sys.argv[1]).execute('PRAGMA wal_checkpoint(PASSIVE)').fetchall()"
+_CHECKPOINT = (
+    "import apsw, sys; apsw.Connection(sys.argv[1]).execute('PRAGMA wal_checkpoint(PASSIVE)').fetchall()"
+)
 
 
 def _read(copies: list[Path]) -> Iterator[list[Any] | int]:
-    """What a process finds in each copy: missing jobs, wrong payloads, the error. A number is the exit code of one that died."""
+    """What a process finds in each copy: missing jobs, wrong payloads, the error. A number is the exit code
+    of one that died."""
     at = 0
     while at < len(copies):
         lines = "".join(f'["{copy}/a.db", {JOBS}]\n' for copy in copies[at:])
         child = subprocess.run(
-            [sys.executable, "-c", READER], input=lines, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", READER],
+            input=lines,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         answers = [msgspec.json.decode(line) for line in child.stdout.splitlines()]
         yield from answers
@@ -233,8 +244,9 @@ def _read(copies: list[Path]) -> Iterator[list[Any] | int]:
 
 
 def damage(seed: int, cases: int) -> Findings:
-    """Bytes flipped, overwritten or cut off in the database, its log and the small files beside it. Every answer is right, or an error
-    says so. Damage of the log alone ends the log there, and the jobs before it must be all there."""
+    """Bytes flipped, overwritten or cut off in the database, its log and the small files beside it. Every
+    answer is right, or an error says so. Damage of the log alone ends the log there, and the jobs before it
+    must be all there."""
     dice, found = random.Random(seed), Findings()
     with tempfile.TemporaryDirectory(prefix="towpath-chaos-") as name:
         folder = Path(name)
@@ -255,7 +267,11 @@ def damage(seed: int, cases: int) -> Findings:
                 else:
                     found.lose(f"{how}: {len(missing)} jobs are missing without an error")
     if cut_short:
-        found.notes.append(f"{cut_short} times the log ended at the damage, as SQLite reads it: the jobs after it are missing")
+        found.notes.append(
+            f"{cut_short} times the log ended at the damage, as SQLite reads it: the jobs after it are missing"
+        )
     if payloads:
-        found.notes.append(f"{payloads} times a payload was changed without an error: SQLite has no checksums for pages")
+        found.notes.append(
+            f"{payloads} times a payload was changed without an error: SQLite has no checksums for pages"
+        )
     return found

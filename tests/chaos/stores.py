@@ -89,7 +89,9 @@ def _enable_checksums(server: Server) -> None:
     if not (bin_directory() / "pg_checksums").exists():
         raise NotPermitted("there is no pg_checksums")
     try:
-        server._tools.run(str(server._tools._bin() / "pg_checksums"), "--enable", "-D", str(server.directory / "data"))
+        server._tools.run(
+            str(server._tools._bin() / "pg_checksums"), "--enable", "-D", str(server.directory / "data")
+        )
     except ServerFailed as error:
         if "already enabled" not in str(error):
             raise NotPermitted(str(error)) from None
@@ -101,7 +103,11 @@ def small_disk(size: int) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="towpath-chaos-disk-"))
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "towpath-chaos", str(folder)]
     try:
-        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode:
+        if (
+            os.geteuid() != 0
+            or shutil.which("mount") is None
+            or subprocess.run(command, check=False).returncode
+        ):
             raise NotPermitted("mounting a small tmpfs needs root")
         try:
             yield folder
@@ -121,7 +127,9 @@ def filled(disk: Path, left: int) -> Iterator[None]:
             for missing in range(16):
                 # Others take room in the meantime.
                 with contextlib.suppress(OSError):
-                    os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - left - missing * MB))
+                    os.posix_fallocate(
+                        file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - left - missing * MB)
+                    )
                     break
         yield
     finally:

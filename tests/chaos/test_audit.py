@@ -1,4 +1,5 @@
-"""The audit of `make chaos` can fail: losses, doubles and reruns without a cause that are planted are found."""
+"""The audit of `make chaos` can fail: losses, doubles and reruns without a cause that are planted are
+found."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_what_is_well() -> None:
         ({}, {}, ["a count is wrong"], (0, 0, 1, 1)),
     ],
 )
-def test_what_is_planted_is_found(record: dict[str, Any], jobs: dict[str, Job], check: list[str], expected: Any) -> None:
+def test_what_is_planted_is_found(
+    record: dict[str, Any], jobs: dict[str, Job], check: list[str], expected: Any
+) -> None:
     found = audit(replace(RECORD, **record), {**JOBS, **jobs}, check)
     assert numbers(found) == expected
     assert found.clean == (expected[:2] == (0, 0) and expected[3] == 0)
@@ -75,7 +78,9 @@ def test_the_program_fails_for_a_loss_and_says_what_was_not_run(
 
     clean = Findings(events=1, jobs=2)
     monkeypatch.setattr(
-        program, "EXPERIMENTS", {("sqlite", "kill"): lambda *_: replace(clean, notes=[]), ("sqlite", "x"): refused}
+        program,
+        "EXPERIMENTS",
+        {("sqlite", "kill"): lambda *_: replace(clean, notes=[]), ("sqlite", "x"): refused},
     )
     assert program.main(["--seed", "1"]) == 0
     told = capsys.readouterr().out

@@ -14,7 +14,8 @@ from tests.support import poison as poisoned
 from towpath import App
 
 SOON = {"sqlite": 1.0, "postgresql": 4.0}
-"""Seconds until the jobs of a killed worker run again, on idle cores; the audit allows three times as much."""
+"""Seconds until the jobs of a killed worker run again, on idle cores; the audit allows three times as
+much."""
 PATIENCE = 60.0
 
 
@@ -27,7 +28,9 @@ def poison(store: Store, seed: int, seconds: float) -> Findings:
         told.lost = missing
         told.notes.append(f"{missing} innocents are not done, {len(found.dead)} jobs are dead letters")
     if found.dead != [found.poison]:
-        told.wonder(f"dead letters: {len(found.dead)}, the poison is {'' if found.poison in found.dead else 'not '}among them")
+        told.wonder(
+            f"dead letters: {len(found.dead)}, the poison is {'' if found.poison in found.dead else 'not '}among them"
+        )
     return told
 
 

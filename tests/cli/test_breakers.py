@@ -23,11 +23,21 @@ def _job(shell: Shell) -> str:
 def test_open_close_and_reset(shell: Shell) -> None:
     id = _job(shell)
     [listed] = shell.run("breakers", "list", "--json").json["breakers"]
-    assert (listed["name"], listed["state"], listed["failed"], listed["failures"]) == ("platform-x", "closed", 0, 3)
+    assert (listed["name"], listed["state"], listed["failed"], listed["failures"]) == (
+        "platform-x",
+        "closed",
+        0,
+        3,
+    )
     assert (listed["window"], listed["cooldown"], listed["probes"], listed["trips"]) == (60.0, 30.0, 2, 0)
     assert listed["gates"] == [{"queue": "orders", "part": "breaker:platform-x"}]
     opened = shell("breakers", "open", "platform-x", "--why", "a migration", "--json").json
-    assert (opened["state"], opened["until"], opened["why"], opened["trips"]) == ("open", None, "by hand: a migration", 1)
+    assert (opened["state"], opened["until"], opened["why"], opened["trips"]) == (
+        "open",
+        None,
+        "by hand: a migration",
+        1,
+    )
     shell("get", "orders", code=3)
     why = shell("jobs", "explain", id).out
     assert "breaker platform-x is open until somebody closes it (by hand: a migration)" in why
@@ -74,7 +84,10 @@ def test_a_part_is_slowed_with_a_reason_and_let_go(shell: Shell) -> None:
     assert ": too loud" in why
     lifted = shell("parts", "set", "mail", "tenant:acme", "--not-before", "0", "--cap", "0", "--json").json
     assert lifted["not_before"] is None
-    assert "cap 0 of part tenant:acme of queue mail (too loud) lets nothing run" in shell("jobs", "explain", id).out
+    assert (
+        "cap 0 of part tenant:acme of queue mail (too loud) lets nothing run"
+        in shell("jobs", "explain", id).out
+    )
     shell("parts", "set", "mail", "tenant:acme", "--cap", "none", "--rate", "none", "--why", "none")
     shell("parts", "pause", "mail", "tenant:acme", "--why", "unpaid")
     assert "part tenant:acme of queue mail is paused by hand: unpaid" in shell("jobs", "explain", id).out

@@ -79,7 +79,9 @@ def test_doctor_misses_a_worker(shell: Shell) -> None:
     ledger = shell.ledger()
     ledger.apply([commands.Append((Spec(id="old", queue="orders"),))], now - HOUR)
     ledger.close()
-    assert "1 ready, the oldest for 60m, and nobody takes them. Start one: towpath worker" in _advice(shell, 1)
+    assert "1 ready, the oldest for 60m, and nobody takes them. Start one: towpath worker" in _advice(
+        shell, 1
+    )
     ledger = shell.ledger()
     ledger.apply([commands.Note(key="towpath/caretaker", value=b"x", ttl=HOUR)])
     ledger.close()

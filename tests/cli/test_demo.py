@@ -71,7 +71,10 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
         ended = subprocess.run(
             ["sh", "-c", line],
             cwd=shell.folder,
-            env={**shell.environment, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+            env={
+                **shell.environment,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -89,7 +92,9 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
 
 
 def test_for_machines_in_a_file_with_a_strange_name(shell: Shell) -> None:
-    told = shell.run("demo", "--jobs", "300", "--json", "--keep", "a b%41.db", env={"TOWPATH_PROCESSES": "3"}).json
+    told = shell.run(
+        "demo", "--jobs", "300", "--json", "--keep", "a b%41.db", env={"TOWPATH_PROCESSES": "3"}
+    ).json
     assert told["ok"]
     assert told["jobs"] == 427
     assert [check["name"] for check in told["checks"]] == [
@@ -127,7 +132,9 @@ def test_every_check_can_fail(tmp_path: Path) -> None:
 
 
 def _without_mail(written: Written) -> Written:
-    return Written(**{name: getattr(written, name) for name in written.__struct_fields__} | {"mail": ["nowhere"]})
+    return Written(
+        **{name: getattr(written, name) for name in written.__struct_fields__} | {"mail": ["nowhere"]}
+    )
 
 
 def test_a_check_that_fails_is_the_exit_code(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

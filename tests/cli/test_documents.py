@@ -13,7 +13,9 @@ import pytest
 from towpath.cli.base import EXIT_CODES, Leaf, root
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
-EXAMPLES = [line.removeprefix("$ ") for line in PAGE.splitlines() if line.startswith("$ ") and "towpath" in line]
+EXAMPLES = [
+    line.removeprefix("$ ") for line in PAGE.splitlines() if line.startswith("$ ") and "towpath" in line
+]
 
 
 def leaves(command: click.Command = root, path: str = "towpath") -> Iterator[tuple[str, click.Command]]:

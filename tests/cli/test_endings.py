@@ -111,7 +111,9 @@ def test_a_ledger_that_is_not_there_is_not_made(shell: Shell, arguments: list[st
 
 @pytest.mark.parametrize("arguments", [["put", "q", "x"], ["stats"], ["get", "q"]])
 def test_no_directory_no_database_no_file(shell: Shell, arguments: list[str]) -> None:
-    (shell.folder / "text.db").write_text("This is not a database, though it is long enough to look at. " * 50)
+    (shell.folder / "text.db").write_text(
+        "This is not a database, though it is long enough to look at. " * 50
+    )
     for url, why in (
         ("no/such.db", "its directory does not exist"),
         ("text.db", "not an SQLite database"),
@@ -159,7 +161,11 @@ def test_a_read_only_ledger(open_directory: Path) -> None:
 
 
 def _errors() -> list[type[errors.TowpathError]]:
-    found = [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, errors.TowpathError)]
+    found = [
+        value
+        for _, value in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(value, errors.TowpathError)
+    ]
     return [each for each in found if each.__module__ == errors.__name__]
 
 
@@ -193,7 +199,10 @@ def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) 
 
 def test_other_endings() -> None:
     assert as_failure(KeyboardInterrupt()).code == as_failure(click.Abort()).code == INTERRUPTED
-    assert as_failure(OSError(errno.ENOSPC, "No space left on device", "x.db")).message == "x.db: No space left on device"
+    assert (
+        as_failure(OSError(errno.ENOSPC, "No space left on device", "x.db")).message
+        == "x.db: No space left on device"
+    )
     assert as_failure(SystemExit(7)).code == 7
     defect = as_failure(ZeroDivisionError("of ours"))
     assert (defect.code, "report it" in defect.step) == (REFUSED, True)
@@ -202,7 +211,9 @@ def test_other_endings() -> None:
 def test_debug_shows_the_traceback(shell: Shell) -> None:
     command = [*EXECUTABLE, "jobs", "show", "x"]
     told = python(
-        shell.folder, "import os, sys; os.environ['TOWPATH_DEBUG'] = '1'; os.execv(sys.argv[1], sys.argv[1:])", *command
+        shell.folder,
+        "import os, sys; os.environ['TOWPATH_DEBUG'] = '1'; os.execv(sys.argv[1], sys.argv[1:])",
+        *command,
     )
     assert told.code == 4
     assert "Traceback" in told.err
@@ -288,5 +299,7 @@ def test_the_version_is_quick(shell: Shell) -> None:
 
 def test_machines_do_not_wait_for_rich(shell: Shell) -> None:
     shell.put()
-    program = "import sys; from towpath.cli import main; main(['stats', '--json']); print('rich' in sys.modules)"
+    program = (
+        "import sys; from towpath.cli import main; main(['stats', '--json']); print('rich' in sys.modules)"
+    )
     assert python(shell.folder, program).out.splitlines()[1] == "False"

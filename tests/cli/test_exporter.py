@@ -91,7 +91,8 @@ def test_several_processes_on_free_ports(shop: Shell) -> None:
 def test_a_port_that_is_taken(shop: Shell, processes: int) -> None:
     for _ in range(10):
         with taken() as port:
-            # With two of them, it is the second one's port. The first one's may be in use by a connection of another test.
+            # With two of them, it is the second one's port. The first one's may be in use by a connection of
+            # another test.
             given = ("--processes", str(processes), "--metrics", str(port - processes + 1))
             told = shop.run("worker", "shop:app", *given, code=1)
         if processes == 1 or f"port {port - 1}: Address already in use" not in told.err:

@@ -47,13 +47,24 @@ def fill(shell: Shell) -> tuple[str, str]:
         return answers
 
     def spec(id: str, queue: str, **more: object) -> Spec:
-        fields = {"kind": BAD, "headers": {BAD: BAD, "receipt": "forged"}, "correlation_id": BAD, "part": BAD, **more}
+        fields = {
+            "kind": BAD,
+            "headers": {BAD: BAD, "receipt": "forged"},
+            "correlation_id": BAD,
+            "part": BAD,
+            **more,
+        }
         return Spec(id=id, queue=queue, payload=BAD.encode(), content_type="text/plain", **fields)  # type: ignore[arg-type]
 
     apply(commands.Open(BAD))
     apply(commands.Append((spec(dead, "q", max_attempts=1), spec(runs, "r"), spec(message, "m"))))
     apply(
-        commands.Append((spec(blocked, "b", after=(After(runs),)), spec(waits, "w", group=BAD, key=Key(BAD, KeyPolicy.UNIQUE))))
+        commands.Append(
+            (
+                spec(blocked, "b", after=(After(runs),)),
+                spec(waits, "w", group=BAD, key=Key(BAD, KeyPolicy.UNIQUE)),
+            )
+        )
     )
     for queue in ("q", "r"):
         [answer] = apply(commands.Claim(owner=BAD, wants=(commands.Want(queue),), lease=10**9))
@@ -63,7 +74,10 @@ def fill(shell: Shell) -> tuple[str, str]:
             apply(commands.Settle(claim.id, claim.fence, commands.Retry(0, BAD)))
         else:
             apply(commands.Progress(claim.id, claim.fence, 1, 2))
-    apply(commands.SetQueue(queue="w", paused=True, why=BAD), commands.SetPart(queue="b", part=BAD, paused=True, why=BAD))
+    apply(
+        commands.SetQueue(queue="w", paused=True, why=BAD),
+        commands.SetPart(queue="b", part=BAD, paused=True, why=BAD),
+    )
     ledger.close()
     return dead, runs
 
@@ -117,15 +131,24 @@ def test_every_listing(shell: Shell) -> None:
 def test_json_gives_back_what_was_put(shell: Shell) -> None:
     dead, _ = fill(shell)
     job = shell("jobs", "show", dead, "--json").json
-    assert (job["id"], job["kind"], job["part"], job["error"], job["headers"][BAD]) == (dead, BAD, BAD, BAD, BAD)
+    assert (job["id"], job["kind"], job["part"], job["error"], job["headers"][BAD]) == (
+        dead,
+        BAD,
+        BAD,
+        BAD,
+        BAD,
+    )
     assert job["payload"] == BAD
     assert shell("jobs", "show", BAD, "--json", code=3).error["details"]["id"] == BAD
 
 
-@pytest.mark.parametrize("arguments", [["jobs", "list"], ["stats", "--watch", "--count", "1"], ["parts", "list", "b"]])
+@pytest.mark.parametrize(
+    "arguments", [["jobs", "list"], ["stats", "--watch", "--count", "1"], ["parts", "list", "b"]]
+)
 def test_a_table_on_a_terminal(shell: Shell, arguments: list[str]) -> None:
     fill(shell)
-    # Wide enough that no cell is wrapped: a line that begins with text of the stranger has a line break of the stranger.
+    # Wide enough that no cell is wrapped: a line that begins with text of the stranger has a line break of
+    # the stranger.
     with terminal(shell, *arguments, columns=400) as screen:
         assert screen.rest() == 0
         for bad in ("\x1b]0;", "\x1b[2J", "\u202e", "\u200b", "\x9b", "\x07", "\nforged"):
@@ -159,14 +182,25 @@ def worse() -> None:
 def test_the_log_of_a_worker(shell: Shell) -> None:
     (shell.folder / "program.py").write_text(WORKER)
     ledger = shell.ledger()
-    specs = [Spec(id=f"{kind}-{BAD}", kind=kind, queue="work", payload=b"{}", max_attempts=1) for kind in ("bad", "worse", BAD)]
+    specs = [
+        Spec(id=f"{kind}-{BAD}", kind=kind, queue="work", payload=b"{}", max_attempts=1)
+        for kind in ("bad", "worse", BAD)
+    ]
     assert isinstance(ledger.apply([commands.Append(tuple(specs))])[0], commands.Appended)
     ledger.close()
-    with shell.start("worker", "program:app", "--burst", "--name", BAD, env={"TOWPATH_URL": shell.url}) as process:
+    with shell.start(
+        "worker", "program:app", "--burst", "--name", BAD, env={"TOWPATH_URL": shell.url}
+    ) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert_harmless(out + err)
-    for piece in (f"argument {SHOWN}", "message \\x1b]0;title", f"bad-{SHOWN}", "failed for good", f"ValueError: {SHOWN[:20]}"):
+    for piece in (
+        f"argument {SHOWN}",
+        "message \\x1b]0;title",
+        f"bad-{SHOWN}",
+        "failed for good",
+        f"ValueError: {SHOWN[:20]}",
+    ):
         assert piece in err
     assert shell("jobs", "list", "--state", "failed", "--json").json["jobs"] != []
 
@@ -177,7 +211,11 @@ def test_errors_and_explanations(shell: Shell) -> None:
         with pytest.raises(JobFailed) as caught:
             app.job(dead).result(1)
         assert caught.value.error == BAD
-        for text in (str(UnknownJob(id=BAD)), str(app.job(f"blocked-{BAD}").explain()), str(app.job(f"waits-{BAD}").explain())):
+        for text in (
+            str(UnknownJob(id=BAD)),
+            str(app.job(f"blocked-{BAD}").explain()),
+            str(app.job(f"waits-{BAD}").explain()),
+        ):
             assert_harmless(text)
             assert SHOWN in text
         # Only the error of a job may have several lines.

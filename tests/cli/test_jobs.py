@@ -57,7 +57,14 @@ def test_list_filters_and_pages(shell: Shell) -> None:
     for filters in (["--key", "k"], ["--correlation-id", "c"], ["--queue", "oth*"]):
         assert [job["queue"] for job in shell("jobs", "list", *filters, "--json").json["jobs"]] == ["other"]
     assert [job["id"] for job in shell("jobs", "list", "--header", "n=2", "--json").json["jobs"]] == [ids[2]]
-    assert len(shell("jobs", "list", "--since", "1h", "--state", "ready", "--oldest-first", "--json").json["jobs"]) == 6
+    assert (
+        len(
+            shell("jobs", "list", "--since", "1h", "--state", "ready", "--oldest-first", "--json").json[
+                "jobs"
+            ]
+        )
+        == 6
+    )
     assert shell("jobs", "list", "--until", "1h", "--json").json["jobs"] == []
     people = shell("jobs", "list", "--limit", "2")
     assert people.out.splitlines()[0].split()[0] == "id"
@@ -104,7 +111,11 @@ def test_cancel_by_id(shell: Shell) -> None:
     held = shell.put()
     shell("get", "orders")
     waiting = shell.put()
-    assert shell("jobs", "cancel", held, waiting, "--json").json == {"canceled": 1, "requested": 1, "finished": []}
+    assert shell("jobs", "cancel", held, waiting, "--json").json == {
+        "canceled": 1,
+        "requested": 1,
+        "finished": [],
+    }
     again = shell("jobs", "cancel", waiting, "--json").json
     assert again["finished"] == [{"id": waiting, "state": "canceled"}]
     shell("ack", f"{held}:1")
@@ -126,7 +137,10 @@ def test_cancel_and_retry_by_selectors(shell: Shell) -> None:
         shell.put("orders")
     shell.put("mail")
     assert shell("jobs", "cancel", "--queue", "orders", "--yes", "--json").json["canceled"] == 3
-    assert shell("jobs", "retry", "--queue", "orders", "--state", "canceled", "--yes", "--json").json["revived"] == 3
+    assert (
+        shell("jobs", "retry", "--queue", "orders", "--state", "canceled", "--yes", "--json").json["revived"]
+        == 3
+    )
     assert shell("jobs", "cancel", "--all", "--yes", "--json").json["canceled"] == 4
 
 
@@ -144,7 +158,12 @@ def test_bulk_goes_on_while_there_is_more(shell: Shell) -> None:
 def test_purge(shell: Shell) -> None:
     done, waiting = shell.put(), shell.put()
     shell("ack", shell("get", "orders", "--json").json["receipt"])
-    assert shell("jobs", "purge", "--queue", "orders", "--finished-before", "1h", "--yes", "--json").json["purged"] == 0
+    assert (
+        shell("jobs", "purge", "--queue", "orders", "--finished-before", "1h", "--yes", "--json").json[
+            "purged"
+        ]
+        == 0
+    )
     assert "--yes" in shell("jobs", "purge", done, code=2).err
     told = shell("jobs", "purge", done, waiting, "--yes", "--json", code=1).json
     assert told == {"purged": 1, "unfinished": [waiting]}
@@ -184,7 +203,13 @@ def test_groups(shell: Shell) -> None:
     ledger.apply([commands.Open("night"), commands.Append((Spec(id="a", queue="q", group="night"),))])
     ledger.close()
     data = shell.run("groups", "show", "night", "--json").json
-    assert (data["id"], data["state"], data["total"], data["unfinished"], data["closed_at"]) == ("night", "open", 1, 1, None)
+    assert (data["id"], data["state"], data["total"], data["unfinished"], data["closed_at"]) == (
+        "night",
+        "open",
+        1,
+        1,
+        None,
+    )
     assert "unfinished  1" in shell("groups", "show", "night").out
     assert shell("put", "q", "x", "--group", "night", "--json").json["new"]
     assert shell("groups", "show", "nope", "--json", code=3).error["type"] == "UnknownGroup"

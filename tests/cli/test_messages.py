@@ -20,14 +20,30 @@ def test_a_life_with_the_real_executable(shell: Shell) -> None:
     second = shell.run("get", "orders")
     assert f"receipt      {id}:2" in second.out
     assert '{"item": 17}' in second.out
-    assert shell.run("ack", f"{id}:2", "--result", '{"ok": true}', "--json").json == {"id": id, "state": "done"}
+    assert shell.run("ack", f"{id}:2", "--result", '{"ok": true}', "--json").json == {
+        "id": id,
+        "state": "done",
+    }
     assert shell.run("get", "orders", code=3).out == ""
     shown = shell.run("jobs", "show", id, "--json").json
     assert (shown["state"], shown["result"], shown["error"]) == ("done", {"ok": True}, "no stock")
 
 
 def test_put_takes_options(shell: Shell) -> None:
-    options = ["--priority", "high", "--delay", "1h", "--part", "p", "--header", "a=b", "--header", "c=d=e", "--ttl", "2d"]
+    options = [
+        "--priority",
+        "high",
+        "--delay",
+        "1h",
+        "--part",
+        "p",
+        "--header",
+        "a=b",
+        "--header",
+        "c=d=e",
+        "--ttl",
+        "2d",
+    ]
     more = [
         "--max-attempts",
         "3",
@@ -49,7 +65,12 @@ def test_put_takes_options(shell: Shell) -> None:
         "new": True,
     }
     job = shell("jobs", "show", "mine", "--json").json
-    assert (job["priority"], job["state"], job["part"], job["headers"]) == (0, "scheduled", "p", {"a": "b", "c": "d=e"})
+    assert (job["priority"], job["state"], job["part"], job["headers"]) == (
+        0,
+        "scheduled",
+        "p",
+        {"a": "b", "c": "d=e"},
+    )
     assert (job["max_attempts"], job["timeout"], job["retention"]) == (3, 90.0, 5400.0)
     assert (job["correlation_id"], job["key"], job["key_policy"]) == ("x", "k", "unique")
 
@@ -59,7 +80,9 @@ def test_the_same_id_or_key_is_one_job(shell: Shell) -> None:
     assert not shell("put", "orders", "1", "--id", "a", "--json").json["new"]
     again = shell("put", "orders", "2", "--key", "k", "--json").json
     assert (again["id"], again["new"]) == ("a", False)
-    replaced = shell("put", "orders", "3", "--key", "k", "--on-conflict", "replace", "--id", "b", "--json").json
+    replaced = shell(
+        "put", "orders", "3", "--key", "k", "--on-conflict", "replace", "--id", "b", "--json"
+    ).json
     assert (replaced["id"], replaced["new"]) == ("b", True)
 
 
@@ -142,7 +165,10 @@ def test_a_failure_too_many_is_a_dead_letter(shell: Shell) -> None:
 def test_defer_is_no_failure(shell: Shell) -> None:
     id = shell.put("orders", "--max-attempts", "1")
     receipt = shell("get", "orders", "--json").json["receipt"]
-    assert shell("nack", receipt, "--defer", "--delay", "1h", "--json").json == {"id": id, "state": "scheduled"}
+    assert shell("nack", receipt, "--defer", "--delay", "1h", "--json").json == {
+        "id": id,
+        "state": "scheduled",
+    }
     assert shell("jobs", "show", id, "--json").json["failures"] == 0
 
 
@@ -206,7 +232,17 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
     (shell.folder / "shop.py").write_text(SHOP)
     arguments = '{"to": "ada", "when": "2026-01-31T12:00:00Z"}'
     placed = shell.run(
-        "enqueue", "send", "--app", "shop:app", "--args", arguments, "--delay", "1h", "--header", "a=b", "--json"
+        "enqueue",
+        "send",
+        "--app",
+        "shop:app",
+        "--args",
+        arguments,
+        "--delay",
+        "1h",
+        "--header",
+        "a=b",
+        "--json",
     ).json
     assert placed["queue"] == "mail"
     ledger = shell.ledger()
@@ -225,7 +261,10 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
         (["send"], "to"),
         (["sned", "--args", "{}"], "Its tasks: send"),
         (["send", "--args", '{"to": "ada"}', "--key", ""], "1 to 512 characters"),
-        (["send", "--args", '{"to": "ada"}', "--url", "sqlite:///other.db"], "opens sqlite:///towpath.db by itself"),
+        (
+            ["send", "--args", '{"to": "ada"}', "--url", "sqlite:///other.db"],
+            "opens sqlite:///towpath.db by itself",
+        ),
     ],
 )
 def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], says: str) -> None:
@@ -234,7 +273,9 @@ def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], say
     assert not Path("towpath.db").exists()
 
 
-def test_priorities_by_the_names_of_the_settings(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priorities_by_the_names_of_the_settings(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "towpath.toml").write_text("[priorities]\nurgent = -10\n")
     monkeypatch.chdir(tmp_path)
     id = shell.run("put", "orders", "1", "--priority", "urgent").out.strip()

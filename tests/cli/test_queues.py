@@ -11,9 +11,28 @@ from towpath.operations import schedules
 
 
 def test_set_and_lift(shell: Shell) -> None:
-    options = ["--capacity", "5", "--cap", "2", "--rate", "10/s", "--burst", "3", "--retention", "2d", "--keep", "7"]
+    options = [
+        "--capacity",
+        "5",
+        "--cap",
+        "2",
+        "--rate",
+        "10/s",
+        "--burst",
+        "3",
+        "--retention",
+        "2d",
+        "--keep",
+        "7",
+    ]
     set_ = shell.run("queues", "set", "orders", *options, "--json").json
-    assert (set_["capacity"], set_["cap"], set_["rate"], set_["retention"], set_["keep"]) == (5, 2, "10/s:3", 172800.0, 7)
+    assert (set_["capacity"], set_["cap"], set_["rate"], set_["retention"], set_["keep"]) == (
+        5,
+        2,
+        "10/s:3",
+        172800.0,
+        7,
+    )
     lifted = shell("queues", "set", "orders", "--capacity", "none", "--rate", "none", "--json").json
     assert (lifted["capacity"], lifted["cap"], lifted["rate"]) == (None, 2, None)
     assert "orders: cap 2" in shell("queues", "set", "orders", "--cap", "2").out
@@ -64,13 +83,25 @@ def test_an_unknown_queue(shell: Shell) -> None:
         error = shell("queues", command, "typo", "--json", code=3).error
         assert "orders" in error["next"]
     assert shell("queues", "pause", "later", "--new", "--json").json["paused"]
-    for words in (["parts", "list", "typo"], ["parts", "pause", "typo", "p"], ["jobs", "list", "--queue", "typo"]):
+    for words in (
+        ["parts", "list", "typo"],
+        ["parts", "pause", "typo", "p"],
+        ["jobs", "list", "--queue", "typo"],
+    ):
         assert "no queue typo" in shell(*words, code=3).err
 
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--burst", "3"], ["--rate", "fast"], ["--rate", "0/s"], ["--cap", "-1"], ["--cap", "many"], ["--retention", "soon"]],
+    [
+        [],
+        ["--burst", "3"],
+        ["--rate", "fast"],
+        ["--rate", "0/s"],
+        ["--cap", "-1"],
+        ["--cap", "many"],
+        ["--retention", "soon"],
+    ],
 )
 def test_settings_that_make_no_sense(shell: Shell, options: list[str]) -> None:
     shell("queues", "set", "orders", *options, code=2)
@@ -80,15 +111,27 @@ def test_settings_that_make_no_sense(shell: Shell, options: list[str]) -> None:
 def test_parts(shell: Shell) -> None:
     shell.put("orders", "--part", "a")
     assert (
-        shell.run("parts", "set", "orders", "a", "--cap", "2", "--rate", "5/10s", "--weight", "3", "--json").json["weight"] == 3
+        shell.run(
+            "parts", "set", "orders", "a", "--cap", "2", "--rate", "5/10s", "--weight", "3", "--json"
+        ).json["weight"]
+        == 3
     )
     assert shell("parts", "pause", "orders", "a", "--why", "unpaid", "--json").json["paused"]
     [part] = shell("parts", "list", "orders", "--json").json["parts"]
-    assert (part["part"], part["ready"], part["cap"], part["rate"], part["why"]) == ("a", 1, 2, "5/10s", "unpaid")
+    assert (part["part"], part["ready"], part["cap"], part["rate"], part["why"]) == (
+        "a",
+        1,
+        2,
+        "5/10s",
+        "unpaid",
+    )
     assert "unpaid" in shell("parts", "list", "orders").out
     shell("get", "orders", code=3)
     assert not shell("parts", "resume", "orders", "a", "--json").json["paused"]
-    assert shell("parts", "set", "orders", "a", "--cap", "1", "--why", "one line", "--json").json["why"] == "one line"
+    assert (
+        shell("parts", "set", "orders", "a", "--cap", "1", "--why", "one line", "--json").json["why"]
+        == "one line"
+    )
     shell("parts", "pause", "orders", "a", "--why", "unpaid")
     assert shell("parts", "resume", "orders", "a", "--json").json["why"] == "one line"
     assert "Parts: a" in shell("parts", "resume", "orders", "b", code=3).err
@@ -117,7 +160,16 @@ def test_schedules(nightly: Shell) -> None:
     assert "paused" in nightly("schedules", "list").out
     assert not nightly("schedules", "resume", "nightly", "--json").json["paused"]
     changed = nightly(
-        "schedules", "set", "nightly", "--cron", "0 4 * * *", "--missed", "once", "--args", '{"deep": false}', "--json"
+        "schedules",
+        "set",
+        "nightly",
+        "--cron",
+        "0 4 * * *",
+        "--missed",
+        "once",
+        "--args",
+        '{"deep": false}',
+        "--json",
     ).json
     assert (changed["cron"], changed["missed"], changed["payload"]) == ("0 4 * * *", "once", {"deep": False})
     assert nightly("schedules", "set", "often", "--every", "2m", "--json").json["every"] == 120.0
@@ -152,13 +204,18 @@ def test_watching_shows_how_far_running_jobs_are(shell: Shell) -> None:
     assert ["fetch", id, "25", "100", "25%", "-"] in [line.split() for line in text.splitlines()]
     assert text.splitlines()[-1] == "1 fetch, 0 waiting"
     (data,) = shell.run("stats", "--watch", "--json", "--count", "1").lines
-    assert [(entry["kind"], entry["done"], entry["per_second"]) for entry in data["running"]] == [("fetch", 25, None)]
+    assert [(entry["kind"], entry["done"], entry["per_second"]) for entry in data["running"]] == [
+        ("fetch", 25, None)
+    ]
 
 
 def test_a_part_limits_its_appends(shell: Shell) -> None:
     shell.run("put", "orders", "1", "--part", "acme")
     shell.run("parts", "set", "orders", "acme", "--capacity", "1", "--append-rate", "10/m:2")
-    assert "part acme of queue orders is full: 1 of 1 waiting" in shell.run("put", "orders", "2", "--part", "acme", code=1).err
+    assert (
+        "part acme of queue orders is full: 1 of 1 waiting"
+        in shell.run("put", "orders", "2", "--part", "acme", code=1).err
+    )
     shell.run("put", "orders", "3", "--part", "other")
     (acme, _) = shell.run("parts", "list", "orders", "--json").json["parts"]
     assert (acme["part"], acme["capacity"], acme["append_rate"]) == ("acme", 1, "10/m:2")

@@ -50,7 +50,9 @@ def test_a_look_at_the_ledger_loads_no_engine(tmp_path: Path) -> None:
     python(tmp_path, "import towpath; towpath.open_ledger('sqlite:///work.db').close()")
     ours, others, _ = loaded(tmp_path, "stats", "--json")
     assert "towpath.ledger.sqlite" in ours
-    assert [name for name in ours if name.startswith(("towpath.app", "towpath.runtime", "towpath.tasks"))] == []
+    assert [
+        name for name in ours if name.startswith(("towpath.app", "towpath.runtime", "towpath.tasks"))
+    ] == []
     assert "rich" not in others
 
 

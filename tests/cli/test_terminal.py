@@ -27,7 +27,9 @@ class Terminal:
         if colour:
             del environment["NO_COLOR"]
         command = [*EXECUTABLE, *arguments]
-        self.process = subprocess.Popen(command, cwd=shell.folder, env=environment, stdin=far, stdout=far, stderr=far)
+        self.process = subprocess.Popen(
+            command, cwd=shell.folder, env=environment, stdin=far, stdout=far, stderr=far
+        )
         os.close(far)
         self.raw = ""
 

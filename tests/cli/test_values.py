@@ -7,7 +7,19 @@ import pytest
 
 from towpath import Rate
 from towpath.cli import output
-from towpath.cli.values import NONE, Header, Json, Moment, Priority, RateType, Receipt, ReceiptType, Span, Whole, now
+from towpath.cli.values import (
+    NONE,
+    Header,
+    Json,
+    Moment,
+    Priority,
+    RateType,
+    Receipt,
+    ReceiptType,
+    Span,
+    Whole,
+    now,
+)
 
 SECOND = 1_000_000
 
@@ -16,7 +28,13 @@ SECOND = 1_000_000
     ("text", "micros"),
     [
         *(("30", 30 * SECOND), ("1.5", 1_500_000), ("250ms", 250_000), ("7us", 7), ("5m", 300 * SECOND)),
-        *(("2h", 7200 * SECOND), ("1d", 86400 * SECOND), ("2w", 1_209_600 * SECOND), (" 3 s ", 3 * SECOND), ("0", 0)),
+        *(
+            ("2h", 7200 * SECOND),
+            ("1d", 86400 * SECOND),
+            ("2w", 1_209_600 * SECOND),
+            (" 3 s ", 3 * SECOND),
+            ("0", 0),
+        ),
     ],
 )
 def test_spans(text: str, micros: int) -> None:

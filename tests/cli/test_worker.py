@@ -1,4 +1,5 @@
-"""worker and dev: loading an app, running it in one or several processes, restarting on change. Everything is real."""
+"""worker and dev: loading an app, running it in one or several processes, restarting on change. Everything is
+real."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ def greet(shop: Shell, name: str) -> str:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_works_until_it_is_told_to_stop(shop: Shell, how: int) -> None:
     id = greet(shop, "ada")
-    with talking(shop, "worker", "shop:app", "--concurrency", "2", "--lease", "5s", "--grace", "10", "--name", "box") as worker:
+    with talking(
+        shop, "worker", "shop:app", "--concurrency", "2", "--lease", "5s", "--grace", "10", "--name", "box"
+    ) as worker:
         worker.until("hello ada")
         greet(shop, "bob")
         worker.until("hello bob")
@@ -129,7 +132,9 @@ def test_a_worker_with_lanes(shop: Shell, processes: str) -> None:
     greet(shop, "ada")
     shop("enqueue", "greet", "--queue", "bulk", "--args", '{"name": "bob"}')
     lanes = ("--lane", "front:2=hall", "--lane", "back=bulk")
-    said = shop.run("worker", "shop:app", *lanes, "--concurrency", "4", "--processes", processes, "--burst").out
+    said = shop.run(
+        "worker", "shop:app", *lanes, "--concurrency", "4", "--processes", processes, "--burst"
+    ).out
     assert sorted(said.splitlines()) == ["hello ada", "hello bob"]
 
 
@@ -256,7 +261,12 @@ def test_what_cannot_be_loaded(shop: Shell, target: str, says: str) -> None:
 
 
 def test_bad_options_are_found_before_anything_is_loaded(shop: Shell) -> None:
-    for options in (["--queues", "bad name"], ["--concurrency", "0"], ["--lease", "soon"], ["--processes", "0"]):
+    for options in (
+        ["--queues", "bad name"],
+        ["--concurrency", "0"],
+        ["--lease", "soon"],
+        ["--processes", "0"],
+    ):
         shop.run("worker", "nosuch:app", *options, code=2)
 
 
@@ -270,7 +280,9 @@ def test_the_url_of_an_app_that_leaves_it_open(shell: Shell) -> None:
 
 def test_dev_starts_again_when_the_code_changes(shop: Shell) -> None:
     (shop.folder / "words.py").write_text("GREETING = 'hello'\n")
-    text = SHOP.replace("import os\n", "import os\nimport words\n").replace('f"hello {name}', 'f"{words.GREETING} {name}')
+    text = SHOP.replace("import os\n", "import os\nimport words\n").replace(
+        'f"hello {name}', 'f"{words.GREETING} {name}'
+    )
     (shop.folder / "shop.py").write_text(text)
     greet(shop, "ada")
     with talking(shop, "dev", "shop:app", "--grace", "5") as worker:

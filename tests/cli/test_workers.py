@@ -29,7 +29,9 @@ def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:
             parent.until("Worker ")
         names = [each["name"] for each in shop("workers", "list", "--json").json["workers"]]
         assert names == ["box-1", "box-2"]
-        assert shop("workers", "pause", "box-*", "--why", "a new disk").out == "box-* is paused: box-1, box-2\n"
+        assert (
+            shop("workers", "pause", "box-*", "--why", "a new disk").out == "box-* is paused: box-1, box-2\n"
+        )
         for _ in range(2):
             parent.until("paused (box-*): a new disk")
         id = greet(shop, "ada")
@@ -90,7 +92,11 @@ def test_lanes_of_a_fleet_are_paused_from_outside(shop: Shell) -> None:
         assert explained["gate"] == "lane-paused"
         assert explained["sentence"].endswith("but lane front is paused by hand: a new disk")
         assert "a new disk" in shop("lanes", "list").out
-        assert shop("lanes", "resume", "front", "--json").json == {"lane": "front", "paused": False, "was_paused": True}
+        assert shop("lanes", "resume", "front", "--json").json == {
+            "lane": "front",
+            "paused": False,
+            "was_paused": True,
+        }
         parent.until("hello ada")
         assert shop("lanes", "resume", "front").out == "lane front was not paused\n"
         assert parent.end() == 0
@@ -144,18 +150,24 @@ def test_hangup_counts_what_runs_in_the_new_lanes(shop: Shell) -> None:
     with talking(shop, "worker", "holds:app") as worker:
         for _ in names:
             worker.until("holding ")
-        file.write_text('concurrency = 2\n[lanes.front]\nqueues = ["hall"]\n[lanes.other]\nqueues = ["attic"]\n')
+        file.write_text(
+            'concurrency = 2\n[lanes.front]\nqueues = ["hall"]\n[lanes.other]\nqueues = ["attic"]\n'
+        )
         worker.process.send_signal(signal.SIGHUP)
         worker.until("settings reloaded: queues hall,attic, concurrency 2")
         found: list[tuple[str, int]] = []
         for _ in range(500):  # it says so after the next commit
-            found = [(each["name"], each["running"]) for each in shop("lanes", "list", "--json").json["lanes"]]
+            found = [
+                (each["name"], each["running"]) for each in shop("lanes", "list", "--json").json["lanes"]
+            ]
             if found != [("all", 0)]:
                 break
         assert found == [("front", 1), ("other", 0)]
         os.mkfifo(shop.folder / "eve.pipe")
         id = shop("enqueue", "hold", "--queue", "hall", "--args", '{"name": "eve"}').out.strip()
-        assert shop("jobs", "show", id, "--json").json["state"] == "ready", "both slots are taken, one by a queue in no lane"
+        assert shop("jobs", "show", id, "--json").json["state"] == "ready", (
+            "both slots are taken, one by a queue in no lane"
+        )
         for name in (*names, "eve"):
             (shop.folder / f"{name}.pipe").write_text("go")
         worker.until("holding eve")
@@ -168,7 +180,9 @@ def test_a_closed_terminal_is_a_stop(shop: Shell, processes: str) -> None:
     near, far = pty.openpty()
     # The new session's first terminal is the one that it opens; a hangup goes to its leader.
     command = ["setsid", "--ctty", *EXECUTABLE, "worker", "shop:app", "--processes", processes]
-    process = subprocess.Popen(command, cwd=shop.folder, env=shop.environment, stdin=far, stdout=far, stderr=far)
+    process = subprocess.Popen(
+        command, cwd=shop.folder, env=shop.environment, stdin=far, stdout=far, stderr=far
+    )
     os.close(far)
     said = b""
     # All of them: a process that is told to stop while it still starts ends like any other program.
@@ -184,7 +198,10 @@ def test_groups_pause_and_resume(shop: Shell) -> None:
         task = app.task(name="greet", queue="hall")(lambda name: name)
         group = app.group([task.of(name="ada")], id="g")
         assert shop("groups", "pause", "g", "--why", "a new disk").out == "group g is paused\n"
-        assert "group g is paused: a new disk; `towpath groups resume g`" in shop("jobs", "explain", group.jobs[0].id).out
+        assert (
+            "group g is paused: a new disk; `towpath groups resume g`"
+            in shop("jobs", "explain", group.jobs[0].id).out
+        )
         assert group.jobs[0].status().state is towpath.State.BLOCKED
         assert shop("groups", "resume", "g", "--json").json == {"id": "g", "state": "sealed"}
         assert group.jobs[0].status().state is towpath.State.READY

@@ -18,7 +18,8 @@ MS = SECOND // 1000
 
 
 class Service:
-    """More than `capacity` calls at once are turned away quickly; the others take about 100 ms. There is always a next call."""
+    """More than `capacity` calls at once are turned away quickly; the others take about 100 ms. There is
+    always a next call."""
 
     def __init__(self, limiter: Limiter, seed: int, capacity: int, after: int = 0) -> None:
         self.limiter, self.capacity, self.after = limiter, capacity, after
@@ -47,7 +48,9 @@ class Service:
         self.inside += ok
         spent = self._chance.uniform(80, 120) * self.slower if ok else self._chance.uniform(2, 10)
         self._count += 1
-        heapq.heappush(self._calls, (self.now + round(spent * MS), self._count, ok, self.limiter.start(self.now)))
+        heapq.heappush(
+            self._calls, (self.now + round(spent * MS), self._count, ok, self.limiter.start(self.now))
+        )
 
     def _answer(self, ok: bool, ticket: Ticket) -> None:
         if ok:
@@ -167,7 +170,11 @@ def test_it_rests_at_what_worked_before_it_tries_more() -> None:
     assert service.turned_away - before <= 40 * 60 / (0.1 * REST) * 0.15
 
 
-@given(st.integers(1, 50), st.integers(0, 50), st.lists(st.sampled_from(["start", "ok", "failed", "throttled"]), max_size=200))
+@given(
+    st.integers(1, 50),
+    st.integers(0, 50),
+    st.lists(st.sampled_from(["start", "ok", "failed", "throttled"]), max_size=200),
+)
 def test_whatever_happens_the_bounds_and_the_count_hold(least: int, more: int, steps: list[str]) -> None:
     limiter = Limiter(Bounds(least, least + more))
     out: list[Ticket] = []
@@ -186,7 +193,9 @@ def test_whatever_happens_the_bounds_and_the_count_hold(least: int, more: int, s
         assert limiter.running == len(out)
 
 
-@pytest.mark.parametrize(("bounds", "field"), [((0, 5), "min"), ((6, 5), "min"), ((1, 0), "max"), ((1, 99_999), "max")])
+@pytest.mark.parametrize(
+    ("bounds", "field"), [((0, 5), "min"), ((6, 5), "min"), ((1, 0), "max"), ((1, 99_999), "max")]
+)
 def test_bounds_are_checked(bounds: tuple[int, int], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Bounds(*bounds)

@@ -70,7 +70,8 @@ def test_any_order_of_a_dag_is_admitted(graph: Edges, order: list[int]) -> None:
 
 @given(dags(), st.permutations(range(12)), st.sampled_from([State.DONE, State.FAILED, State.CANCELED]))
 def test_the_end_of_a_root_runs_through_the_graph(graph: Edges, order: list[int], root: State) -> None:
-    """Node 0 exists already and is finished: whoever needs it to succeed, and whoever needs them, is born like it."""
+    """Node 0 exists already and is finished: whoever needs it to succeed, and whoever needs them, is born
+    like it."""
     specs = [spec for spec in specs_of(graph, order) if spec.id != "n0"]
     known = {"n0": Known("n0", 99, root)}
     if not specs:
@@ -116,7 +117,10 @@ def test_a_long_chain_needs_no_recursion() -> None:
 
 
 def test_unknown_ids_are_all_named() -> None:
-    specs = [Spec(id="a", queue="q", after=(After("y"), After("x", group=True), After("b"))), Spec(id="b", queue="q")]
+    specs = [
+        Spec(id="a", queue="q", after=(After("y"), After("x", group=True), After("b"))),
+        Spec(id="b", queue="q"),
+    ]
     with pytest.raises(UnknownDependency) as caught:
         admit(specs, Facts(), NOW, 1)
     assert caught.value.details == {"ids": ("group x", "y")}

@@ -53,7 +53,9 @@ def within(value: float, wanted: float, share: float) -> bool:
 
 def test_eight_streams_of_all_sizes_keep_to_the_rate_and_share_it_evenly() -> None:
     meter = Meter(Limits(down=1_000_000))
-    readers = [Reader("down", piece) for piece in (100, 1_000, 4_096, 16_384, 65_536, 65_536, 262_144, 1_000_000)]
+    readers = [
+        Reader("down", piece) for piece in (100, 1_000, 4_096, 16_384, 65_536, 65_536, 262_144, 1_000_000)
+    ]
     simulate(meter, readers, 100.0, 110.0)
     assert within(sum(reader.had for reader in readers), 10_000_000, 0.05)
     for reader in readers:
@@ -147,7 +149,8 @@ def test_speeds(text: object, value: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["10Mb/s", "10MB", "fast", "-1MB/s", "0MB/s", "0.0001B/s", 0, -5, True, 1.5, b"1MB/s", "9999999TB/s"]
+    "text",
+    ["10Mb/s", "10MB", "fast", "-1MB/s", "0MB/s", "0.0001B/s", 0, -5, True, 1.5, b"1MB/s", "9999999TB/s"],
 )
 def test_bad_speeds_are_refused_with_the_field(text: object) -> None:
     with pytest.raises(InvalidInput, match=r"^up is .*10MB/s"):
@@ -159,8 +162,18 @@ def minute(text: str) -> int:
 
 
 def test_the_time_of_day_decides() -> None:
-    found = plan(None, "50MB/s", None, [("08:00-18:00", "2MB/s"), ("22:00-06:00", {"down": None, "up": "1MB/s"})], "UTC")
-    day, night, rest = Limits(None, 50_000_000, 2_000_000), Limits(1_000_000, None, None), Limits(None, 50_000_000, None)
+    found = plan(
+        None,
+        "50MB/s",
+        None,
+        [("08:00-18:00", "2MB/s"), ("22:00-06:00", {"down": None, "up": "1MB/s"})],
+        "UTC",
+    )
+    day, night, rest = (
+        Limits(None, 50_000_000, 2_000_000),
+        Limits(1_000_000, None, None),
+        Limits(None, 50_000_000, None),
+    )
     times = {
         "07:59": rest,
         "08:00": day,

@@ -33,7 +33,12 @@ def at(seconds: float) -> int:
 
 def test_failures_within_the_window_open_it() -> None:
     status = fails(Status(), 0, 5, 9)
-    assert (status.phase(at(9)), status.until, status.why, status.trips) == (Phase.OPEN, at(39), "3 failures in 10 s", 1)
+    assert (status.phase(at(9)), status.until, status.why, status.trips) == (
+        Phase.OPEN,
+        at(39),
+        "3 failures in 10 s",
+        1,
+    )
     assert (status.phase(at(39) - 1), status.phase(at(39))) == (Phase.OPEN, Phase.HALF_OPEN)
 
 
@@ -171,14 +176,20 @@ def test_bad_settings(fields: dict[str, Any], named: str) -> None:
 
 
 def test_spans() -> None:
-    assert Breaker("x", window=timedelta(minutes=1), cooldown=timedelta(seconds=2)) == Breaker("x", window=60, cooldown=2)
+    assert Breaker("x", window=timedelta(minutes=1), cooldown=timedelta(seconds=2)) == Breaker(
+        "x", window=60, cooldown=2
+    )
 
 
 # The gates that follow
 
 
 def test_a_gate_is_a_time_and_a_cap_and_its_settings_come_back() -> None:
-    record = Record(B, fails(Status(), 0, 0, 0), (Gate("q", "breaker:x", cap=9, why="mine"), Gate("r"), Gate("s", None, 1)))
+    record = Record(
+        B,
+        fails(Status(), 0, 0, 0),
+        (Gate("q", "breaker:x", cap=9, why="mine"), Gate("r"), Gate("s", None, 1)),
+    )
     words = "breaker x: 3 failures in 10 s"
     assert record.settings() == [
         SetPart(queue="q", part="breaker:x", cap=2, not_before=at(30), why=words),

@@ -79,7 +79,9 @@ def test_micros_of_other_kinds() -> None:
     assert checks.micros(timedelta(minutes=1, microseconds=5)) == 60_000_005
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, -0.1, True, "5", None, 10**18, timedelta(seconds=-1)])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -1, -0.1, True, "5", None, 10**18, timedelta(seconds=-1)]
+)
 def test_times_that_are_none(value: object) -> None:
     with pytest.raises(InvalidInput, match="delay is "):
         checks.micros(value, "delay")  # type: ignore[arg-type]

@@ -27,7 +27,9 @@ def job(**changes: Any) -> Job:
 
 
 def queue(**changes: Any) -> QueueView:
-    return replace(QueueView("q", Counts(ready=1), NOW, False, None, None, None, None, 0, None, None), **changes)
+    return replace(
+        QueueView("q", Counts(ready=1), NOW, False, None, None, None, None, 0, None, None), **changes
+    )
 
 
 def part(**changes: Any) -> PartView:
@@ -35,7 +37,9 @@ def part(**changes: Any) -> PartView:
 
 
 def group(**changes: Any) -> GroupView:
-    return replace(GroupView("g", GroupState.OPEN, None, OnFailure.CONTINUE, 1, 1, 0, 0, 0, 0, NOW, None), **changes)
+    return replace(
+        GroupView("g", GroupState.OPEN, None, OnFailure.CONTINUE, 1, 1, 0, 0, 0, 0, NOW, None), **changes
+    )
 
 
 FINISHED = job(state=State.DONE, finished_at=NOW)
@@ -55,7 +59,9 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Facts(
             job=replace(FINISHED, state=State.FAILED, reason=Reason.DEPENDENCY),
             queue=queue(),
-            culprit=job(id="b", kind="mail", state=State.FAILED, reason=Reason.FATAL, error="ValueError: no\n\ntrace"),
+            culprit=job(
+                id="b", kind="mail", state=State.FAILED, reason=Reason.FATAL, error="ValueError: no\n\ntrace"
+            ),
         ),
         Gate.FINISHED,
         f"finished: failed (dependency) at {AT}, because job b (mail) failed (fatal): ValueError: no",
@@ -75,7 +81,11 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Gate.RUNNING,
         f"leased by w until {THEN}, asked to stop (aborted)",
     ),
-    (Facts(job=job(expires_at=NOW), queue=queue(paused=True)), Gate.EXPIRED, f"expired at {AT} and will not run"),
+    (
+        Facts(job=job(expires_at=NOW), queue=queue(paused=True)),
+        Gate.EXPIRED,
+        f"expired at {AT} and will not run",
+    ),
     (Facts(job=BLOCKED, queue=queue(), open_jobs=("b",)), Gate.WAITS, "waits for 1 job: b"),
     (Facts(job=BLOCKED, queue=queue(), open_groups=("g",)), Gate.WAITS, "waits for 1 group: g"),
     (
@@ -99,12 +109,19 @@ CASES: list[tuple[Facts, Gate, str]] = [
         "group g is paused; `towpath groups resume g` lets it go on",
     ),
     (
-        Facts(job=replace(MEMBER, waits=2), queue=queue(), open_jobs=("b",), group=group(paused=True, why="x")),
+        Facts(
+            job=replace(MEMBER, waits=2), queue=queue(), open_jobs=("b",), group=group(paused=True, why="x")
+        ),
         Gate.WAITS,
         "waits for 1 job: b, and group g is paused: x",
     ),
     (
-        Facts(job=replace(MEMBER, waits=1), queue=queue(), open_jobs=("b",), group=group(state=GroupState.SEALED)),
+        Facts(
+            job=replace(MEMBER, waits=1),
+            queue=queue(),
+            open_jobs=("b",),
+            group=group(state=GroupState.SEALED),
+        ),
         Gate.WAITS,
         "waits for 1 job: b",
     ),
@@ -129,9 +146,17 @@ CASES: list[tuple[Facts, Gate, str]] = [
         "ready, 4 ahead of it in q: its lease was lost 2 times, which makes it a suspect, and a worker runs one suspect at a time",
     ),
     (Facts(job=job(losses=2), queue=queue(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
-    (Facts(job=job(), queue=queue(paused=True), part=part(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
+    (
+        Facts(job=job(), queue=queue(paused=True), part=part(paused=True)),
+        Gate.QUEUE_PAUSED,
+        "queue q is paused by hand",
+    ),
     (Facts(job=job(), queue=queue(paused=True, why="x")), Gate.QUEUE_PAUSED, "queue q is paused by hand: x"),
-    (Facts(job=job(), queue=queue(next_at=LATER, why="x")), Gate.QUEUE_HELD, f"queue q is held until {THEN}: x"),
+    (
+        Facts(job=job(), queue=queue(next_at=LATER, why="x")),
+        Gate.QUEUE_HELD,
+        f"queue q is held until {THEN}: x",
+    ),
     (
         Facts(job=job(), queue=queue(next_at=LATER, rate=Rate(3, 60 * SECOND))),
         Gate.QUEUE_RATE,
@@ -147,7 +172,11 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Gate.PART_PAUSED,
         "part p of queue q is paused by hand: x",
     ),
-    (Facts(job=job(), queue=queue(), part=part(next_at=LATER)), Gate.PART_HELD, f"part p of queue q is held until {THEN}"),
+    (
+        Facts(job=job(), queue=queue(), part=part(next_at=LATER)),
+        Gate.PART_HELD,
+        f"part p of queue q is held until {THEN}",
+    ),
     (
         Facts(job=job(), queue=queue(), part=part(next_at=NOW + 230_000, rate=Rate(2, SECOND, 3))),
         Gate.PART_RATE,
@@ -160,7 +189,11 @@ CASES: list[tuple[Facts, Gate, str]] = [
         f"part p of queue q is held until {THEN}: x",
     ),
     (
-        Facts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(2, SECOND), why="breaker b: 5 failures in 60 s")),
+        Facts(
+            job=job(),
+            queue=queue(),
+            part=part(next_at=LATER, rate=Rate(2, SECOND), why="breaker b: 5 failures in 60 s"),
+        ),
         Gate.BREAKER,
         f"breaker b is open until {THEN} (5 failures in 60 s)",
     ),
@@ -170,14 +203,21 @@ CASES: list[tuple[Facts, Gate, str]] = [
         "breaker b is open until somebody closes it (by hand: a migration)",
     ),
     (
-        Facts(job=job(), queue=queue(), part=part(cap=2, running=2, why="breaker b: a probe failed"), holders=("b", "c")),
+        Facts(
+            job=job(),
+            queue=queue(),
+            part=part(cap=2, running=2, why="breaker b: a probe failed"),
+            holders=("b", "c"),
+        ),
         Gate.BREAKER,
         "breaker b is half open (a probe failed): 2 may try, 2 running: b, c",
     ),
     (Facts(job=job(), queue=queue(cap=0)), Gate.QUEUE_CAP, "cap 0 of queue q lets nothing run"),
     (
         Facts(
-            job=job(state=State.SCHEDULED, reason=Reason.REFUSED, ready_at=LATER, error="breaker b is open\nmore"),
+            job=job(
+                state=State.SCHEDULED, reason=Reason.REFUSED, ready_at=LATER, error="breaker b is open\nmore"
+            ),
             queue=queue(),
         ),
         Gate.SCHEDULED,
@@ -188,7 +228,11 @@ CASES: list[tuple[Facts, Gate, str]] = [
         Gate.PART_CAP,
         "cap 1 of part p of queue q reached by b",
     ),
-    (Facts(job=job(), queue=queue(), part=part()), Gate.NEXT, "ready, first in line in q: the next claim takes it"),
+    (
+        Facts(job=job(), queue=queue(), part=part()),
+        Gate.NEXT,
+        "ready, first in line in q: the next claim takes it",
+    ),
     (Facts(job=job(), queue=queue(), ahead=3), Gate.NEXT, "ready, 3 ahead of it in q"),
     (
         Facts(job=job(state=State.SCHEDULED, ready_at=NOW), queue=queue()),
@@ -213,7 +257,15 @@ API = LimitView(name="resource api", queues=("q",), limit=4, running=4)
 
 def worker(**changes: Any) -> WorkerView:
     plain = WorkerView(
-        name="w", owner="w#1", host="h", pid=1, queues=("q", "x/*"), concurrency=8, running=0, started_at=NOW, seen_at=NOW
+        name="w",
+        owner="w#1",
+        host="h",
+        pid=1,
+        queues=("q", "x/*"),
+        concurrency=8,
+        running=0,
+        started_at=NOW,
+        seen_at=NOW,
     )
     return replace(plain, **changes)
 
@@ -222,8 +274,16 @@ HELD = replace(API, running=0, until=LATER)
 AMONG: list[tuple[list[WorkerView], Gate, str]] = [
     ([worker()], Gate.NEXT, ": the next claim takes it"),
     ([], Gate.NO_WORKER, ", but no worker that is there takes from q"),
-    ([worker(queues=("r", "x/*")), worker(draining=True)], Gate.NO_WORKER, ", but no worker that is there takes from q"),
-    ([worker(paused=True, why="x")], Gate.WORKERS_PAUSED, ", but every worker that takes from q is paused: x"),
+    (
+        [worker(queues=("r", "x/*")), worker(draining=True)],
+        Gate.NO_WORKER,
+        ", but no worker that is there takes from q",
+    ),
+    (
+        [worker(paused=True, why="x")],
+        Gate.WORKERS_PAUSED,
+        ", but every worker that takes from q is paused: x",
+    ),
     ([worker(paused=True), worker()], Gate.NEXT, ": the next claim takes it"),
     ([worker(lanes=(LANE,))], Gate.LANE_PAUSED, ", but lane bulk is paused by hand: a new disk"),
     ([worker(lanes=(LANE,)), worker()], Gate.NEXT, ": the next claim takes it"),
@@ -243,7 +303,9 @@ AMONG: list[tuple[list[WorkerView], Gate, str]] = [
 
 @pytest.mark.parametrize(("workers", "gate", "rest"), AMONG)
 def test_who_would_run_it(workers: list[WorkerView], gate: Gate, rest: str) -> None:
-    found = among_workers(explain(Facts(job=job(), queue=queue()), NOW), "q", workers, {"bulk": "a new disk"}, NOW)
+    found = among_workers(
+        explain(Facts(job=job(), queue=queue()), NOW), "q", workers, {"bulk": "a new disk"}, NOW
+    )
     assert (found.gate, str(found)) == (gate, f"job a: ready, first in line in q{rest}")
 
 
@@ -253,8 +315,18 @@ def running(owner: str, count: int, queue: str = "q") -> list[Job]:
 
 OTHER = LaneView(name="other", queues=("r",), reserved=2, running=0)
 BUSY: list[tuple[list[WorkerView], list[Job], int, str | None]] = [
-    ([worker(concurrency=4, running=4)], [], 0, "all 4 slots of 1 worker on queue q are busy; no job is ahead"),
-    ([worker(concurrency=1)], running("w#1", 1), 1, "the slot of 1 worker on queue q is busy; 1 job is ahead"),
+    (
+        [worker(concurrency=4, running=4)],
+        [],
+        0,
+        "all 4 slots of 1 worker on queue q are busy; no job is ahead",
+    ),
+    (
+        [worker(concurrency=1)],
+        running("w#1", 1),
+        1,
+        "the slot of 1 worker on queue q is busy; 1 job is ahead",
+    ),
     (
         [worker(concurrency=2), worker(owner="w#2", concurrency=2, running=2)],
         running("w#1", 2),

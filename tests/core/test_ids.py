@@ -51,5 +51,7 @@ def test_derived_does_not_change_between_releases() -> None:
 
 
 def test_derived_ids_differ() -> None:
-    made = {derived(parent, role, n) for parent in "ab" for role in ("then:done", "then:failed") for n in range(5)}
+    made = {
+        derived(parent, role, n) for parent in "ab" for role in ("then:done", "then:failed") for n in range(5)
+    }
     assert len(made) == 20

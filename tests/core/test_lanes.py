@@ -13,7 +13,8 @@ from towpath.errors import InvalidInput
 
 
 class World:
-    """`backlog[lane]` jobs wait in the ledger, those at hand were claimed. A claim and starts, as a worker does them."""
+    """`backlog[lane]` jobs wait in the ledger, those at hand were claimed. A claim and starts, as a worker
+    does them."""
 
     def __init__(self, total: int, *lanes: Lane) -> None:
         self.shares = Shares(total, {f"lane{n}": lane for n, lane in enumerate(lanes)})
@@ -100,7 +101,8 @@ def test_a_flood_in_one_lane_never_stops_the_other(flooded: int, ahead: int) -> 
         longest = max(longest, waited)
         busy = [each for each, count in enumerate(world.running) if count]
         world.end(chance.choice(busy))
-    # A slot frees up at every tick. With one slot of its own taken, the next one is for the lane that is short.
+    # A slot frees up at every tick. With one slot of its own taken, the next one is for the lane that is
+    # short.
     assert longest <= 6 + ahead
     assert started >= 600
 
@@ -127,10 +129,14 @@ def test_lanes_do_not_lend_unless_they_are_told_to() -> None:
 
 def test_what_ended_and_is_not_settled_counts_as_claimed_ahead() -> None:
     shares = Shares(8, {"a": lane(2), "b": lane(2)})
-    most = [max(call.upto for call in shares.calls([4, 4], [0, 0], [30, 10], unsettled)) for unsettled in (0, 20)]
+    most = [
+        max(call.upto for call in shares.calls([4, 4], [0, 0], [30, 10], unsettled)) for unsettled in (0, 20)
+    ]
     assert most == [40, 20]
     assert shares.calls([4, 4], [0, 0], [30, 10], 40) == []
-    assert max(call.upto for call in shares.calls([2, 2], [0, 0], [30, 10], 42)) == 2, "beyond that it takes slots"
+    assert max(call.upto for call in shares.calls([2, 2], [0, 0], [30, 10], 42)) == 2, (
+        "beyond that it takes slots"
+    )
 
 
 def test_a_lane_claims_nothing_for_slots_that_are_taken() -> None:
@@ -170,7 +176,10 @@ def test_what_a_paused_lane_has_at_hand_does_not_start() -> None:
 
 
 lanes = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4)
-steps = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["add", "end", "end", "step"]), st.integers(0, 3)), max_size=80)
+steps = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["add", "end", "end", "step"]), st.integers(0, 3)),
+    max_size=80,
+)
 
 
 @given(lanes, st.integers(0, 6), steps)

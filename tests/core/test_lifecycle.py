@@ -88,18 +88,27 @@ def test_every_outcome(
 
 
 def test_the_last_failure_is_for_good() -> None:
-    assert settle(running(failures=1, max_attempts=2), Retry(), NOW) == Change(State.FAILED, Reason.EXHAUSTED, 1, 2, 0)
+    assert settle(running(failures=1, max_attempts=2), Retry(), NOW) == Change(
+        State.FAILED, Reason.EXHAUSTED, 1, 2, 0
+    )
     assert settle(running(failures=0, max_attempts=2), Retry(), NOW).state is State.READY
     assert settle(running(max_attempts=1), Snooze(), NOW).state is State.READY
 
 
-outcomes = st.sampled_from([Done(), Fail(), Stop(), Retry(), Retry(7), Snooze(), Snooze(7), Release(), Refuse()])
+outcomes = st.sampled_from(
+    [Done(), Fail(), Stop(), Retry(), Retry(7), Snooze(), Snooze(7), Release(), Refuse()]
+)
 
 
 @given(
-    outcomes, st.sampled_from([None, Reason.REQUESTED, Reason.SUPERSEDED, Reason.ABORTED]), st.integers(0, 3), st.integers(1, 3)
+    outcomes,
+    st.sampled_from([None, Reason.REQUESTED, Reason.SUPERSEDED, Reason.ABORTED]),
+    st.integers(0, 3),
+    st.integers(1, 3),
 )
-def test_an_outcome_never_leaves_the_table(outcome: Outcome, asked: Reason | None, failures: int, most: int) -> None:
+def test_an_outcome_never_leaves_the_table(
+    outcome: Outcome, asked: Reason | None, failures: int, most: int
+) -> None:
     change = settle(running(cancel_requested=asked, failures=failures, max_attempts=most), outcome, NOW)
     assert (State.RUNNING, change.state) in TRANSITIONS
     assert change.reason in REASONS[change.state]
@@ -122,10 +131,18 @@ def test_a_loss_never_leaves_the_table(asked: Reason | None, losses: int, most: 
 
 
 def test_the_delay_of_a_suspect_doubles_and_is_spread_over_its_whole_span() -> None:
-    for losses, span in ((2, SECOND), (3, 2 * SECOND), (4, 4 * SECOND), (50, 300 * SECOND), (10**6, 300 * SECOND)):
+    for losses, span in (
+        (2, SECOND),
+        (3, 2 * SECOND),
+        (4, 4 * SECOND),
+        (50, 300 * SECOND),
+        (10**6, 300 * SECOND),
+    ):
         delays = [suspicion(f"job-{n}", losses) for n in range(400)]
         assert all(0 < delay <= span for delay in delays)
-        quarters = [sum(span * part < 4 * delay <= span * (part + 1) for delay in delays) for part in range(4)]
+        quarters = [
+            sum(span * part < 4 * delay <= span * (part + 1) for delay in delays) for part in range(4)
+        ]
         assert min(quarters) > 60
 
 

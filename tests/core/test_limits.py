@@ -68,7 +68,13 @@ def test_giving_back_never_goes_below_zero(next_at: int, rate: Rate, count: int)
 
 
 turns = st.lists(
-    st.builds(Turn, st.sampled_from([*"abcdef", None]), st.integers(0, 5 * TURN), st.integers(1, 10), st.integers(0, 12)),
+    st.builds(
+        Turn,
+        st.sampled_from([*"abcdef", None]),
+        st.integers(0, 5 * TURN),
+        st.integers(1, 10),
+        st.integers(0, 12),
+    ),
     unique_by=lambda turn: turn.part,
     max_size=7,
 )

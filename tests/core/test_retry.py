@@ -18,7 +18,9 @@ def middle() -> float:
     return 0.5
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (10, 512), (13, 3600), (10_000, 3600)])
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (10, 512), (13, 3600), (10_000, 3600)]
+)
 def test_exponential(failures: int, seconds: int) -> None:
     assert Exponential().delay(failures, middle) == seconds * SECOND
 

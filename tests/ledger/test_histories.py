@@ -13,7 +13,19 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from towpath.core.commands import Append, Cancel, Command, Note, Open, Progress, Purge, Renew, Revive, SetPart, Upkeep
+from towpath.core.commands import (
+    Append,
+    Cancel,
+    Command,
+    Note,
+    Open,
+    Progress,
+    Purge,
+    Renew,
+    Revive,
+    SetPart,
+    Upkeep,
+)
 from towpath.core.job import FINISHED, After, Reason, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger import Answer, Ledger
@@ -53,7 +65,10 @@ def test_histories_go_everywhere() -> None:
             batch = moves.batch()
             found = ledger.apply(batch, now)
             moves.heard(found)
-            answers |= {(type(command).__name__, type(answer).__name__) for command, answer in zip(batch, found, strict=True)}
+            answers |= {
+                (type(command).__name__, type(answer).__name__)
+                for command, answer in zip(batch, found, strict=True)
+            }
             dump = ledger.dump()
             states |= {(job.state, job.reason) for job in dump["jobs"]}
             ends |= {view.outcome for view, _ in dump["groups"]}
@@ -62,7 +77,12 @@ def test_histories_go_everywhere() -> None:
     refusals = "UnknownDependency DependencyCycle UnknownGroup GroupClosed"
     for command in ("Append", "Settle"):
         assert {(command, refusal) for refusal in refusals.split()} <= answers
-    assert {("Append", "QueueFull"), ("Settle", "LostClaim"), ("Settle", "NoteConflict"), ("Progress", "LostClaim")} <= answers
+    assert {
+        ("Append", "QueueFull"),
+        ("Settle", "LostClaim"),
+        ("Settle", "NoteConflict"),
+        ("Progress", "LostClaim"),
+    } <= answers
     assert {command for command, _ in answers} == {kind.__name__ for kind in get_args(Command)}
 
 
@@ -74,15 +94,26 @@ def test_a_state_machine(tmp_path: Path) -> None:
 def _whole_append(command: Command) -> Command:
     if not isinstance(command, Append):
         return command
-    return Append(tuple(replace(each, after=tuple(After(x.id, group=x.group) for x in each.after)) for each in command.specs))
+    return Append(
+        tuple(
+            replace(each, after=tuple(After(x.id, group=x.group) for x in each.after))
+            for each in command.specs
+        )
+    )
 
 
 FAULTS: dict[str, Callable[[Command], Command]] = {
-    "leases are a microsecond longer": lambda each: replace(each, lease=each.lease + 1) if isinstance(each, Renew) else each,
-    "progress loses the cursor": lambda each: replace(each, cursor=None) if isinstance(each, Progress) else each,
+    "leases are a microsecond longer": lambda each: (
+        replace(each, lease=each.lease + 1) if isinstance(each, Renew) else each
+    ),
+    "progress loses the cursor": lambda each: (
+        replace(each, cursor=None) if isinstance(each, Progress) else each
+    ),
     "nobody runs anyway": _whole_append,
     "weights are ignored": lambda each: replace(each, weight=UNSET) if isinstance(each, SetPart) else each,
-    "tokens are ignored": lambda each: replace(each, token="") if isinstance(each, Cancel | Revive | Purge) else each,
+    "tokens are ignored": lambda each: (
+        replace(each, token="") if isinstance(each, Cancel | Revive | Purge) else each
+    ),
     "upkeep has no limit": lambda each: Upkeep(10_000) if isinstance(each, Upkeep) else each,
     "notes never expire": lambda each: replace(each, ttl=None) if isinstance(each, Note) else each,
     "groups have no then": lambda each: replace(each, then={}) if isinstance(each, Open) else each,

@@ -69,7 +69,9 @@ def test_depth_and_age_are_the_ledgers_at_the_time_of_the_scrape() -> None:
     metrics.install(Bus(), ledger, registry, clock)
     assert sample(registry, "ledger_up") == 1
     ledger.apply([Append(tuple(Spec(id=f"j{n}", queue="orders") for n in range(3)))])
-    ledger.apply([Append((Spec(id="later", queue="orders", delay=60 * SECOND),)), SetQueue(queue="slow", paused=True)])
+    ledger.apply(
+        [Append((Spec(id="later", queue="orders", delay=60 * SECOND),)), SetQueue(queue="slow", paused=True)]
+    )
     clock.advance(5)
     (claimed,) = ledger.apply([Claim(owner="w", wants=(Want("orders", 1),), lease=60 * SECOND)])
     assert isinstance(claimed, ClaimedAnswer)
@@ -100,7 +102,10 @@ def test_the_states_of_breakers_are_the_fleets() -> None:
             changed.expect(1)
 
         def states() -> list[float | None]:
-            return [sample(registry, "breaker_state", breaker="x", state=state) for state in ("closed", "open", "half-open")]
+            return [
+                sample(registry, "breaker_state", breaker="x", state=state)
+                for state in ("closed", "open", "half-open")
+            ]
 
         assert states() == [0, 1, 0]
         clock.advance(30)
@@ -300,7 +305,10 @@ def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
 
 def test_the_limit_of_a_resource() -> None:
     registry = installed(
-        LimitChanged("api", 4, 0), LimitChanged("api", 5, 4), LimitChanged("api", 2, 5), LimitChanged("db", 9, 0)
+        LimitChanged("api", 4, 0),
+        LimitChanged("api", 5, 4),
+        LimitChanged("api", 2, 5),
+        LimitChanged("db", 9, 0),
     )
     assert sample(registry, "resource_limit", resource="api") == 2
     assert sample(registry, "resource_limit", resource="db") == 9

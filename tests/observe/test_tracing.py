@@ -1,4 +1,5 @@
-"""The trace of whoever enqueued goes on in whoever runs, by the real OpenTelemetry SDK; and nothing happens without it."""
+"""The trace of whoever enqueued goes on in whoever runs, by the real OpenTelemetry SDK; and nothing happens
+without it."""
 
 from __future__ import annotations
 
@@ -174,6 +175,8 @@ def test_a_message_carries_the_trace_of_its_put() -> None:
     request = finished()["request"].context
     carried = [request.trace_id, request.span_id]
     *traced, untraced = [message.headers for message in messages]
-    assert [[int(each, 16) for each in headers["traceparent"].split("-")[1:3]] for headers in traced] == [carried] * 4
+    assert [[int(each, 16) for each in headers["traceparent"].split("-")[1:3]] for headers in traced] == [
+        carried
+    ] * 4
     assert traced[0]["mine"] == "kept"
     assert untraced == {}

@@ -90,9 +90,10 @@ def test_an_async_writer_is_drained() -> None:
 
 
 def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
-    """Over 1.5 s the credit of 0.1 s is 7 % and a busy machine may take as much: 15 %. The 5 % over 10 s are tested with a
-    clock moved by hand, and by bench/flow.py without --quick in real time. The rate is so low that a stream's turns are 40 ms
-    apart: a thread that gets its processor some milliseconds late loses none of them."""
+    """Over 1.5 s the credit of 0.1 s is 7 % and a busy machine may take as much: 15 %. The 5 % over 10 s are
+    tested with a clock moved by hand, and by bench/flow.py without --quick in real time. The rate is so low
+    that a stream's turns are 40 ms apart: a thread that gets its processor some milliseconds late loses none
+    of them."""
     limits, seconds = Bandwidth(down="200kB/s"), 1.5
     had = [0] * 8
     start = threading.Barrier(5)

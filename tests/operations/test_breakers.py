@@ -80,7 +80,9 @@ def test_an_outage_touches_no_job_that_waits(bench: Bench, platform: Platform) -
         waiting = [job.status() for job in jobs[3:]]
         assert {(job.state, job.attempts, job.failures) for job in waiting} == {(State.READY, 0, 0)}
         assert {each.status().state for each in neighbours} == {State.DONE}
-        assert str(jobs[9].explain()).endswith("breaker platform-x is open until 2023-11-14T22:13:50.000Z (3 failures in 60 s)")
+        assert str(jobs[9].explain()).endswith(
+            "breaker platform-x is open until 2023-11-14T22:13:50.000Z (3 failures in 60 s)"
+        )
         # Two probes: the first that fails opens it again.
         bench.advance(30)
         assert platform.calls == 4
@@ -240,7 +242,10 @@ def test_bad_input(bench: Bench) -> None:
 
     typo.enqueue()
     bench.drain()
-    assert "breaker is 'platform-z': the breaker of a task of this app (platform-x), or a Breaker(...)" in str(seen[0])
+    assert (
+        "breaker is 'platform-z': the breaker of a task of this app (platform-x), or a Breaker(...)"
+        in str(seen[0])
+    )
 
 
 def test_by_hand(bench: Bench, platform: Platform) -> None:
@@ -248,7 +253,9 @@ def test_by_hand(bench: Bench, platform: Platform) -> None:
     job = app.tasks["fetch"].enqueue(1)
     app.breakers.open("platform-x", "a migration")
     assert bench.advance(3600 * 24 * 400) == 0
-    assert str(job.explain()).endswith("breaker platform-x is open until somebody closes it (by hand: a migration)")
+    assert str(job.explain()).endswith(
+        "breaker platform-x is open until somebody closes it (by hand: a migration)"
+    )
     app.breakers.close("platform-x")
     assert bench.drain() == 1
     app.breakers.open("platform-x", for_=10)
@@ -265,7 +272,10 @@ def test_by_hand_from_an_event_loop(bench: Bench) -> None:
 
     async def run() -> None:
         opened = await app.breakers.aopen("platform-x", "a migration", for_=10)
-        assert (opened.status.why, await app.breakers.aphase("platform-x")) == ("by hand: a migration", Phase.OPEN)
+        assert (opened.status.why, await app.breakers.aphase("platform-x")) == (
+            "by hand: a migration",
+            Phase.OPEN,
+        )
         assert [record.status.trips for record in await app.breakers.alist()] == [1]
         assert (await app.breakers.aclose("platform-x")).status.until == 0
         await app.breakers.areset("platform-x")
@@ -341,7 +351,10 @@ def test_a_fleet_opens_and_closes_together(tmp_path: Path, platform: Platform) -
         platform.down = False
         assert _one(a) + _one(b) == ["Done", "Done"]
         changed.expect(2)
-        assert (a.breakers.phase("platform-x"), b.breakers.phase("platform-x")) == (Phase.CLOSED, Phase.CLOSED)
+        assert (a.breakers.phase("platform-x"), b.breakers.phase("platform-x")) == (
+            Phase.CLOSED,
+            Phase.CLOSED,
+        )
         assert _one(a, 50) + _one(b) == ["Done"] * 10
         assert [event.state for event in changed.events] == ["open", "closed"]
         assert a.ledger.check() == []
@@ -356,7 +369,9 @@ def test_many_at_once_count_every_failure_once(tmp_path: Path, platform: Platfor
     def fail(app: App, first: int) -> None:
         starting.wait()
         for n in range(10):
-            app.parts.breakers.report(many, ("q", "breaker:many"), False, clock.now(), clock.now() + first + n)
+            app.parts.breakers.report(
+                many, ("q", "breaker:many"), False, clock.now(), clock.now() + first + n
+            )
 
     def failed(app: App) -> tuple[int, ...]:
         return next((record.status.failed for record in app.breakers.list()), ())
@@ -390,7 +405,9 @@ def test_failures_among_many_successes_do_not_open_it(
     kind: str, breaker: Breaker, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Real workers, two Apps: eight failures in the window, never five in a row."""
-    url = request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    url = (
+        request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
+    )
     failed: set[int] = set()
 
     def fetch(n: int) -> None:
@@ -407,7 +424,9 @@ def test_failures_among_many_successes_do_not_open_it(
         assert (record.status.phase(app.clock.now()), record.status.trips) == (Phase.CLOSED, 0)
 
 
-def test_the_log_says_why_a_breaker_closed(bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_why_a_breaker_closed(
+    bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "towpath.breakers")
     platform.down = True
     for n in range(3):
@@ -434,7 +453,9 @@ def test_a_worker_opens_it_and_gives_back_what_it_had_claimed(tmp_path: Path) ->
     app = App(f"sqlite:///{tmp_path / 'work.db'}")
     calls: list[int] = []
 
-    @app.task(name="fetch", breaker=Breaker("x", failures=4, cooldown=0.3, probes=1), backoff=0.05, max_attempts=5)
+    @app.task(
+        name="fetch", breaker=Breaker("x", failures=4, cooldown=0.3, probes=1), backoff=0.05, max_attempts=5
+    )
     async def fetch(n: int) -> None:
         calls.append(n)
         if len(calls) <= 4:
@@ -451,7 +472,10 @@ def test_a_worker_opens_it_and_gives_back_what_it_had_claimed(tmp_path: Path) ->
                     await job.aresult(20)
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
-                assert [event.state for event in changed.events if event.state != "half-open"] == ["open", "closed"]
+                assert [event.state for event in changed.events if event.state != "half-open"] == [
+                    "open",
+                    "closed",
+                ]
 
         asyncio.run(run())
         attempts = [job.status().attempts for job in jobs]

@@ -1,4 +1,5 @@
-"""What a breaker must survive: ledgers that fail for a moment, clocks that are set back, hands that reach into its gates, and races."""
+"""What a breaker must survive: ledgers that fail for a moment, clocks that are set back, hands that reach
+into its gates, and races."""
 
 from __future__ import annotations
 
@@ -175,7 +176,8 @@ def test_a_service_that_was_asked_too_much_is_not_down(bench: Bench, service: Se
 
 
 def test_a_call_that_does_not_answer_is_a_failure() -> None:
-    """The handler's time was up while it waited; a handler that is cancelled for another reason says nothing."""
+    """The handler's time was up while it waited; a handler that is cancelled for another reason says
+    nothing."""
     app = App("memory://")
     began = asyncio.Event()
 
@@ -248,7 +250,9 @@ def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, servi
     assert (_gate(bench).stats().cap, _gate(bench).stats().next_at) == (20, 0)
 
 
-def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(bench: Bench, service: Service) -> None:
+def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(
+    bench: Bench, service: Service
+) -> None:
     _out(bench, service, 20)
     bench.clock.advance(1)
     bench.app.call(SetPart(queue="default", part="breaker:x", not_before=0, cap=None))
@@ -279,7 +283,9 @@ def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, serv
     assert limits == [2, 4, 4, 2]
 
 
-def test_a_note_that_cannot_be_read_is_begun_anew(bench: Bench, service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_that_cannot_be_read_is_begun_anew(
+    bench: Bench, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.app.call(Note(key=rules.key("x"), value=b"not a record"))
     _out(bench, service)
     [record] = bench.app.breakers.list()

@@ -1,4 +1,5 @@
-"""`app.progress()`, `app.show_progress()` and `app.history()` with real workers. Handlers wait for the test, so every picture is exact."""
+"""`app.progress()`, `app.show_progress()` and `app.history()` with real workers. Handlers wait for the test,
+so every picture is exact."""
 
 from __future__ import annotations
 
@@ -94,7 +95,10 @@ def test_what_runs_is_counted_by_lane_and_kind(app: App) -> None:
     transfers.fetch.enqueue(10)
     for _ in range(2):
         transfers.push.options(queue="bulk").enqueue(10)
-    lanes = {name: Lane(queues=queues, reserved=1) for name, queues in (("a", ("net",)), ("b", ("bulk",)), ("c", ("none",)))}
+    lanes = {
+        name: Lane(queues=queues, reserved=1)
+        for name, queues in (("a", ("net",)), ("b", ("bulk",)), ("c", ("none",)))
+    }
     with working(app, concurrency=4, lanes=lanes):
         transfers.await_running(3)
         seen = app.progress()
@@ -161,7 +165,10 @@ def test_history_is_there_after_exit(tmp_path: Path) -> None:
         fetch, push = transfers.fetch.kind, transfers.push.kind
     with App(url) as later:
         first, second = later.history()
-        assert [(each.kind, each.counts.done, each.done) for each in (first, second)] == [(fetch, 4, 400), (push, 1, 8)]
+        assert [(each.kind, each.counts.done, each.done) for each in (first, second)] == [
+            (fetch, 4, 400),
+            (push, 1, 8),
+        ]
         assert first.first_start is not None
         assert first.last_end is not None
         assert first.first_start <= first.last_end
@@ -219,7 +226,11 @@ def test_rates_of_a_transfer_come_from_what_it_moved_while_watched(app: App) -> 
 
     fetch.enqueue()
     with working(app):
-        for at, rate, eta in ((0.0, 0.0, None), (1.0, 1_000_000.0, 9.0), (2.0, 1_500_000.0, 7_000_000 / 1_500_000)):
+        for at, rate, eta in (
+            (0.0, 0.0, None),
+            (1.0, 1_000_000.0, 9.0),
+            (2.0, 1_500_000.0, 7_000_000 / 1_500_000),
+        ):
             assert stepped.acquire(timeout=WAIT)
             now[0] = at
             (job,) = live.snapshot().running
@@ -241,7 +252,14 @@ def test_a_tally_forgets() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_999, "1.0 MB"), (2_100_000_000, "2.1 GB"), (5e15, "5000.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_999, "1.0 MB"),
+        (2_100_000_000, "2.1 GB"),
+        (5e15, "5000.0 TB"),
+    ],
 )
 def test_sizes_for_people(count: float, text: str) -> None:
     assert size_of(count) == text

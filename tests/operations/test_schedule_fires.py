@@ -87,13 +87,17 @@ def jobs(ledger: Ledger) -> list[Job]:
 
 def fired(ledger: Ledger) -> list[int]:
     """The times that the jobs were meant for, in the order they came."""
-    return [round(datetime.fromisoformat(job.headers[SCHEDULED_AT]).timestamp() * SECOND) for job in jobs(ledger)]
+    return [
+        round(datetime.fromisoformat(job.headers[SCHEDULED_AT]).timestamp() * SECOND) for job in jobs(ledger)
+    ]
 
 
 class TestTimes:
     def test_a_plain_cron_expression(self) -> None:
         times = fires(cron("*/20 9-10 * * MON"), at("2026-06-01T00:00:00"), at("2026-06-02T00:00:00"))
-        assert local(times, "UTC") == [f"01 {time} +0000" for time in ("09:00", "09:20", "09:40", "10:00", "10:20", "10:40")]
+        assert local(times, "UTC") == [
+            f"01 {time} +0000" for time in ("09:00", "09:20", "09:40", "10:00", "10:20", "10:40")
+        ]
 
     @pytest.mark.parametrize(
         ("alias", "expected"),
@@ -128,18 +132,23 @@ class TestTimes:
 
 
 class TestSummerTime:
-    """Europe/Berlin: 2026-03-29 02:00 -> 03:00, 2026-10-25 03:00 -> 02:00. America/New_York: 2026-03-08, 2026-11-01."""
+    """Europe/Berlin: 2026-03-29 02:00 -> 03:00, 2026-10-25 03:00 -> 02:00. America/New_York: 2026-03-08,
+    2026-11-01."""
 
     @pytest.mark.parametrize(
         ("tz", "year_month", "days", "change"),
         [("Europe/Berlin", "2026-10", 31, 25), ("America/New_York", "2026-11", 30, 1)],
     )
-    def test_the_repeated_hour_of_autumn_fires_once(self, tz: str, year_month: str, days: int, change: int) -> None:
+    def test_the_repeated_hour_of_autumn_fires_once(
+        self, tz: str, year_month: str, days: int, change: int
+    ) -> None:
         hour = 2 if tz == "Europe/Berlin" else 1
         start, end = at(f"{year_month}-01T00:00:00", tz), at(f"{year_month}-{days}T23:59:59", tz)
         times = fires(cron(f"30 {hour} * * *", tz), start - 1, end)
         assert len(times) == days
-        assert [time[:8] for time in local(times, tz)] == [f"{day:02} 0{hour}:30" for day in range(1, days + 1)]
+        assert [time[:8] for time in local(times, tz)] == [
+            f"{day:02} 0{hour}:30" for day in range(1, days + 1)
+        ]
         gaps = Counter(later - earlier for earlier, later in pairwise(times))
         assert gaps == {24 * HOUR: days - 2, 25 * HOUR: 1}
         summer = "+0200" if tz == "Europe/Berlin" else "-0400"
@@ -158,9 +167,13 @@ class TestSummerTime:
 
     def test_one_second_in_front_gets_the_same_care(self) -> None:
         tz = "Europe/Berlin"
-        autumn = fires(cron("15 30 2 * * *", tz), at("2026-10-24T12:00:00", tz), at("2026-10-26T00:00:00", tz))
+        autumn = fires(
+            cron("15 30 2 * * *", tz), at("2026-10-24T12:00:00", tz), at("2026-10-26T00:00:00", tz)
+        )
         assert autumn == [at("2026-10-25T02:30:15", tz)]
-        spring = fires(cron("15 30 2 * * *", tz), at("2026-03-28T12:00:00", tz), at("2026-03-30T00:00:00", tz))
+        spring = fires(
+            cron("15 30 2 * * *", tz), at("2026-03-28T12:00:00", tz), at("2026-03-30T00:00:00", tz)
+        )
         assert spring == [at("2026-03-29T03:00:15", tz)]
 
     def test_what_runs_all_day_runs_through_the_change_evenly(self) -> None:
@@ -170,12 +183,16 @@ class TestSummerTime:
             assert {later - earlier for earlier, later in pairwise(times)} == {15 * MINUTE}
 
     @given(
-        st.sampled_from(["30 2 * * *", "0 3 * * *", "*/7 * * * *", "0,30 1-3 * * *", "10 45 1 * * *", "*/20 2 * * 0"]),
+        st.sampled_from(
+            ["30 2 * * *", "0 3 * * *", "*/7 * * * *", "0,30 1-3 * * *", "10 45 1 * * *", "*/20 2 * * 0"]
+        ),
         st.sampled_from(["Europe/Berlin", "America/New_York", "UTC", "Australia/Lord_Howe"]),
         st.integers(at("2026-10-24T00:00:00"), at("2026-11-02T00:00:00")),
         st.integers(0, 12 * HOUR),
     )
-    def test_the_next_fire_does_not_depend_on_where_one_asks_from(self, text: str, tz: str, after: int, more: int) -> None:
+    def test_the_next_fire_does_not_depend_on_where_one_asks_from(
+        self, text: str, tz: str, after: int, more: int
+    ) -> None:
         schedule = cron(text, tz)
         fire = next_fire(schedule, after)
         assert fire > after
@@ -185,7 +202,14 @@ class TestSummerTime:
 
 class TestPlans:
     def due(self, schedule: Schedule, missed: str, next_at: int) -> Schedule:
-        return Schedule(name="s", spec=SPEC, cron=schedule.cron, every=schedule.every, missed=Missed(missed), next_at=next_at)
+        return Schedule(
+            name="s",
+            spec=SPEC,
+            cron=schedule.cron,
+            every=schedule.every,
+            missed=Missed(missed),
+            next_at=next_at,
+        )
 
     def test_on_time_every_policy_fires_once(self) -> None:
         noon = at("2026-06-01T12:00:00")
@@ -313,11 +337,15 @@ class TestFiring:
             assert fired(ledger) == fires(every(60), start, clock.now())
             assert ledger.check() == []
 
-    def test_a_crash_between_the_job_and_the_note_fires_nothing_twice(self, desk: Desk, clock: ManualClock) -> None:
+    def test_a_crash_between_the_job_and_the_note_fires_nothing_twice(
+        self, desk: Desk, clock: ManualClock
+    ) -> None:
         schedule = register(desk, every(60))
         clock.set(schedule.next_at)
         id = derived("schedule/s", str(schedule.next_at))
-        desk.committer.call(Append((Spec(id=id, queue="q", headers={SCHEDULED_AT: "2026-01-01T00:00:00+00:00"}),)))
+        desk.committer.call(
+            Append((Spec(id=id, queue="q", headers={SCHEDULED_AT: "2026-01-01T00:00:00+00:00"}),))
+        )
         assert Scheduler(desk).due(clock.now()) == schedule.next_at + MINUTE
         assert [job.id for job in jobs(desk.ledger)] == [id]
         assert get_schedule(desk, "s").last_at == schedule.next_at
@@ -338,7 +366,9 @@ class TestFiring:
         assert scheduler.due(clock.now()) == wake
 
     @pytest.mark.parametrize(("missed", "count"), [("skip", 1), ("all", 4)])
-    def test_a_full_queue_refuses_no_fire(self, desk: Desk, clock: ManualClock, missed: str, count: int) -> None:
+    def test_a_full_queue_refuses_no_fire(
+        self, desk: Desk, clock: ManualClock, missed: str, count: int
+    ) -> None:
         desk.committer.call(SetQueue(queue="q", capacity=0))
         schedule = register(desk, every(60, missed))
         clock.set(schedule.next_at + 3 * MINUTE)
@@ -356,7 +386,9 @@ class TestFiring:
         remove(desk, "broken")
         assert desk.ledger.note("schedule/broken") is None
 
-    def test_a_ledger_that_was_busy_in_the_middle_is_asked_again(self, ledger: Ledger, clock: ManualClock) -> None:
+    def test_a_ledger_that_was_busy_in_the_middle_is_asked_again(
+        self, ledger: Ledger, clock: ManualClock
+    ) -> None:
         gated = Gated(ledger)
         with Desk(gated, clock) as desk:
             register(desk, cron("* * * * *"))
@@ -378,7 +410,9 @@ class TestEdits:
         assert register(desk, cron("@hourly")) == first
         assert desk.ledger.version() == version
 
-    def test_a_new_definition_keeps_the_next_fire_unless_the_times_changed(self, desk: Desk, clock: ManualClock) -> None:
+    def test_a_new_definition_keeps_the_next_fire_unless_the_times_changed(
+        self, desk: Desk, clock: ManualClock
+    ) -> None:
         first = register(desk, cron("@hourly"))
         clock.set(first.next_at + HOUR)
         second = register(desk, cron("@hourly", missed="once"))
@@ -386,7 +420,9 @@ class TestEdits:
         third = register(desk, cron("@daily", missed="once"))
         assert third.next_at == next_fire(cron("@daily"), clock.now())
 
-    def test_a_change_at_run_time_outlives_a_restart_of_the_same_code(self, desk: Desk, clock: ManualClock) -> None:
+    def test_a_change_at_run_time_outlives_a_restart_of_the_same_code(
+        self, desk: Desk, clock: ManualClock
+    ) -> None:
         register(desk, cron("@hourly"))
         set_schedule(desk, "s", cron="*/5 * * * *", args={"n": 2})
         pause(desk, "s")
@@ -439,7 +475,10 @@ class TestEdits:
                 register(desk, cron("@daily", name=extra))
                 remove(desk, extra)
 
-            threads = [threading.Thread(target=work, args=(name, f"x{n}"), daemon=True) for n, name in enumerate(names * 2)]
+            threads = [
+                threading.Thread(target=work, args=(name, f"x{n}"), daemon=True)
+                for n, name in enumerate(names * 2)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -453,7 +492,10 @@ class TestEdits:
 def test_two_caretakers_with_schedules_fire_each_once(ledger: Ledger, clock: ManualClock) -> None:
     with Desk(ledger, clock, "a") as first, Desk(ledger, clock, "b") as second:
         register(first, cron("* * * * *"))
-        keepers = [Caretaker(ledger, host.committer, host.owner, clock, Scheduler(host).due) for host in (first, second)]
+        keepers = [
+            Caretaker(ledger, host.committer, host.owner, clock, Scheduler(host).due)
+            for host in (first, second)
+        ]
         start, end = clock.now(), clock.now() + HOUR // 6
         while clock.now() < end:
             wakes = [keeper.run_once(clock.now()) for keeper in keepers]

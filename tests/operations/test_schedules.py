@@ -51,7 +51,9 @@ def test_pause_and_resume() -> None:
 def test_set_changes_times_and_arguments() -> None:
     with app.testing() as bench:
         since = datetime(2026, 1, 1, tzinfo=UTC)
-        changed = app.schedules.set("nightly", every=timedelta(hours=2), args={"city": City(name="Berlin"), "since": since})
+        changed = app.schedules.set(
+            "nightly", every=timedelta(hours=2), args={"city": City(name="Berlin"), "since": since}
+        )
         assert (changed.cron, changed.every) == (None, 7_200_000_000)
         bench.advance(7200)
         job = bench.assert_enqueued(report, city=City(name="Berlin"), since=since)
@@ -70,7 +72,10 @@ def test_set_changes_times_and_arguments() -> None:
         ({"args": 5}, "args is 5: arguments by name"),
         ({"every": 0}, "every is 0: at least 0.1 seconds"),
         ({"cron": "never"}, "cron is 'never': minute hour"),
-        ({"cron": "* * * * *", "every": 5}, "schedule is {'cron': '* * * * *', 'every': 5}: either cron or every"),
+        (
+            {"cron": "* * * * *", "every": 5},
+            "schedule is {'cron': '* * * * *', 'every': 5}: either cron or every",
+        ),
         ({"tz": "Mars"}, "tz is 'Mars'"),
         ({"missed": "never"}, "missed is 'never': skip, once or all"),
     ],

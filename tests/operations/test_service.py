@@ -72,7 +72,11 @@ def test_processes() -> None:
             assert (n, pid != os.getpid()) == (1, True)
             assert (first.status().progress_done, first.status().cursor) == (1, b'{"n":1}')
             assert await second.aresult(60) == 5
-            for how, says in [("error", "ValueError: error"), ("exit", "exit code 3"), ("commit", "in this process")]:
+            for how, says in [
+                ("error", "ValueError: error"),
+                ("exit", "exit code 3"),
+                ("commit", "in this process"),
+            ]:
                 with pytest.raises(JobFailed, match=says):
                     await (await handlers.breaks.aenqueue(how)).aresult(60)
             with pytest.raises(JobFailed, match=r"longer than 0\.5 s"):
@@ -188,7 +192,9 @@ def test_the_first_signal_drains_and_the_second_leaves(tmp_path: Path, signals: 
     url = f"sqlite:///{tmp_path / 'work.db'}"
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", url, "0.5" if signals == 1 else "600"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "started\n"
@@ -200,7 +206,12 @@ def test_the_first_signal_drains_and_the_second_leaves(tmp_path: Path, signals: 
     with App(url) as app:
         [job] = app.ledger.find(Query()).jobs
         if signals == 1:
-            assert (process.returncode, rest, job.state, job.result) == (0, "left\n", State.DONE, b'"finished"')
+            assert (process.returncode, rest, job.state, job.result) == (
+                0,
+                "left\n",
+                State.DONE,
+                b'"finished"',
+            )
         else:
             assert (process.returncode, rest, job.state) == (128 + signal.SIGTERM, "", State.RUNNING)
 

@@ -56,7 +56,12 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
         async with working(app, concurrency=3, queues=("default",)):
             await until(app, lambda: len(app.workers.list()) == 1)
             [view] = await app.workers.alist()
-            assert (view.name, view.queues, view.concurrency, view.paused) == ("box-1", ("default",), 3, False)
+            assert (view.name, view.queues, view.concurrency, view.paused) == (
+                "box-1",
+                ("default",),
+                3,
+                False,
+            )
             asked = time.monotonic()
             await app.workers.apause("box-*", "a new disk")
             await until(app, lambda: state_of(app) == (True, False))
@@ -140,7 +145,9 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
 
     async def main() -> None:
         handle = await bulk.aenqueue()
-        assert str(handle.explain()).endswith("first in line in bulk, but no worker that is there takes from bulk")
+        assert str(handle.explain()).endswith(
+            "first in line in bulk, but no worker that is there takes from bulk"
+        )
         await handle.acancel()
         async with working(app, concurrency=4, lanes=LANES):
             await until(app, lambda: len(app.lanes.list()) == 2)
@@ -151,7 +158,13 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
             handle = await bulk.aenqueue()
             assert await (await task.aenqueue()).aresult(20) == 1
             [back, front] = await app.lanes.alist()
-            assert (back.name, back.paused, back.why, back.queues, back.workers) == ("back", True, "a new disk", ("bulk",), 1)
+            assert (back.name, back.paused, back.why, back.queues, back.workers) == (
+                "back",
+                True,
+                "a new disk",
+                ("bulk",),
+                1,
+            )
             assert (front.name, front.paused, front.reserved) == ("front", False, 2)
             assert handle.explain().gate == "lane-paused"
             assert str(handle.explain()).endswith("in bulk, but lane back is paused by hand: a new disk")
@@ -224,7 +237,9 @@ def test_explain_names_a_paused_group(app: App) -> None:
     group = app.group([task.of()], id="g")
     group.pause("a new disk")
     [job] = group.jobs
-    assert str(job.explain()).endswith(": group g is paused: a new disk; `towpath groups resume g` lets it go on")
+    assert str(job.explain()).endswith(
+        ": group g is paused: a new disk; `towpath groups resume g` lets it go on"
+    )
     assert (group.status().paused, group.status().why) == (True, "a new disk")
     group.resume()
     assert job.status().state is State.READY
@@ -257,9 +272,14 @@ def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
             with app.batch():
                 more = [hold.options(queue=queue).enqueue() for queue in ("bulk", "default")]
             await asyncio.wait_for(started.acquire(), 20)
-            assert more[1].status().state is State.RUNNING, "the one free slot belongs to the lane that is short of its own"
+            assert more[1].status().state is State.RUNNING, (
+                "the one free slot belongs to the lane that is short of its own"
+            )
             assert more[0].status().state is State.READY
-            assert {lane.name: lane.running for lane in service._worker.intake.lanes} == {"front": 1, "back": 2}
+            assert {lane.name: lane.running for lane in service._worker.intake.lanes} == {
+                "front": 1,
+                "back": 2,
+            }
             let_go.set()
             for each in (*held, *more):
                 await each.aresult(20)
@@ -327,7 +347,8 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
 
 
 def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
-    """Somebody comes whose clock is an hour ahead, or whose outage was shorter, before the first has said a word."""
+    """Somebody comes whose clock is an hour ahead, or whose outage was shorter, before the first has said a
+    word."""
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
         first, second = Badge(app, "first#1"), Badge(app, "second#1")
@@ -366,11 +387,14 @@ schedule = [["22:00-23:00", { down = "none", up = "1MB/s" }]]
 
 
 def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """New queues, concurrency, limits, schedules and speeds, while a job runs; a wrong file changes nothing and is named in the log."""
+    """New queues, concurrency, limits, schedules and speeds, while a job runs; a wrong file changes nothing
+    and is named in the log."""
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.WARNING, "towpath.worker")
     file = tmp_path / "towpath.toml"
-    file.write_text("concurrency = 1\n[limits.default]\ncapacity = 50\nwarn_depth = 30\n[bandwidth]\nup = '2MB/s'\n")
+    file.write_text(
+        "concurrency = 1\n[limits.default]\ncapacity = 50\nwarn_depth = 30\n[bandwidth]\nup = '2MB/s'\n"
+    )
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
         night = Bandwidth(clock=ManualClock())  # at 22:13
         app.bandwidth, before = night, app.bandwidth
@@ -397,7 +421,10 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert first.status().state is State.RUNNING
                 view = app.queue("extra").stats()
                 assert (view.cap, view.rate and view.rate.count) == (3, 100)
-                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (None, None)
+                assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (
+                    None,
+                    None,
+                )
                 assert app.queue("extra").warn_depth() == 40
                 assert [each.name for each in list_schedules(app)] == ["nightly"]
                 assert app.settings.concurrency == 2

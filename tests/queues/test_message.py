@@ -1,4 +1,5 @@
-"""Messages by hand, blocking and async, on memory and SQLite: put, get, one word about each, state, and nothing lost."""
+"""Messages by hand, blocking and async, on memory and SQLite: put, get, one word about each, state, and
+nothing lost."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class TestPut:
             (None, b"null", "application/json"),
         ],
     )
-    def test_payloads(self, queue: Queue, verbs: Verbs, payload: object, body: bytes, content_type: str) -> None:
+    def test_payloads(
+        self, queue: Queue, verbs: Verbs, payload: object, body: bytes, content_type: str
+    ) -> None:
         id = verbs.put(queue, payload)
         message = verbs.get(queue)
         assert (message.id, message.payload, message.content_type) == (id, body, content_type)
@@ -67,8 +70,18 @@ class TestPut:
             id="mine",
         )
         stored = job(ledger, id)
-        assert (stored.id, stored.queue, stored.state, stored.priority) == ("mine", "orders", State.SCHEDULED, 0)
-        assert (stored.part, stored.headers, stored.content_type, stored.max_attempts) == ("eu", {"h": "1"}, "text/csv", 3)
+        assert (stored.id, stored.queue, stored.state, stored.priority) == (
+            "mine",
+            "orders",
+            State.SCHEDULED,
+            0,
+        )
+        assert (stored.part, stored.headers, stored.content_type, stored.max_attempts) == (
+            "eu",
+            {"h": "1"},
+            "text/csv",
+            3,
+        )
         assert stored.correlation_id == "c"
         assert stored.ready_at == stored.created_at + 60 * SECOND
         assert stored.expires_at == stored.created_at + 3600 * SECOND
@@ -131,7 +144,9 @@ class TestGet:
         assert 0.05 <= time.monotonic() - began < WAIT
 
     @pytest.mark.parametrize("wait", [WAIT, None])
-    def test_a_message_that_comes_while_we_wait(self, queue: Queue, desk: Desk, verbs: Verbs, wait: float | None) -> None:
+    def test_a_message_that_comes_while_we_wait(
+        self, queue: Queue, desk: Desk, verbs: Verbs, wait: float | None
+    ) -> None:
         result = in_thread(lambda: verbs.get(queue, wait=wait))
         while not desk.dispatcher._desks:
             assert desk.ledger.wait(desk.ledger.version(), 0.01) is not None
@@ -245,8 +260,11 @@ class TestNothingIsLost:
         assert {job(desk.ledger, id).losses for id in got} == {0}
         assert desk.ledger.check() == []
 
-    def test_timeouts_shorter_than_a_commit_get_nowhere_but_lose_nothing(self, queue: Queue, desk: Desk) -> None:
-        """Whoever gives up before a claim can be durable starves; the messages are all there afterwards, untouched."""
+    def test_timeouts_shorter_than_a_commit_get_nowhere_but_lose_nothing(
+        self, queue: Queue, desk: Desk
+    ) -> None:
+        """Whoever gives up before a claim can be durable starves; the messages are all there afterwards,
+        untouched."""
         ids = queue.put_many(range(20))
 
         async def one(n: int) -> list[str]:

@@ -1,4 +1,5 @@
-"""Messages in hand, blocking and async, on memory and SQLite: ack, nack, extend, state, `with`, heartbeats, subscriptions."""
+"""Messages in hand, blocking and async, on memory and SQLite: ack, nack, extend, state, `with`, heartbeats,
+subscriptions."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ class TestWords:
                 verbs.nack(message)
             assert job(gate, id).state is State.DONE
 
-    def test_a_stale_message_does_not_disturb_the_next_holder(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
+    def test_a_stale_message_does_not_disturb_the_next_holder(
+        self, queue: Queue, ledger: Ledger, desk: Desk
+    ) -> None:
         id = queue.put("x")
         stale = taken(queue)
         expire(ledger, stale)
@@ -182,7 +185,9 @@ class TestContext:
 
 
 class TestState:
-    def test_it_survives_nacks_and_goes_with_the_ack(self, queue: Queue, ledger: Ledger, verbs: Verbs) -> None:
+    def test_it_survives_nacks_and_goes_with_the_ack(
+        self, queue: Queue, ledger: Ledger, verbs: Verbs
+    ) -> None:
         id = queue.put("x")
         message = taken(queue)
         assert (message.state.value, message.state.version) == (None, 0)
@@ -199,7 +204,9 @@ class TestState:
         verbs.ack(last)
         assert ledger.note(f"state/{id}") is None
 
-    def test_an_ack_takes_it_along_even_if_this_holder_never_looked(self, queue: Queue, ledger: Ledger, verbs: Verbs) -> None:
+    def test_an_ack_takes_it_along_even_if_this_holder_never_looked(
+        self, queue: Queue, ledger: Ledger, verbs: Verbs
+    ) -> None:
         id = queue.put("x")
         message = taken(queue)
         verbs.save(message.state, 1)
@@ -207,7 +214,9 @@ class TestState:
         verbs.ack(taken(queue))
         assert ledger.note(f"state/{id}") is None
 
-    def test_whoever_has_not_seen_the_latest_may_not_write(self, queue: Queue, desk: Desk, verbs: Verbs) -> None:
+    def test_whoever_has_not_seen_the_latest_may_not_write(
+        self, queue: Queue, desk: Desk, verbs: Verbs
+    ) -> None:
         queue.put("x")
         message = taken(queue)
         verbs.save(message.state, 1)

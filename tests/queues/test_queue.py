@@ -144,7 +144,9 @@ def test_one_tenant_does_not_fill_the_queue_for_all(app: App) -> None:
     app.queue("work").part("loud").configure(capacity=2)
     for _ in range(2):
         work.enqueue("loud")
-    with pytest.raises(PartFull, match="part loud of queue work is full: 2 of 2 waiting, 1 more asked") as full:
+    with pytest.raises(
+        PartFull, match="part loud of queue work is full: 2 of 2 waiting, 1 more asked"
+    ) as full:
         work.enqueue("loud")
     assert full.value.retry_after > 0
     work.enqueue("quiet")

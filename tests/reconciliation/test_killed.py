@@ -1,4 +1,5 @@
-"""The worker is killed (SIGKILL) at each point of its work, and another one takes over: every effect is there exactly once."""
+"""The worker is killed (SIGKILL) at each point of its work, and another one takes over: every effect is there
+exactly once."""
 
 from __future__ import annotations
 
@@ -114,12 +115,17 @@ def test_killed_anywhere(tmp_path: Path, where: str) -> None:
 def test_the_demonstration(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONWARNINGS": "error", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "reconciliation"]
-    ended = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(
+        command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
     assert ended.returncode == 0, ended
     assert ended.stderr == ""
     assert "worker-1 was killed with the jobs it held" in ended.stdout
     assert "clicktube open (5 failures in 60 s)" in ended.stdout
     assert "clicktube is back. Its breaker had opened" in ended.stdout
-    assert "breakers: clicktube closed (2 probes succeeded), instapix closed, snapreel closed, tiktalk closed" in ended.stdout
+    assert (
+        "breakers: clicktube closed (2 probes succeeded), instapix closed, snapreel closed, tiktalk closed"
+        in ended.stdout
+    )
     assert "120 of 120 reports reconciled, each with its effect on trust exactly once" in ended.stdout
     assert list(tmp_path.iterdir()) == []

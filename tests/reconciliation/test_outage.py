@@ -64,7 +64,9 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path, reports: int, *platforms: str) -> Iterator[Fleet]:
-    simulated = {name: Platform({f"p{n}": Numbers(1000, 100, 10) for n in range(reports)}) for name in (ONE, TWO)}
+    simulated = {
+        name: Platform({f"p{n}": Numbers(1000, 100, 10) for n in range(reports)}) for name in (ONE, TWO)
+    }
     logs = [folder / f"worker-{n}.log" for n in range(2)]
     with Simulator(simulated) as simulator, App(f"sqlite:///{folder / 'work.db'}") as app:
         settings = {"RECONCILIATION_DB": str(folder / "work.db"), "RECONCILIATION_MINUTE": "0.01"}
@@ -76,7 +78,15 @@ def fleet(folder: Path, reports: int, *platforms: str) -> Iterator[Fleet]:
         workers = []
         try:
             for log in logs:
-                command = [sys.executable, "-m", "towpath", "worker", "reconciliation.work:app", "--concurrency", "16"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "towpath",
+                    "worker",
+                    "reconciliation.work:app",
+                    "--concurrency",
+                    "16",
+                ]
                 with log.open("wb") as file:
                     workers.append(subprocess.Popen(command, cwd=EXAMPLES, env=environment, stderr=file))
             yield Fleet(app, simulated, logs)
@@ -99,8 +109,8 @@ def test_an_outage_is_left_to_the_breaker(tmp_path: Path) -> None:
         assert {(job.state, job.failures, job.losses) for job in untouched} == {(State.READY, 0, 0)}
         asked = found.one.answered[503]
         [record] = [each for each in found.app.breakers.list() if each.breaker.name == ONE]
-        # Five, what was under way when it opened, and two probes each time it was half open. A request is answered before its failure is
-        # reported: the probes of one opening may not be in the record yet.
+        # Five, what was under way when it opened, and two probes each time it was half open. A request is
+        # answered before its failure is reported: the probes of one opening may not be in the record yet.
         assert asked <= 5 + work.CAP - 1 + 2 * (record.status.trips + 1)
         last = untouched[-1].id
         found.until(lambda: f"breaker {ONE} is open until" in str(found.app.ledger.explain(last)))
@@ -113,7 +123,8 @@ def test_an_outage_is_left_to_the_breaker(tmp_path: Path) -> None:
 
 
 def test_nothing_fails_silently(tmp_path: Path) -> None:
-    """An exception that nobody expects, and what fails for good: both are in the log, and the dead letter is listed with its error."""
+    """An exception that nobody expects, and what fails for good: both are in the log, and the dead letter is
+    listed with its error."""
     with fleet(tmp_path, 1, ONE) as found:
         said = "ConnectionError: clicktube is out of order"
         found.until(lambda: f"failed at attempt 1 and will be tried again: {said}" in found.log)
@@ -124,7 +135,9 @@ def test_nothing_fails_silently(tmp_path: Path) -> None:
         assert "clicktube refuses us" in listed.stdout
 
 
-LISTED = [line for line in (EXAMPLES / "reconciliation" / "README.md").read_text().splitlines() if "`test_" in line]
+LISTED = [
+    line for line in (EXAMPLES / "reconciliation" / "README.md").read_text().splitlines() if "`test_" in line
+]
 
 
 @pytest.mark.parametrize("line", LISTED)

@@ -31,7 +31,12 @@ def test_classify(claimed: Numbers, true: Numbers, status: str) -> None:
 
 
 def test_critical() -> None:
-    assert [classify(Numbers(n, 100, 10), TRUE).critical for n in (1000, 1200, 1499, 1500)] == [False, False, False, True]
+    assert [classify(Numbers(n, 100, 10), TRUE).critical for n in (1000, 1200, 1499, 1500)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 10**7))
@@ -73,5 +78,11 @@ def test_flags(claimed: Numbers, before: Numbers | None, evidence: bool, found: 
 
 
 def test_priority() -> None:
-    assert [priority(trust, []) for trust in (0.0, 0.49, 0.5, 0.74, 0.75)] == ["high", "high", "normal", "normal", "low"]
+    assert [priority(trust, []) for trust in (0.0, 0.49, 0.5, 0.74, 0.75)] == [
+        "high",
+        "high",
+        "normal",
+        "normal",
+        "low",
+    ]
     assert priority(0.9, ["odd"]) == "high"

@@ -1,4 +1,5 @@
-"""The application against real platforms over HTTP, on a clock that the test moves: what can go wrong, and what happens then."""
+"""The application against real platforms over HTTP, on a clock that the test moves: what can go wrong, and
+what happens then."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Stage:
         self.one, self.two = platforms[ONE], platforms[TWO]
         self.db = bench.database
 
-    def submit(self, id: str = "r1", platform: str = ONE, affiliate: str = "ada", **numbers: int) -> JobHandle[Any]:
+    def submit(
+        self, id: str = "r1", platform: str = ONE, affiliate: str = "ada", **numbers: int
+    ) -> JobHandle[Any]:
         post = f"post-{id}"
         claimed = {"views": 1000, "clicks": 100, "conversions": 10, **numbers}
         report = {"report": id, "affiliate": affiliate, "platform": platform, "post": post, **claimed}
@@ -70,7 +73,15 @@ def test_the_same_report_again(stage: Stage) -> None:
     assert first.id == again.id
     stage.bench.drain()
     # Somebody asks for it once more, under another id: the row's key is the second guard.
-    row = {"report": "r1", "affiliate": "ada", "platform": ONE, "post": "post-r1", "views": 1, "clicks": 1, "conversions": 1}
+    row = {
+        "report": "r1",
+        "affiliate": "ada",
+        "platform": ONE,
+        "post": "post-r1",
+        "views": 1,
+        "clicks": 1,
+        "conversions": 1,
+    }
     work.TASKS[ONE].enqueue(**row)
     stage.bench.drain()
     assert (len(stage.rows()), stage.trust()) == (1, 0.51)
@@ -109,14 +120,17 @@ def test_some_numbers(stage: Stage) -> None:
 
 
 def test_one_platform_down(stage: Stage) -> None:
-    """Its breaker opens: the reports that wait are not touched, those that failed wait with them, the other platform goes on."""
+    """Its breaker opens: the reports that wait are not touched, those that failed wait with them, the other
+    platform goes on."""
     stage.one.down = True
     held = [stage.submit(f"a{n}", ONE) for n in range(30)]
     others = [stage.submit(f"b{n}", TWO) for n in range(30)]
     stage.bench.drain()
     assert {job.status().state for job in others} == {State.DONE}
     assert len(stage.one.asked) == 5
-    assert {(job.status().state, job.status().reason) for job in held[:5]} == {(State.SCHEDULED, Reason.RETRY)}
+    assert {(job.status().state, job.status().reason) for job in held[:5]} == {
+        (State.SCHEDULED, Reason.RETRY)
+    }
     assert "out of order" in (held[0].status().error or "")
     assert {(job.status().state, job.status().attempts) for job in held[5:]} == {(State.READY, 0)}
     assert str(held[9].explain()).endswith("(5 failures in 60 s)")
@@ -164,7 +178,9 @@ def test_too_many_requests(stage: Stage) -> None:
     assert {record.status.trips for record in work.app.breakers.list()} == {0}
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None)])
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None)]
+)
 def test_retry_after(said: str, seconds: float | None) -> None:
     headers = Message()
     headers["Retry-After"] = said
@@ -233,7 +249,15 @@ def api(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield api.url
 
 
-REPORT = {"report": "r1", "affiliate": "ada", "platform": ONE, "post": "p", "views": 10, "clicks": 1, "conversions": 0}
+REPORT = {
+    "report": "r1",
+    "affiliate": "ada",
+    "platform": ONE,
+    "post": "p",
+    "views": 10,
+    "clicks": 1,
+    "conversions": 0,
+}
 
 
 def test_the_api(stage: Stage, api: str) -> None:
@@ -242,7 +266,10 @@ def test_the_api(stage: Stage, api: str) -> None:
     assert (status, answer["priority"], answer["flags"]) == (202, "normal", [])
     assert "ready" in call(f"{api}/reports/r1")[1]["why"]
     queues = call(f"{api}/queues")[1]
-    assert (list(queues), queues[ONE]) == (list(work.PLATFORMS), {"depth": 1, "ready": 1, "scheduled": 0, "running": 0})
+    assert (list(queues), queues[ONE]) == (
+        list(work.PLATFORMS),
+        {"depth": 1, "ready": 1, "scheduled": 0, "running": 0},
+    )
     stage.bench.drain()
     assert call(f"{api}/reports/r1")[1]["state"] == "done"
     assert call(f"{api}/affiliates/ada")[1]["trust"] == 0.51
@@ -250,7 +277,15 @@ def test_the_api(stage: Stage, api: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"views": -1}, {"views": "10"}, {"views": True}, {"affiliate": ""}, {"platform": "three"}, {"post": None}]
+    "wrong",
+    [
+        {"views": -1},
+        {"views": "10"},
+        {"views": True},
+        {"affiliate": ""},
+        {"platform": "three"},
+        {"post": None},
+    ],
 )
 def test_wrong_reports(stage: Stage, api: str, wrong: dict[str, Any]) -> None:
     status, answer, _ = call(f"{api}/reports", {**REPORT, **wrong})
@@ -260,7 +295,8 @@ def test_wrong_reports(stage: Stage, api: str, wrong: dict[str, Any]) -> None:
 
 
 def test_too_much_is_refused(stage: Stage, api: str) -> None:
-    """The queue does not grow without end: whoever submits is told to come back, and comes back with success."""
+    """The queue does not grow without end: whoever submits is told to come back, and comes back with
+    success."""
     stage.one.posts["p"] = Numbers(10, 1, 0)
     work.app.queue(work.queue_of(ONE)).configure(capacity=2)
     answers = [call(f"{api}/reports", {**REPORT, "report": f"r{n}"}) for n in range(3)]

@@ -104,7 +104,11 @@ class TestChores:
         while kept.clock.now() < start + 60 * SECOND:
             kept.clock.set(max(kept.once(), kept.clock.now() + 1))
         # Regularly, and once more after each renewal, which is a commit like any other.
-        assert 60 * SECOND // MOST - 1 <= kept.upkeeps() - before <= 60 * SECOND // MOST + 60 * SECOND // RENEW + 1
+        assert (
+            60 * SECOND // MOST - 1
+            <= kept.upkeeps() - before
+            <= 60 * SECOND // MOST + 60 * SECOND // RENEW + 1
+        )
 
     def test_a_delayed_job_is_woken_when_it_is_due(self, kept: Kept, ledger: Ledger) -> None:
         kept.settle()
@@ -135,7 +139,9 @@ class TestChores:
             kept.once()
         assert kept.upkeeps() - before <= 3
 
-    @pytest.mark.parametrize(("took", "pause"), [(0, LEAST), (LEAST // 5, 2 * LEAST), (SECOND // 10, LONGEST_LEAST)])
+    @pytest.mark.parametrize(
+        ("took", "pause"), [(0, LEAST), (LEAST // 5, 2 * LEAST), (SECOND // 10, LONGEST_LEAST)]
+    )
     def test_more_seldom_where_it_takes_long(self, kept: Kept, ledger: Ledger, took: int, pause: int) -> None:
         kept.settle()
         apply = kept.gate.apply
@@ -172,7 +178,9 @@ class TestChores:
 
 
 class TestSchedules:
-    def test_they_are_asked_at_the_time_they_named_and_after_a_change(self, kept: Kept, ledger: Ledger) -> None:
+    def test_they_are_asked_at_the_time_they_named_and_after_a_change(
+        self, kept: Kept, ledger: Ledger
+    ) -> None:
         kept.settle()
         kept.next = kept.clock.now() + SECOND // 2
         append(ledger, "something")
@@ -238,7 +246,9 @@ class TestElection:
             first.once()
             assert not first.keeper.elected, "it comes back and finds the place taken"
 
-    def test_the_work_of_a_dead_one_waits_no_longer_than_that(self, ledger: Ledger, clock: ManualClock) -> None:
+    def test_the_work_of_a_dead_one_waits_no_longer_than_that(
+        self, ledger: Ledger, clock: ManualClock
+    ) -> None:
         """Killed right after it renewed its place, with a job about to come due."""
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
         with first.desk, second.desk:
@@ -253,7 +263,9 @@ class TestElection:
             assert clock.now() - died <= TTL + STAND_BY
             assert second.asked, "and so do the schedules"
 
-    def test_a_pause_of_the_elected_one_costs_nothing_but_its_place(self, ledger: Ledger, clock: ManualClock) -> None:
+    def test_a_pause_of_the_elected_one_costs_nothing_but_its_place(
+        self, ledger: Ledger, clock: ManualClock
+    ) -> None:
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
         with first.desk, second.desk:
             first.settle()
@@ -321,7 +333,8 @@ class TestTrouble:
 
 
 class TestEars:
-    """Who waits here is a waiter at the dispatcher: it gets a job of another process only if somebody kicks the committer."""
+    """Who waits here is a waiter at the dispatcher: it gets a job of another process only if somebody kicks
+    the committer."""
 
     def waiter(self, desk: Desk) -> tuple[threading.Event, list[Held]]:
         came, got = threading.Event(), list[Held]()
@@ -439,7 +452,9 @@ class TestThread:
             keeper = self.start(desk)
             eventually(gate, lambda: gate.note(CARETAKER_KEY) is not None)
             gate.hold()
-            append_in = threading.Thread(target=lambda: desk.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True)
+            append_in = threading.Thread(
+                target=lambda: desk.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True
+            )
             append_in.start()
             assert gate.inside.wait(WAIT)
             began = time.monotonic()

@@ -1,4 +1,5 @@
-"""Handlers that misbehave, in a real worker process: the user is told, the worker goes on or ends, and no job is lost."""
+"""Handlers that misbehave, in a real worker process: the user is told, the worker goes on or ends, and no job
+is lost."""
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ def test_values_that_do_not_fit_fail_their_job_alone(app: App) -> None:
     def odd(how: str) -> Any:
         if how == "unspeakable":
             raise Unspeakable
-        return {"object": object(), "nested": nested(100_000), "text": "\ud800"}[how] if how != "fine" else how
+        return (
+            {"object": object(), "nested": nested(100_000), "text": "\ud800"}[how] if how != "fine" else how
+        )
 
     async def aodd(how: str) -> Any:
         return odd(how)
@@ -241,7 +244,9 @@ def test_a_worker_ends_although_a_handler_does_not(app: App, where: str) -> None
         assert talk.end(signal.SIGTERM) == 0
         assert talk.silent()
     assert "left" in talk.said
-    assert where == "process.hangs" or any("its handler does not stop; it is given back" in line for line in talk.said)
+    assert where == "process.hangs" or any(
+        "its handler does not stop; it is given back" in line for line in talk.said
+    )
     job = handle.status()
     assert (job.state, job.reason, job.attempts) == (State.READY, "released", 0)
 

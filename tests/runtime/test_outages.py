@@ -1,4 +1,5 @@
-"""The ground under a worker gives way: a full disk, a ledger that is removed or replaced, a clock that steps, a name used twice."""
+"""The ground under a worker gives way: a full disk, a ledger that is removed or replaced, a clock that steps,
+a name used twice."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ app.close()
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("only root can make a small disk")
     try:
@@ -153,7 +156,9 @@ def remove_log(path: Path) -> None:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "all slots taken"])
 @pytest.mark.parametrize("vanish", [remove, replace, move, remove_log])
-def test_a_worker_whose_ledger_is_gone_says_so_and_ends(tmp_path: Path, vanish: Callable[[Path], None], busy: bool) -> None:
+def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
+    tmp_path: Path, vanish: Callable[[Path], None], busy: bool
+) -> None:
     path = tmp_path / "work.db"
     app = App(f"sqlite:///{path}")
     with worker(app, concurrency=1, lease=0.6, last_word=0.5) as talk:
@@ -170,7 +175,12 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(tmp_path: Path, vanish: 
     said = f"{path} was removed or replaced while it was open"
     assert any(f"the worker ends, the ledger is lost to it: {said}" in line for line in talk.said), talk.said
     # Whoever else had it open is told as well, whatever he asks.
-    for question in (lambda: ask(app, "pid"), lambda: app.ledger.get("x"), app.ledger.version, app.ledger.check):
+    for question in (
+        lambda: ask(app, "pid"),
+        lambda: app.ledger.get("x"),
+        app.ledger.version,
+        app.ledger.check,
+    ):
         with pytest.raises(LedgerGone, match="was removed or replaced"):
             question()
     app.close()
@@ -331,7 +341,8 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
         handle = long.enqueue()
         assert started.wait(WAIT)
         clock.offset += step
-        # Others come and go, upkeep is done, and the lease is renewed (time stands still if the clock went back).
+        # Others come and go, upkeep is done, and the lease is renewed (time stands still if the clock went
+        # back).
         held = handle.status().lease_until
         for _ in range(10):
             assert beat.enqueue().result(WAIT) == 1
@@ -369,7 +380,8 @@ def test_delays_and_retries_when_the_clock_steps_forward(app: App, clock: Steppi
 
 
 def test_delays_and_retries_when_the_clock_steps_back(app: App, clock: Stepping) -> None:
-    """The ledger's time stands still until the clock is there again: nothing is early, and what needs no time goes on."""
+    """The ledger's time stands still until the clock is there again: nothing is early, and what needs no time
+    goes on."""
 
     @app.task(backoff=0, max_attempts=2)
     def at_once() -> str:

@@ -1,4 +1,5 @@
-"""A program whose handlers misbehave: `python faulty.py <url> [key=value ...]` is a worker of it, until it is told to stop."""
+"""A program whose handlers misbehave: `python faulty.py <url> [key=value ...]` is a worker of it, until it is
+told to stop."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _raise(error: BaseException) -> None:
 
 
 def _forked(child: Callable[[], object]) -> tuple[int, int]:
-    """In the child: do this and come back with its number, 0. In the parent: the child's number and how it ended."""
+    """In the child: do this and come back with its number, 0. In the parent: the child's number and how it
+    ended."""
     pid = os.fork()
     if pid == 0:
         child()
@@ -110,7 +112,8 @@ def process_pid() -> int:
 
 @app.task(name="terminates")
 def terminates() -> list[int | None]:
-    """Forked processes of the standard library, told to end in the standard way, as soon as they are there."""
+    """Forked processes of the standard library, told to end in the standard way, as soon as they are
+    there."""
     codes: list[int | None] = []
     for _ in range(20):
         process = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -144,8 +147,8 @@ async def loop_blocks() -> None:
 
 @app.task(name="loop.is_deaf")
 async def loop_is_deaf() -> None:
-    # The signal goes to another thread, so that this one is not woken and its handler is not called: as if it had come at the last
-    # moment before the wait.
+    # The signal goes to another thread, so that this one is not woken and its handler is not called: as if it
+    # had come at the last moment before the wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _started()
     threading.Event().wait()
@@ -169,6 +172,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = dict(each.split("=") for each in sys.argv[2:])
     worker.LAST_WORD = float(options.pop("last_word", "5"))
-    app.run(**{name: int(value) if name == "concurrency" else float(value) for name, value in options.items()})  # type: ignore[arg-type]
+    numbers = {name: int(value) if name == "concurrency" else float(value) for name, value in options.items()}
+    app.run(**numbers)  # type: ignore[arg-type]
     app.close()
     os.write(1, b"left\n")

@@ -1,4 +1,5 @@
-"""A worker process that is frozen in a batch: `python frozen.py <url>` stops itself while it holds the lock on relations."""
+"""A worker process that is frozen in a batch: `python frozen.py <url>` stops itself while it holds the lock
+on relations."""
 
 from __future__ import annotations
 

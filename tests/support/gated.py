@@ -12,7 +12,8 @@ from towpath.ledger.memory.ledger import MemoryLedger
 
 
 class Gated:
-    """While `hold` is set, a batch waits inside `apply` until `let_go`. `fail` is raised by the next batches, one each."""
+    """While `hold` is set, a batch waits inside `apply` until `let_go`. `fail` is raised by the next batches,
+    one each."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or MemoryLedger()

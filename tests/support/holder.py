@@ -1,4 +1,5 @@
-"""A worker process that holds what it is given: `python holder.py <url> <name> <concurrency>`, until it is told to stop."""
+"""A worker process that holds what it is given: `python holder.py <url> <name> <concurrency>`, until it is
+told to stop."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import sys
 
 import towpath
 
-app = towpath.App(sys.argv[1] if len(sys.argv) > 1 else "memory://", name=sys.argv[2] if len(sys.argv) > 2 else "holder")
+app = towpath.App(
+    sys.argv[1] if len(sys.argv) > 1 else "memory://", name=sys.argv[2] if len(sys.argv) > 2 else "holder"
+)
 
 
 @app.task(name="hold")

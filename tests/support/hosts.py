@@ -72,7 +72,8 @@ def eventually(ledger: Ledger, true: Callable[[], bool]) -> None:
 
 
 class Verbs:
-    """The same test for both forms: `verbs.get(queue, ...)` is `queue.get(...)` or `await queue.aget(...)`."""
+    """The same test for both forms: `verbs.get(queue, ...)` is `queue.get(...)` or `await
+    queue.aget(...)`."""
 
     def __init__(self, is_async: bool) -> None:
         self._is_async = is_async

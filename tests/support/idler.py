@@ -1,4 +1,5 @@
-"""An app for workers in processes of their own: quick jobs that leave a mark when they end, and one that waits for a file."""
+"""An app for workers in processes of their own: quick jobs that leave a mark when they end, and one that
+waits for a file."""
 
 from __future__ import annotations
 

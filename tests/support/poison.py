@@ -72,7 +72,8 @@ def supervise(url: str, load: Load) -> Found:
                 if worker is None or worker.poll() is not None:
                     starts += 1
                     worker = subprocess.Popen(
-                        [sys.executable, "-m", "tests.support.poison", url, "--work", _encoded(load)], cwd=ROOT
+                        [sys.executable, "-m", "tests.support.poison", url, "--work", _encoded(load)],
+                        cwd=ROOT,
                     )
                 app.ledger.wait(app.ledger.version(), 0.1)
         finally:

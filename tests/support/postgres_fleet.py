@@ -26,17 +26,23 @@ T = TypeVar("T", Line, Asked)
 class Fleet:
     """Worker processes, one for each clock: `skews` says by how many seconds each of them is wrong."""
 
-    def __init__(self, url: str, folder: Path, skews: Sequence[float], *, feed: float = 0, lease: float = 30) -> None:
+    def __init__(
+        self, url: str, folder: Path, skews: Sequence[float], *, feed: float = 0, lease: float = 30
+    ) -> None:
         self.folder = folder
         self.members: dict[str, subprocess.Popen[bytes]] = {}
         for number, skew in enumerate(skews):
             name = f"w{number}"
-            self.start(name, [postgres_member.__file__, url, str(folder), name, str(feed), str(skew), str(lease)])
+            self.start(
+                name, [postgres_member.__file__, url, str(folder), name, str(feed), str(skew), str(lease)]
+            )
 
     def start(self, name: str, arguments: Sequence[str], cwd: Path | None = None) -> None:
         """One more Python process, which belongs to the fleet from now on."""
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.members[name] = subprocess.Popen([sys.executable, *arguments], stderr=log, cwd=cwd or self.folder)
+            self.members[name] = subprocess.Popen(
+                [sys.executable, *arguments], stderr=log, cwd=cwd or self.folder
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +65,9 @@ class Fleet:
             assert all(after[name] == 0 for name in after.keys() - killed), f"{after}\n{self.said()}"
 
     def said(self) -> str:
-        return "\n".join(path.read_text("utf-8", "replace")[-4000:] for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            path.read_text("utf-8", "replace")[-4000:] for path in sorted(self.folder.glob("*.log"))
+        )
 
     def until(self, true: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
         """Wait for something that its processes do. None of them may end meanwhile."""
@@ -134,7 +142,8 @@ def judge(app: App, fleet: Fleet) -> dict[str, Job]:
     assert {id for id, _ in began} <= jobs.keys(), "a job that ran is lost"
     returned = sorted((line.id, line.fence) for line in runs if line.what == "returned")
     done = sorted((job.id, job.settled_fence) for job in jobs.values() if job.state is State.DONE)
-    # A run that was superseded may return and be canceled nevertheless; nothing else that returned may be anything but done.
+    # A run that was superseded may return and be canceled nevertheless; nothing else that returned may be
+    # anything but done.
     superseded = {job.id for job in jobs.values() if job.state is State.CANCELED}
     assert [run for run in returned if run[0] not in superseded] == done, "done is what returned, once"
     missing = {asked.id for asked in fleet.asked()} - jobs.keys()
@@ -158,7 +167,9 @@ def judge_order(fleet: Fleet, jobs: Mapping[str, Job]) -> None:
     for part, cap in CAPS.items():
         assert most_at_once(fleet.runs(), f"part {part}") <= cap, part
     for asked in fleet.asked():
-        state = {"dead": State.FAILED, "orphan": State.FAILED, "doomed": State.CANCELED}.get(asked.label, State.DONE)
+        state = {"dead": State.FAILED, "orphan": State.FAILED, "doomed": State.CANCELED}.get(
+            asked.label, State.DONE
+        )
         if not asked.label.startswith("replace"):
             assert jobs[asked.id].state is state, asked
 

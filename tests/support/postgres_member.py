@@ -1,4 +1,5 @@
-"""One process of a fleet: a worker that writes down every run of a handler, and feeds the ledger as well if it is told to.
+"""One process of a fleet: a worker that writes down every run of a handler, and feeds the ledger as well if
+it is told to.
 
     python member.py URL FOLDER NAME FEED SKEW LEASE
 
@@ -142,7 +143,9 @@ class Feeder:
     def _plain(self) -> None:
         parts = [f"part {part}" for part in (*CAPS, "free") for _ in range(5)]
         with self._app.batch():
-            jobs = [self._tasks.step.options(part=label.removeprefix("part ")).enqueue(label) for label in parts]
+            jobs = [
+                self._tasks.step.options(part=label.removeprefix("part ")).enqueue(label) for label in parts
+            ]
         for job, label in zip(jobs, parts, strict=True):
             self._note(job, label)
         self._note(self._tasks.thread.enqueue("thread"))
@@ -157,14 +160,19 @@ class Feeder:
         step = self._tasks.step
         with self._app.batch():
             top = step.options(priority="low").enqueue("top")
-            sides = [step.options(after=top, priority=self._dice.randrange(10)).enqueue("side") for _ in range(3)]
+            sides = [
+                step.options(after=top, priority=self._dice.randrange(10)).enqueue("side") for _ in range(3)
+            ]
             bottom = step.options(after=sides).enqueue("bottom")
         self._note(top)
         for side in sides:
             self._note(side, after=[top])
         # The second of these may be finished long before.
         self._note(bottom, after=sides)
-        self._note(step.options(after=[bottom, self._last]).enqueue("tail"), after=[bottom, self._app.job(self._last)])
+        self._note(
+            step.options(after=[bottom, self._last]).enqueue("tail"),
+            after=[bottom, self._app.job(self._last)],
+        )
 
     def _group(self) -> None:
         calls = [self._tasks.step.of("member", fails=int(n == 0)) for n in range(4)]

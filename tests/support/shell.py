@@ -53,7 +53,9 @@ class Shell:
     @property
     def environment(self) -> dict[str, str]:
         """Ours without what would change the outcome, and with every warning an error."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "PYTEST_"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "PYTEST_"))
+        }
         return {**kept, "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
@@ -70,12 +72,20 @@ class Shell:
             **more,
         )
 
-    def run(self, *arguments: str, input: bytes = b"", env: Mapping[str, str] | None = None, code: int = 0) -> Ran:
+    def run(
+        self, *arguments: str, input: bytes = b"", env: Mapping[str, str] | None = None, code: int = 0
+    ) -> Ran:
         """The real executable."""
         environment = {**self.environment, **(env or {})}
         command: Sequence[str] = [*EXECUTABLE, *arguments]
         ended = subprocess.run(
-            command, cwd=self.folder, env=environment, input=input, capture_output=True, timeout=60, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            input=input,
+            capture_output=True,
+            timeout=60,
+            check=False,
         )
         return _checked(Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode()), code, arguments)
 

@@ -1,11 +1,12 @@
-"""A varied history whose every batch may be applied twice, and a child process that plays it until it is killed.
+"""A varied history whose every batch may be applied twice, and a child process that plays it until it is
+killed.
 
     python workload.py <database> point <fault point> <nth> [big]
     python workload.py <database> io <nth> [torn] [big]        # before the nth write or sync of the database or its WAL
     python workload.py <database> trace [big]                  # print each write and sync, dies nowhere
 
-The child prints a line after each acknowledged batch. Nothing in the history depends on chance or on the clock; time
-goes in steps too small to be a jump, since a ledger that was reopened does not remember jumps.
+The child prints a line after each acknowledged batch. Nothing in the history depends on chance or on the
+clock; time goes in steps too small to be a jump, since a ledger that was reopened does not remember jumps.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def spec(id: str, queue: str = "q", *after: str, **fields: Any) -> Spec:
 
 def _appends(script: Script, r: str) -> None:
     script.do(
-        Append((spec(f"{r}-a"), spec(f"{r}-b", "q", f"{r}-a", headers={"h": r}), spec(f"{r}-c", "q", f"{r}-b"))),
+        Append(
+            (spec(f"{r}-a"), spec(f"{r}-b", "q", f"{r}-a", headers={"h": r}), spec(f"{r}-c", "q", f"{r}-b"))
+        ),
         Append((spec(f"{r}-part1", "parted", part="x"), spec(f"{r}-part2", "parted", part="y"))),
         Append((spec(f"{r}-spare", priority="low"), spec(f"{r}-member-spare", "members", priority="low"))),
         SetPart(queue="parted", part="x", weight=2),
@@ -128,7 +131,12 @@ def _appends(script: Script, r: str) -> None:
         Append((spec(f"{r}-replace1", "keys", key=Key(f"{r}-r", KeyPolicy.REPLACE)),)),
         Append((spec(f"{r}-replace2", "keys", key=Key(f"{r}-r", KeyPolicy.REPLACE)),)),
         Append((spec(f"{r}-serial1", "serial", key=Key("s", KeyPolicy.SERIAL)),)),
-        Append((spec(f"{r}-late", "later", delay=3 * STEP), spec(f"{r}-short", "later", ttl=4 * STEP, delay=SECOND))),
+        Append(
+            (
+                spec(f"{r}-late", "later", delay=3 * STEP),
+                spec(f"{r}-short", "later", ttl=4 * STEP, delay=SECOND),
+            )
+        ),
     )
 
 

@@ -112,11 +112,17 @@ def test_everything_comes_back(arguments: dict[str, Any]) -> None:
     args, kwargs = again(everything, **arguments)
     assert args == ()
     assert kwargs == arguments
-    assert {name: type(value) for name, value in kwargs.items()} == {name: type(value) for name, value in arguments.items()}
+    assert {name: type(value) for name, value in kwargs.items()} == {
+        name: type(value) for name, value in arguments.items()
+    }
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     max_leaves=10,
 )
@@ -197,7 +203,8 @@ def test_the_place_inside_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"t\(points\).* at points\[1\]\.x"):
         again(deep, [Point(1), {"x": "no"}])
     with pytest.raises(
-        InvalidInput, match=r"t\(model\) is \{'size': 'no'\}: size: Input should be a valid integer, .*string as an integer$"
+        InvalidInput,
+        match=r"t\(model\) is \{'size': 'no'\}: size: Input should be a valid integer, .*string as an integer$",
     ):
         again(deep, [], model={"size": "no"})
 
@@ -225,7 +232,9 @@ def test_results() -> None:
 
     one = codec(pointed)
     assert one.encode_result(None) is None
-    with pytest.raises(InvalidInput, match=r"the result of t is None: what its return annotation says: Expected `object`"):
+    with pytest.raises(
+        InvalidInput, match=r"the result of t is None: what its return annotation says: Expected `object`"
+    ):
         one.decode_result(None)
     assert codec(unknown_result).decode_result(None) is None
     assert codec(nothing).decode_result(None) is None

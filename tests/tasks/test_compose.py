@@ -19,7 +19,10 @@ def add(a: int, b: int = 0) -> int:
 
 
 def total(errors: bool = False) -> list[Any]:
-    return [type(each).__name__ if isinstance(each, Exception) else each for each in current().results(errors=errors)]
+    return [
+        type(each).__name__ if isinstance(each, Exception) else each
+        for each in current().results(errors=errors)
+    ]
 
 
 def test_a_chain(app: App) -> None:

@@ -43,7 +43,9 @@ def test_what_it_knows(app: App) -> None:
 
     def look() -> None:
         job = current()
-        seen.append((job.id, job.attempt, job.fence, job.correlation_id, job.cancelled, job.cursor, job.job.kind))
+        seen.append(
+            (job.id, job.attempt, job.fence, job.correlation_id, job.cancelled, job.cursor, job.job.kind)
+        )
         raise Retry(after=0)
 
     handle = app.task(max_attempts=2)(look).options(correlation_id="c").enqueue()
@@ -174,7 +176,10 @@ def finish(app: App, queue: str) -> None:
         assert isinstance(answer, commands.Claimed)
         if not answer.claims:
             return
-        done = [commands.Settle(each.id, each.fence, commands.Done(each.job.payload[5:-1])) for each in answer.claims]
+        done = [
+            commands.Settle(each.id, each.fence, commands.Done(each.job.payload[5:-1]))
+            for each in answer.claims
+        ]
         app.call_all(done)
 
 

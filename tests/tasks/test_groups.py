@@ -22,7 +22,10 @@ def app(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[App]:
 
 
 def total(errors: bool = False) -> list[Any]:
-    return [type(each).__name__ if isinstance(each, Exception) else each for each in current().results(errors=errors)]
+    return [
+        type(each).__name__ if isinstance(each, Exception) else each
+        for each in current().results(errors=errors)
+    ]
 
 
 def load(n: int) -> int:
@@ -108,7 +111,9 @@ def test_a_revived_member_reopens_its_group(app: App) -> None:
         ran.append(how)
 
     last, need = app.task(total), app.task(name="need")(total)
-    group = app.group([fragile.of(1), fragile.of(2)], then={"done": note.of("done"), "failed": note.of("failed")})
+    group = app.group(
+        [fragile.of(1), fragile.of(2)], then={"done": note.of("done"), "failed": note.of("failed")}
+    )
     plain = last.options(after=group).enqueue()
     work(app)
     assert (group.status().outcome, ran) == (State.FAILED, ["failed"])

@@ -110,7 +110,13 @@ def test_retry(app: App) -> None:
 
 def test_a_job_that_is_not_there(app: App) -> None:
     handle = app.job("nowhere")
-    calls: list[Any] = [handle.result, handle.status, handle.explain, handle.retry, lambda: asyncio.run(handle.aresult())]
+    calls: list[Any] = [
+        handle.result,
+        handle.status,
+        handle.explain,
+        handle.retry,
+        lambda: asyncio.run(handle.aresult()),
+    ]
     for call in calls:
         with pytest.raises(UnknownJob, match="nowhere"):
             call()

@@ -1,4 +1,5 @@
-"""Real pydantic models as arguments and results: alone, nested, in lists, with aliases, strict, and wrong ones."""
+"""Real pydantic models as arguments and results: alone, nested, in lists, with aliases, strict, and wrong
+ones."""
 
 from __future__ import annotations
 
@@ -148,11 +149,17 @@ def test_what_is_stored_is_plain_json_by_field_name(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"id": str(ID), "items": [{"name": "x", "price": 0}]}, r"one\(order\) is .*: items\.0\.price: .*greater than 0$"),
+        (
+            {"id": str(ID), "items": [{"name": "x", "price": 0}]},
+            r"one\(order\) is .*: items\.0\.price: .*greater than 0$",
+        ),
         ({"id": "no", "items": []}, r"one\(order\) is .*: id: Input should be a valid UUID.*"),
         ({"items": 5}, r"id: Field required; items: Input should be a valid (list|array)$"),
         (7, r"one\(order\) is 7: Input should be an object"),
-        (Order.model_construct(id=ID, items=[Item.model_construct(name="x", price=-1.0)]), r"items\.0\.price: "),
+        (
+            Order.model_construct(id=ID, items=[Item.model_construct(name="x", price=-1.0)]),
+            r"items\.0\.price: ",
+        ),
     ],
 )
 def test_an_invalid_argument_is_refused_at_enqueue(bench: Bench, value: Any, says: str) -> None:
@@ -164,7 +171,9 @@ def test_an_invalid_argument_is_refused_at_enqueue(bench: Bench, value: Any, say
 
 def test_the_place_in_a_list_is_named(bench: Bench) -> None:
     bad = Order.model_construct(id=ID, items=[Item.model_construct(name="x", price=0.0)])
-    with pytest.raises(InvalidInput, match=r"many\(orders\).*items\.0\.price: .*greater than 0 at orders\[1\]$"):
+    with pytest.raises(
+        InvalidInput, match=r"many\(orders\).*items\.0\.price: .*greater than 0 at orders\[1\]$"
+    ):
         many.enqueue([ORDER, bad])
 
 
@@ -202,5 +211,7 @@ def test_a_result_that_cannot_be_stored_is_a_dead_letter_at_once(bench: Bench) -
     bench.advance(3600)
     job = handle.status()
     assert (job.state, job.reason, job.attempts) == (State.FAILED, "fatal", 1)
-    with pytest.raises(JobFailed, match=r"what .*lies returned is Order\(.*stored as JSON: .*serialize unknown type"):
+    with pytest.raises(
+        JobFailed, match=r"what .*lies returned is Order\(.*stored as JSON: .*serialize unknown type"
+    ):
         handle.result()

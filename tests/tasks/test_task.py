@@ -48,7 +48,12 @@ def still() -> App:
 
 def test_a_plain_decorator(still: App) -> None:
     task = still.task(add)
-    assert (task.kind, task.queue, task.is_async, task.process) == ("tests.tasks.test_task.add", "default", False, False)
+    assert (task.kind, task.queue, task.is_async, task.process) == (
+        "tests.tasks.test_task.add",
+        "default",
+        False,
+        False,
+    )
     assert (task.__name__, task.__doc__, task(1)) == ("add", None, 3)
     assert still.tasks == {task.kind: task}
     assert asyncio.run(still.task(later)(5)) == 5
@@ -66,7 +71,12 @@ def test_the_spec(still: App) -> None:
     task = still.task(**options)(add)
     made = spec(task, 1, b=5)
     assert (made.kind, made.queue, made.payload) == ("sum", "math", b'{"a":1,"b":5}')
-    assert (made.max_attempts, made.timeout, made.priority, made.retention) == (3, 1_500_000, 0, 86_400 * SECOND)
+    assert (made.max_attempts, made.timeout, made.priority, made.retention) == (
+        3,
+        1_500_000,
+        0,
+        86_400 * SECOND,
+    )
     assert made.id != spec(task, 1, b=5).id
     assert task.timeout == 1_500_000
 
@@ -93,7 +103,14 @@ def test_a_second_call_is_checked_like_the_first(still: App) -> None:
 def test_options(still: App) -> None:
     task = still.task(add)
     changed = task.options(
-        delay=2, ttl=3, priority=7, queue="other", headers={"h": "x"}, correlation_id="c", id="me", max_attempts=1
+        delay=2,
+        ttl=3,
+        priority=7,
+        queue="other",
+        headers={"h": "x"},
+        correlation_id="c",
+        id="me",
+        max_attempts=1,
     )
     made = spec(changed, 1)
     assert (made.delay, made.ttl, made.priority, made.queue, dict(made.headers)) == (
@@ -105,7 +122,12 @@ def test_options(still: App) -> None:
     )
     assert (made.correlation_id, made.id, made.max_attempts) == ("c", "me", 1)
     more = spec(changed.options(headers={"i": "y"}, timeout=None, retention=0), 1)
-    assert (dict(more.headers), more.delay, more.timeout, more.retention) == ({"h": "x", "i": "y"}, 2 * SECOND, None, 0)
+    assert (dict(more.headers), more.delay, more.timeout, more.retention) == (
+        {"h": "x", "i": "y"},
+        2 * SECOND,
+        None,
+        0,
+    )
     assert spec(task, 1).delay == 0
 
 
@@ -133,7 +155,8 @@ def user_key(a: int, b: int = 2) -> str:
 def test_keys(still: App) -> None:
     def key(**options: Any) -> Any:
         task = still.task(
-            name=f"t{len(still.tasks)}", **{name: options.pop(name) for name in ("unique", "part") if name in options}
+            name=f"t{len(still.tasks)}",
+            **{name: options.pop(name) for name in ("unique", "part") if name in options},
         )(add)
         made = spec(task.options(**options) if options else task, 1)
         return made.key and (made.key.name, made.key.policy, made.key.window), made.part
@@ -176,7 +199,14 @@ def test_bad_options_of_a_task(still: App, options: dict[str, Any], says: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"delay": -1}, {"ttl": float("nan")}, {"colour": 1}, {"on_conflict": "fight"}, {"after": [5]}, {"max_attempts": 0}],
+    [
+        {"delay": -1},
+        {"ttl": float("nan")},
+        {"colour": 1},
+        {"on_conflict": "fight"},
+        {"after": [5]},
+        {"max_attempts": 0},
+    ],
 )
 def test_bad_options_of_a_call(still: App, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(options))):
@@ -185,7 +215,7 @@ def test_bad_options_of_a_call(still: App, options: dict[str, Any]) -> None:
 
 def test_a_name_is_taken_once(still: App) -> None:
     still.task(add)
-    with pytest.raises(InvalidInput, match=r"tests\.app\.test_tasks\.add"):
+    with pytest.raises(InvalidInput, match=r"tests\.tasks\.test_task\.add"):
         still.task(add)
 
 
@@ -328,7 +358,13 @@ def test_outcomes() -> None:
         assert isinstance(retry, commands.Retry)
         assert retry.delay == 9 * SECOND
         assert "busy" in (retry.error or "")
-        for error in (ValueError("x"), Retry("x"), KeyboardInterrupt("x"), SystemExit(1), asyncio.CancelledError()):
+        for error in (
+            ValueError("x"),
+            Retry("x"),
+            KeyboardInterrupt("x"),
+            SystemExit(1),
+            asyncio.CancelledError(),
+        ):
             told = outcome_of(task, job, error=boom(error), chance=half)
             assert isinstance(told, commands.Retry)
             assert told.delay == SECOND
@@ -411,7 +447,9 @@ def test_the_name_of_a_script_is_its_module(tmp_path: Path) -> None:
         "if __name__ == '__main__': print(pay.kind)\n"
     )
     for command in (["shop.py"], ["-m", "shop"]):
-        ended = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         assert ended.stdout.strip() == "shop.pay"
 
 

@@ -206,7 +206,9 @@ def test_commit_in_a_bench_with_a_database() -> None:
             bench.advance(1)
             with pytest.raises(JobFailed, match=r"exhausted.*SQLError: no such table: gone"):
                 handles[1].result()
-            with pytest.raises(JobFailed, match=r"exhausted.*ConstraintError: UNIQUE constraint failed: paid"):
+            with pytest.raises(
+                JobFailed, match=r"exhausted.*ConstraintError: UNIQUE constraint failed: paid"
+            ):
                 handles[3].result()
             assert bench.ledger.check() == []
         with other.testing() as bench:

@@ -1,4 +1,5 @@
-"""What a type checker must refuse: each line says which error it is, and an `ignore` that is not needed is an error itself."""
+"""What a type checker must refuse: each line says which error it is, and an `ignore` that is not needed is an
+error itself."""
 
 from __future__ import annotations
 

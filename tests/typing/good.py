@@ -21,7 +21,14 @@ def add(a: int, b: int = 2) -> int:
     return a + b
 
 
-@app.task(queue="mail", max_attempts=3, backoff=[1, 2, timedelta(minutes=5)], unique="{to}", priority="high", process=True)
+@app.task(
+    queue="mail",
+    max_attempts=3,
+    backoff=[1, 2, timedelta(minutes=5)],
+    unique="{to}",
+    priority="high",
+    process=True,
+)
 async def send(to: str, *, subject: str | None = None) -> bytes:
     return b""
 
@@ -53,7 +60,9 @@ async def main() -> None:
     assert_type(add.of(1), Call[int])
     assert_type(add.enqueue_many([add.of(1), add.of(2, 3)]), list[JobHandle[int]])
     assert_type(await add.aenqueue_many(add.of(n) for n in range(5)), list[JobHandle[int]])
-    later = add.options(delay=5, priority=3, after=[send.enqueue("x"), "id"], key="k", on_conflict="replace", window=60)
+    later = add.options(
+        delay=5, priority=3, after=[send.enqueue("x"), "id"], key="k", on_conflict="replace", window=60
+    )
     assert_type(later.enqueue(1), JobHandle[int])
     assert_type(add.enqueue(1).status(), Job)
     assert_type(tick.enqueue(), JobHandle[None])

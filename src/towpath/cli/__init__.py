@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _version() if arguments == ["--version"] else _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader had enough (`towpath jobs list | head -1`). Python would complain once more when it flushes at exit.
+        # The reader had enough (`towpath jobs list | head -1`). Python would complain once more when it
+        # flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

@@ -1,4 +1,5 @@
-"""What all commands share: `--url` and `--json` in every place, the session they fill, groups that load their parts late."""
+"""What all commands share: `--url` and `--json` in every place, the session they fill, groups that load their
+parts late."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Session:
 
     @contextmanager
     def ledger(self, make: bool = False) -> Iterator[Ledger]:
-        """The ledger of `--url` or the settings. Unless `make`, one that is not there is an error and not a new file."""
+        """The ledger of `--url` or the settings. Unless `make`, one that is not there is an error and not a
+        new file."""
         from towpath.cli.doors import open_door
 
         ledger = open_door(self.url, make)
@@ -53,7 +55,9 @@ def shared_options() -> list[click.Parameter]:
     url = "The ledger, such as sqlite:///work.db; else TOWPATH_URL, towpath.toml, pyproject.toml, sqlite:///towpath.db."
     return [
         click.Option(["--url"], metavar="URL", help=url, callback=_keep_url, expose_value=False),
-        click.Option(["--json"], is_flag=True, help="JSON on stdout.", callback=_keep_json, expose_value=False),
+        click.Option(
+            ["--json"], is_flag=True, help="JSON on stdout.", callback=_keep_json, expose_value=False
+        ),
     ]
 
 
@@ -76,8 +80,8 @@ class Branch(click.Group):
 
 
 class Root(Branch):
-    """A group whose commands are imported when they are asked for, and not to be listed. `parts`: name -> ("module:attribute" in
-    this package, its line in the list)."""
+    """A group whose commands are imported when they are asked for, and not to be listed. `parts`: name ->
+    ("module:attribute" in this package, its line in the list)."""
 
     def __init__(self, *args: Any, parts: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -188,7 +192,9 @@ SERVER_NEXT: Mapping[type[errors.TowpathError], str] = {
 class Failure(Exception):
     """A command cannot go on. `step` is what the user can do next."""
 
-    def __init__(self, message: str, code: int = REFUSED, step: str = "", details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, code: int = REFUSED, step: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.message, self.code, self.step = message, code, step
         self.kind = "Failure"
@@ -244,7 +250,9 @@ def as_failure(error: BaseException) -> Failure:
             code = error.code if isinstance(error.code, int) else REFUSED
             return Failure("" if code == OK else f"the program ended itself: {error.code}", code)
         case OSError():
-            return _named(type(error).__name__, Failure(f"{error.filename or 'the system'}: {error.strerror or error}"))
+            return _named(
+                type(error).__name__, Failure(f"{error.filename or 'the system'}: {error.strerror or error}")
+            )
     step = "This is a defect of Towpath: please report it. TOWPATH_DEBUG=1 shows where it happened."
     return _named(type(error).__name__, Failure(f"{type(error).__name__}: {error}", REFUSED, step))
 
@@ -253,7 +261,9 @@ def _of_towpath(error: errors.TowpathError) -> Failure:
     step = next((NEXT[kind] for kind in type(error).__mro__ if kind in NEXT), "")
     if str(error.details.get("path", "")).startswith("postgresql:"):
         step = SERVER_NEXT.get(type(error), step)
-    failure = Failure(str(error), code_of(error), step.format_map(_Named(error.details)), _plain(error.details))
+    failure = Failure(
+        str(error), code_of(error), step.format_map(_Named(error.details)), _plain(error.details)
+    )
     return _named(type(error).__name__, failure)
 
 
@@ -263,7 +273,10 @@ class _Named(dict[str, Any]):
 
 
 def _plain(details: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in details.items()}
+    return {
+        name: value if isinstance(value, int | float | None) else str(value)
+        for name, value in details.items()
+    }
 
 
 def _named(kind: str, failure: Failure) -> Failure:
@@ -278,7 +291,12 @@ def _usage_step(error: click.UsageError) -> str:
 def report(failure: Failure, as_json: bool) -> int:
     """Say it on stderr; the exit code."""
     if failure.message and as_json:
-        content = {"type": failure.kind, "message": failure.message, "code": failure.code, "next": failure.step or None}
+        content = {
+            "type": failure.kind,
+            "message": failure.message,
+            "code": failure.code,
+            "next": failure.step or None,
+        }
         content["details"] = failure.details
         say([escape_json(msgspec.json.encode({"error": content}).decode())])
     elif failure.message:
@@ -331,16 +349,22 @@ PARTS = {
     "groups": ("queues:groups", "Groups of jobs with one fate."),
     "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
     "backup": ("maintenance:backup", "Copy the ledger to a new file while work goes on."),
-    "ledger": ("maintenance:ledger", "The ledger as a whole: its schema, its room, its copy in another place."),
+    "ledger": (
+        "maintenance:ledger",
+        "The ledger as a whole: its schema, its room, its copy in another place.",
+    ),
     "check": ("maintenance:check", "Recount the whole ledger."),
     "doctor": ("doctor:doctor", "What is wrong, and what to do about it."),
     "bench": ("bench:bench", "How fast a ledger is on this disk."),
 }
-"""The commands in the order of the list, which loads none of them: where each is, and the first line of its help."""
+"""The commands in the order of the list, which loads none of them: where each is, and the first line of its
+help."""
 
 
 @click.group(cls=Root, parts=PARTS)
-@click.option("--version", is_flag=True, expose_value=False, callback=_version, help="The version, and nothing else.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, callback=_version, help="The version, and nothing else."
+)
 @click.pass_context
 def root(ctx: click.Context) -> None:
     """Durable work for Python, from the command line.

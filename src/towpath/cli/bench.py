@@ -22,9 +22,19 @@ SHARE = 0.2
 
 
 @command("bench")
-@click.option("--seconds", "span", type=click.FloatRange(0.1, 60), default=5.0, show_default=True, help="About so long in all.")
 @click.option(
-    "--dir", "folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="On the disk of this directory."
+    "--seconds",
+    "span",
+    type=click.FloatRange(0.1, 60),
+    default=5.0,
+    show_default=True,
+    help="About so long in all.",
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="On the disk of this directory.",
 )
 @pass_session
 def bench(session: Session, /, span: float, folder: Path | None) -> int:
@@ -81,7 +91,9 @@ def _raw_syncs(path: Path, span: float) -> float:
 
 
 def _append(ledger: Ledger, count: int) -> int:
-    ledger.apply([commands.Append(tuple(Spec(id=new_id(), queue="bench", payload=PAYLOAD) for _ in range(count)))])
+    ledger.apply(
+        [commands.Append(tuple(Spec(id=new_id(), queue="bench", payload=PAYLOAD) for _ in range(count)))]
+    )
     return count
 
 
@@ -105,8 +117,14 @@ def _table(data: dict[str, Any]) -> object:
         "claim_settle_batch": f"claim and settle, {BATCH} at a time",
     }
     raw = data["fsyncs_per_second"]
-    rows: list[tuple[object, ...]] = [("raw: 4 KiB written and synced", f"{raw:,}", f"{1e6 / max(raw, 1):.0f}", "1")]
+    rows: list[tuple[object, ...]] = [
+        ("raw: 4 KiB written and synced", f"{raw:,}", f"{1e6 / max(raw, 1):.0f}", "1")
+    ]
     for key, name in names.items():
         rate = data["jobs_per_second"][key]
         rows.append((name, f"{rate:,}", f"{1e6 / max(rate, 1):.1f}", f"{data['per_fsync'][key]:g}"))
-    return table(("what", "per second", "µs each", "per raw sync"), rows, numbers=("per second", "µs each", "per raw sync"))
+    return table(
+        ("what", "per second", "µs each", "per raw sync"),
+        rows,
+        numbers=("per second", "µs each", "per raw sync"),
+    )

@@ -56,7 +56,12 @@ class Stage:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("  {task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("  {task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=console()) as progress:
             bars = {name: progress.add_task(name, total=total) for name, total in totals.items()}
 
@@ -98,7 +103,16 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ids(self) -> list[str]:
-        return [*self.mail, *self.reminders, self.call, self.fax, self.read, *self.counts, self.total, *self.ferries]
+        return [
+            *self.mail,
+            *self.reminders,
+            self.call,
+            self.fax,
+            self.read,
+            *self.counts,
+            self.total,
+            *self.ferries,
+        ]
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -132,9 +146,15 @@ def jobs_of(ledger: Ledger, ids: Sequence[str]) -> dict[str, Job]:
 
 def _nothing_lost(ledger: Ledger, written: Written, jobs: Mapping[str, Job]) -> Check:
     missing = sum(id not in jobs for id in written.ids)
-    wrong = [job for job in jobs.values() if job.state is not (State.FAILED if job.id == written.fax else State.DONE)]
+    wrong = [
+        job
+        for job in jobs.values()
+        if job.state is not (State.FAILED if job.id == written.fax else State.DONE)
+    ]
     counts = [view.counts for view in ledger.queues().values()]
-    done, failed, others = (sum(getattr(each, name) for each in counts) for name in ("done", "failed", "waiting"))
+    done, failed, others = (
+        sum(getattr(each, name) for each in counts) for name in ("done", "failed", "waiting")
+    )
     running = sum(each.running for each in counts)
     ok = not (missing or wrong or others or running) and (done, failed) == (len(written.ids) - 1, 1)
     what = f"{len(written.ids):,} were written down: {done:,} done, {failed} dead, {missing} missing, {others + running} unfinished"
@@ -156,27 +176,43 @@ def _single_acts(jobs: Mapping[str, Job], written: Written) -> Iterator[Check]:
     waits = [(job.started_at or 0) - job.created_at for job in reminders]
     least = min(waits, default=0)
     yield Check(
-        "reminders", least >= micros(DELAY), f"{len(waits)} ran {least / 1e6:.2f} s after they were written down, or later"
+        "reminders",
+        least >= micros(DELAY),
+        f"{len(waits)} ran {least / 1e6:.2f} s after they were written down, or later",
     )
 
     call = jobs[written.call]
     ok = call.state is State.DONE and (call.attempts, call.failures, call.result) == (3, 2, b'"hello"')
-    yield Check("call", ok, f"{call.state} at attempt {call.attempts}, after {call.failures} failures: {_text(call.result)}")
+    yield Check(
+        "call",
+        ok,
+        f"{call.state} at attempt {call.attempts}, after {call.failures} failures: {_text(call.result)}",
+    )
 
     fax = jobs[written.fax]
     ok = fax.reason is Reason.EXHAUSTED and (fax.error or "").startswith("OSError: no line to")
-    yield Check("fax", ok, f"a dead letter after {fax.attempts} attempts: {(fax.error or '').partition(chr(10))[0]}")
+    yield Check(
+        "fax", ok, f"a dead letter after {fax.attempts} attempts: {(fax.error or '').partition(chr(10))[0]}"
+    )
 
 
 def _graph(jobs: Mapping[str, Job], written: Written) -> Check:
     read, total = jobs[written.read], jobs[written.total]
     counts = [jobs[id] for id in written.counts]
     ok = all(_before(read, count) and _before(count, total) for count in counts) and total.result == b"9"
-    return Check("graph", ok, f"read, then {len(counts)} counted side by side, then a total of {_text(total.result)} words")
+    return Check(
+        "graph",
+        ok,
+        f"read, then {len(counts)} counted side by side, then a total of {_text(total.result)} words",
+    )
 
 
 def _before(first: Job, second: Job) -> bool:
-    return first.finished_at is not None and second.started_at is not None and first.finished_at <= second.started_at
+    return (
+        first.finished_at is not None
+        and second.started_at is not None
+        and first.finished_at <= second.started_at
+    )
 
 
 def _ferries(app: App, written: Written, jobs: Mapping[str, Job], crash: Crash) -> Check:
@@ -217,7 +253,9 @@ STUCK = 20.0
 
 
 @command("demo")
-@click.option("--jobs", type=click.IntRange(300, 1_000_000), default=10_000, show_default=True, help="How much mail.")
+@click.option(
+    "--jobs", type=click.IntRange(300, 1_000_000), default=10_000, show_default=True, help="How much mail."
+)
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
@@ -228,9 +266,9 @@ STUCK = 20.0
 def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     """A demonstration with real work.
 
-    Some thousand jobs on a fresh ledger: priorities, delays, a retry, a dead letter, a graph, and a worker that is killed. What
-    happened is read back from the ledger; exit code 1 if it is not as promised. The ledger stays, to look at it.
-    """
+    Some thousand jobs on a fresh ledger: priorities, delays, a retry, a dead letter, a graph, and a worker
+    that is killed. What happened is read back from the ledger; exit code 1 if it is not as promised. The
+    ledger stays, to look at it."""
     if keep is not None and (keep.exists() or not keep.absolute().parent.is_dir()):
         raise bad_input(f"{keep} is there already, or its directory is not.", "Name a new file.")
     # The worker logs failures, and here they are on purpose.
@@ -239,18 +277,30 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     stage = Stage(session.json)
     app.url = f"sqlite:///{quote(str(path))}"
     with app:
-        # This process looks after the ledger. It could be the doomed one, but then somebody would have to notice that first.
+        # This process looks after the ledger. It could be the doomed one, but then somebody would have to
+        # notice that first.
         app.attend()
         stage.say(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
         written, wrote = write_down(stage, jobs)
         crash = kill_a_worker(stage)
         asyncio.run(work(stage, written))
         checks = prove(app, written, crash)
-        cost = {"written_us": round(wrote / jobs * 1e6, 1), "run_us": round(_time_of_mail(app.ledger, written) / jobs * 1e6, 1)}
+        cost = {
+            "written_us": round(wrote / jobs * 1e6, 1),
+            "run_us": round(_time_of_mail(app.ledger, written) / jobs * 1e6, 1),
+        }
     ok = all(check.ok for check in checks)
-    tries = [_typed(*words) for words in (("dead", "list"), ("dead", "retry", "--all", "--yes"), ("worker", TARGET, "--burst"))]
+    tries = [
+        _typed(*words)
+        for words in (("dead", "list"), ("dead", "retry", "--all", "--yes"), ("worker", TARGET, "--burst"))
+    ]
     if session.json:
-        facts: dict[str, Any] = {"ok": ok, "jobs": len(written.ids), "seconds": round(stage.seconds, 3), "url": app.url}
+        facts: dict[str, Any] = {
+            "ok": ok,
+            "jobs": len(written.ids),
+            "seconds": round(stage.seconds, 3),
+            "url": app.url,
+        }
         emit({**facts, "cost": cost, "checks": checks, "next": tries})
     else:
         tell(stage, checks, cost, tries)
@@ -273,7 +323,9 @@ def write_down(stage: Stage, jobs: int) -> tuple[Written, float]:
     reminders = later.enqueue_many(later.of(f"guest {n}") for n in range(REMINDERS))
     call, fax = showcase.call.enqueue("555-0100"), showcase.fax.enqueue("555-0199")
     read = showcase.read.enqueue()
-    graph = app.group([showcase.count.options(after=read).of(page) for page in range(3)], then=showcase.total.of())
+    graph = app.group(
+        [showcase.count.options(after=read).of(page) for page in range(3)], then=showcase.total.of()
+    )
     assert graph.then is not None
     ferries = showcase.ferry.enqueue_many(showcase.ferry.of(n) for n in range(FERRIES))
     stage.say(f"  a reminder: {reminders[0].explain()}")
@@ -300,17 +352,23 @@ def kill_a_worker(stage: Stage) -> Crash:
         deadline = time.monotonic() + STUCK
         while True:
             seen = app.ledger.version()
-            held = app.ledger.find(Query(queue="ferries", states=(State.RUNNING,), bodies=False, limit=FERRIES)).jobs
+            held = app.ledger.find(
+                Query(queue="ferries", states=(State.RUNNING,), bodies=False, limit=FERRIES)
+            ).jobs
             if len(held) == FERRIES:
                 break
             if child.code is not None or time.monotonic() > deadline:
                 step = f"See what it says: {_typed(*words)}"
-                raise Failure(f"The worker process did not take the ferries (exit code {child.code}).", REFUSED, step)
+                raise Failure(
+                    f"The worker process did not take the ferries (exit code {child.code}).", REFUSED, step
+                )
             app.ledger.wait(seen, 0.2)
         child.process.kill()
     finally:
         child.close()
-    stage.say(f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run")
+    stage.say(
+        f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run"
+    )
     stage.say(f"  {app.ledger.explain(held[0].id)}")
     return Crash({job.id: job.fence for job in held}, app.clock.now())
 
@@ -318,7 +376,14 @@ def kill_a_worker(stage: Stage) -> Crash:
 async def work(stage: Stage, written: Written) -> None:
     """A worker in this process does the rest, and the bars show what the ledger counts."""
     stage.say("\nAnother worker does all the rest, and the ferries when their lease is over.", bold=True)
-    totals = {"mail": len(written.mail), "reminders": REMINDERS, "calls": 1, "faxes": 1, "graph": 5, "ferries": FERRIES}
+    totals = {
+        "mail": len(written.mail),
+        "reminders": REMINDERS,
+        "calls": 1,
+        "faxes": 1,
+        "graph": 5,
+        "ferries": FERRIES,
+    }
     worker = asyncio.create_task(app.arun(queues=tuple(totals), concurrency=64, lease=30, grace=5))
     try:
         with stage.bars(totals) as draw:
@@ -353,7 +418,10 @@ def tell(stage: Stage, checks: Sequence[Check], cost: dict[str, float], tries: S
         f"\nIt took {stage.seconds:.1f} s. A piece of mail cost {each:.0f} µs on disk: {cost['written_us']:.0f} to write it down, "
         f"{cost['run_us']:.0f} to claim, run and settle it ({rate:,.0f} a second)."
     )
-    stage.say("\nThe ledger stays where it is. Try next: look at the dead letter, bring it back, and run it", bold=True)
+    stage.say(
+        "\nThe ledger stays where it is. Try next: look at the dead letter, bring it back, and run it",
+        bold=True,
+    )
     for line in tries:
         stage.say(f"  {line}")
 

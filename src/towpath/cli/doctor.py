@@ -52,16 +52,17 @@ def of_server(health: dict[str, Any]) -> Iterator[Finding]:
     yield from _of_sweeping(health)
     if health["missing_rights"]:
         advice = "Let the role own the schema and all in it, or grant these; docs/deploy-postgres.md has the statements."
-        yield Finding(f"The role {health['user']} lacks {', '.join(health['missing_rights'][:8])}.", advice, grave=True)
+        yield Finding(
+            f"The role {health['user']} lacks {', '.join(health['missing_rights'][:8])}.", advice, grave=True
+        )
     if "NOTIFY did not arrive" in health["wake_ups"]:
-        advice = (
-            "If something between here and the server swallows them, say ?pooled=true; for quick wake-ups connect directly."
+        advice = "If something between here and the server swallows them, say ?pooled=true; for quick wake-ups connect directly."
+        yield Finding(
+            "Wake-ups do not arrive, so workers find new jobs only when they look, once in five seconds.",
+            advice,
         )
-        yield Finding("Wake-ups do not arrive, so workers find new jobs only when they look, once in five seconds.", advice)
     elif "does not say so" in health["wake_ups"]:
-        advice = (
-            "Say so with ?pooled=true, and nothing need be tried out at every start; or connect directly for quick pick-up."
-        )
+        advice = "Say so with ?pooled=true, and nothing need be tried out at every start; or connect directly for quick pick-up."
         yield Finding(f"Wake-ups are {health['wake_ups']}. Pick-up takes up to a second.", advice)
     elif health["wake_ups"].startswith("by polling"):
         advice = "Pick-up takes up to a second. A direct connection, or a pooler in session mode, makes it a few milliseconds."
@@ -77,12 +78,12 @@ def _of_locks(health: dict[str, Any]) -> Iterator[Finding]:
     for each in health["lock_holders"]:
         if each["seconds"] < LONG_LOCK:
             continue
-        who = (
-            f"{each['application'] or 'A session'} (process {each['pid']} of the server, from {each['host']}, {each['state']})"
-        )
+        who = f"{each['application'] or 'A session'} (process {each['pid']} of the server, from {each['host']}, {each['state']})"
         held = f"has held the lock on keys, groups and notes for {spell(round(each['seconds'] * 1_000_000))}"
         advice = f"Its process is frozen, or a commit function is slow. The server ends it after `idle_timeout`; or SELECT pg_terminate_backend({each['pid']})."
-        yield Finding(f"{who} {held}; {each['waiting']} sessions wait for it.", advice, grave=each["waiting"] > 0)
+        yield Finding(
+            f"{who} {held}; {each['waiting']} sessions wait for it.", advice, grave=each["waiting"] > 0
+        )
 
 
 def _of_durability(health: dict[str, Any]) -> Iterator[Finding]:
@@ -91,18 +92,26 @@ def _of_durability(health: dict[str, Any]) -> Iterator[Finding]:
             advice = f"Set {name} = on in postgresql.conf, unless all that is in it may be lost."
             yield Finding(f"{name} is off: a crash of the machine can destroy the whole database.", advice)
     if health["synchronous_commit"] == "off":
-        advice = "Set synchronous_commit = on for this role or database: what is acknowledged shall be on disk."
+        advice = (
+            "Set synchronous_commit = on for this role or database: what is acknowledged shall be on disk."
+        )
         yield Finding("synchronous_commit is off: a crash can lose the last acknowledged jobs.", advice)
 
 
 def _of_sweeping(health: dict[str, Any]) -> Iterator[Finding]:
     if "off" in (health["autovacuum"], health["track_counts"]):
-        advice = "Set autovacuum = on and track_counts = on, or run `towpath ledger vacuum` every few minutes."
-        yield Finding("autovacuum is off: the tables grow with every job, and claims slow down.", advice, grave=True)
+        advice = (
+            "Set autovacuum = on and track_counts = on, or run `towpath ledger vacuum` every few minutes."
+        )
+        yield Finding(
+            "autovacuum is off: the tables grow with every job, and claims slow down.", advice, grave=True
+        )
     for each in health["long_transactions"]:
         who = f"{each['application'] or 'somebody'} ({each['user']}, process {each['pid']}, {each['state']})"
         advice = f"End it, or SELECT pg_terminate_backend({each['pid']}). Until then nothing that died since can be swept."
-        yield Finding(f"A transaction of {who} has been open for {spell(each['seconds'] * 1_000_000)}.", advice)
+        yield Finding(
+            f"A transaction of {who} has been open for {spell(each['seconds'] * 1_000_000)}.", advice
+        )
     if health["tallies"] > MANY_TALLIES:
         advice = "A worker folds them as it goes; without one, `towpath ledger vacuum` does."
         yield Finding(f"{health['tallies']:,} rows of counts wait to be folded.", advice)
@@ -125,9 +134,8 @@ EXAMINED = 200_000
 def doctor(session: Session, /) -> int:
     """What is wrong, and what to do about it.
 
-    Settings and where each came from, versions, the health of the ledger, and common mistakes with advice. Exit code 1 if
-    something needs you, 4 if the ledger cannot be opened.
-    """
+    Settings and where each came from, versions, the health of the ledger, and common mistakes with advice.
+    Exit code 1 if something needs you, 4 if the ledger cannot be opened."""
     settings = resolve(session.url)
     check_slashes(settings.url, _origin(session, settings, "url"))
     health, findings, code = _look(settings)
@@ -135,7 +143,13 @@ def doctor(session: Session, /) -> int:
         code = REFUSED
     values = {name: getattr(settings, name) for name in NAMES} | {"url": shown(settings.url)}
     told = {name: {"value": values[name], "from": _origin(session, settings, name)} for name in NAMES}
-    data = {"settings": told, "versions": versions(), "ledger": health, "findings": findings, "ok": code == OK}
+    data = {
+        "settings": told,
+        "versions": versions(),
+        "ledger": health,
+        "findings": findings,
+        "ok": code == OK,
+    }
     show(session.json, data, lambda: _report(told, health, findings))
     return code
 
@@ -147,7 +161,17 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
 def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> list[str]:
     settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
     facts = {name: _words(value) for name, value in health.items()}
-    lines = ["Settings", *pairs(settings), "", "Versions", *pairs(versions()), "", "Ledger", *pairs(facts), ""]
+    lines = [
+        "Settings",
+        *pairs(settings),
+        "",
+        "Versions",
+        *pairs(versions()),
+        "",
+        "Ledger",
+        *pairs(facts),
+        "",
+    ]
     if not findings:
         return [*lines, "Nothing is wrong."]
     lines.append("Findings")
@@ -165,7 +189,11 @@ def _words(value: object) -> object:
 
 
 def versions() -> dict[str, str]:
-    found = {"towpath": version("towpath"), "python": platform.python_version(), "platform": platform.platform()}
+    found = {
+        "towpath": version("towpath"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
     for package in ("apsw", "psycopg", "msgspec", "click", "rich"):
         try:
             found[package] = version(package)
@@ -187,10 +215,12 @@ def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
         return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
     try:
         if is_server(settings.url) and not is_on_server(settings.url):
-            advice = (
-                "`towpath ledger migrate`, a `towpath put`, a `towpath enqueue` or a worker makes it. Else check the URL above."
+            advice = "`towpath ledger migrate`, a `towpath put`, a `towpath enqueue` or a worker makes it. Else check the URL above."
+            return (
+                {"state": "not there yet"},
+                [Finding(f"There is no ledger in {shown(settings.url)}.", advice)],
+                OK,
             )
-            return {"state": "not there yet"}, [Finding(f"There is no ledger in {shown(settings.url)}.", advice)], OK
         ledger = open_ledger(settings.url)
         try:
             return _examine(ledger, settings)
@@ -227,7 +257,11 @@ def _file_facts(settings: Settings) -> dict[str, Any]:
         return {}
     from importlib.resources import files
 
-    known = [entry.name for entry in (files("towpath.ledger") / "sql" / "sqlite").iterdir() if entry.name[:4].isdigit()]
+    known = [
+        entry.name
+        for entry in (files("towpath.ledger") / "sql" / "sqlite").iterdir()
+        if entry.name[:4].isdigit()
+    ]
     from towpath.operations import maintenance
 
     return {
@@ -241,9 +275,13 @@ def _file_facts(settings: Settings) -> dict[str, Any]:
 def _of_file(health: dict[str, Any]) -> Iterator[Finding]:
     if health.get("wal_bytes", 0) <= LARGE_WAL:
         return
-    advice = "No process reads from it now: it becomes short again with the next commits of a Towpath process."
+    advice = (
+        "No process reads from it now: it becomes short again with the next commits of a Towpath process."
+    )
     if readers := health["log_readers"]:
-        advice = f"A long read transaction keeps it from starting anew. End it; it is in {' or '.join(readers)}."
+        advice = (
+            f"A long read transaction keeps it from starting anew. End it; it is in {' or '.join(readers)}."
+        )
     elif readers is None:
         advice = "A long read transaction keeps it from starting anew. Find it and end it."
     yield Finding(f"The write-ahead log has {health['wal_bytes']:,} bytes.", advice)
@@ -275,16 +313,20 @@ def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Findin
                 grave=True,
             )
         elif age > OLD:
-            advice = f"Workers do not keep up: more of them, more --concurrency, or a higher --cap of {view.name}."
+            advice = (
+                f"Workers do not keep up: more of them, more --concurrency, or a higher --cap of {view.name}."
+            )
             yield Finding(f"Queue {view.name}: the oldest ready job has waited for {spell(age)}.", advice)
         if view.capacity is not None and view.counts.waiting >= view.capacity:
-            advice = f"Appends are refused now. `towpath queues set {view.name} --capacity N` or more workers."
-            yield Finding(f"Queue {view.name} is full: {view.counts.waiting} of {view.capacity}.", advice, grave=True)
+            advice = (
+                f"Appends are refused now. `towpath queues set {view.name} --capacity N` or more workers."
+            )
+            yield Finding(
+                f"Queue {view.name} is full: {view.counts.waiting} of {view.capacity}.", advice, grave=True
+            )
     dead = {view.name: view.counts.failed for view in queues if view.counts.failed}
     if dead:
-        advice = (
-            "`towpath dead list` shows why; `towpath dead retry --queue NAME` brings them back, `towpath dead purge` deletes."
-        )
+        advice = "`towpath dead list` shows why; `towpath dead retry --queue NAME` brings them back, `towpath dead purge` deletes."
         yield Finding(f"{sum(dead.values())} dead letters in {names(sorted(dead))}.", advice)
 
 

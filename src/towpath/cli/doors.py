@@ -1,4 +1,5 @@
-"""From a URL to a ledger, and from `module:app` to an App, with a clear word for everything that can be wrong."""
+"""From a URL to a ledger, and from `module:app` to an App, with a clear word for everything that can be
+wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def file_of(url: str) -> Path | None:
 
 
 def is_missing(path: Path) -> bool:
-    """Could a new ledger be made there? Where only a log is left, opening the ledger raises the right error."""
+    """Could a new ledger be made there? Where only a log is left, opening the ledger raises the right
+    error."""
     return path.parent.is_dir() and not path.exists() and not path.with_name(f"{path.name}-wal").exists()
 
 
@@ -59,7 +61,9 @@ def usable(given: str | None) -> str:
     check_slashes(url, origin)
     if urlsplit(url).scheme == "memory":
         step = "Name a file: --url sqlite:///work.db"
-        raise bad_input(f"{url} (from {origin}) lives and dies with one process; the command line cannot share it.", step)
+        raise bad_input(
+            f"{url} (from {origin}) lives and dies with one process; the command line cannot share it.", step
+        )
     return url
 
 
@@ -89,7 +93,8 @@ def is_on_server(url: str) -> bool:
 
 
 def load(target: str) -> Any:
-    """The object `module:attribute` names. The working directory comes first on the path, as for `python -m`."""
+    """The object `module:attribute` names. The working directory comes first on the path, as for `python
+    -m`."""
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise bad_input(f"{target!r} does not name an app.", "Write it as module:app, such as shop.work:app")
@@ -106,7 +111,8 @@ def load(target: str) -> Any:
 
 
 def load_app(target: str, url: str | None = None) -> App:
-    """The App `module:attribute` names. `url` is for apps that leave theirs open; one that has its own must agree."""
+    """The App `module:attribute` names. `url` is for apps that leave theirs open; one that has its own must
+    agree."""
     if url is not None:
         os.environ["TOWPATH_URL"] = url
     found = load(target)
@@ -115,7 +121,8 @@ def load_app(target: str, url: str | None = None) -> App:
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
     if url is not None and found.url != url:
         raise bad_input(
-            f"{target} opens {shown(found.url)} by itself, not {shown(url)}.", "Leave --url out, or the URL in the program."
+            f"{target} opens {shown(found.url)} by itself, not {shown(url)}.",
+            "Leave --url out, or the URL in the program.",
         )
     return found  # type: ignore[no-any-return]
 
@@ -139,7 +146,8 @@ def _module(name: str) -> Any:
 
 
 def _broken(name: str, error: BaseException) -> Failure:
-    """The module is there but fails while it is imported: that is the user's own program, so say where in it."""
+    """The module is there but fails while it is imported: that is the user's own program, so say where in
+    it."""
     where = _line_of(error)
     step = f"{where}. TOWPATH_DEBUG=1 shows the whole way there." if where else "TOWPATH_DEBUG=1 shows where."
     return bad_input(f"Module {name} cannot be imported: {type(error).__name__}: {error}", step)
@@ -165,5 +173,7 @@ def files_of(target: str) -> list[Path]:
     except (ImportError, ValueError):
         spec = None
     stem = Path(os.getcwd(), *module.split("."))
-    known = [Path(spec.origin)] if spec is not None and spec.origin not in (None, "built-in", "frozen") else []
+    known = (
+        [Path(spec.origin)] if spec is not None and spec.origin not in (None, "built-in", "frozen") else []
+    )
     return [*known, stem.with_suffix(".py"), stem / "__init__.py"]

@@ -42,7 +42,11 @@ def list_workers(session: Session, /) -> int:
     """Who is there, as each said at most ten seconds ago, and which pauses are in force."""
     with _fleet(session) as fleet:
         found, paused = fleet.list(), fleet.paused()
-    show(session.json, {"workers": [_data(each) for each in found], "paused": paused}, lambda: _worker_table(found, paused))
+    show(
+        session.json,
+        {"workers": [_data(each) for each in found], "paused": paused},
+        lambda: _worker_table(found, paused),
+    )
     return OK
 
 
@@ -55,9 +59,20 @@ def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) ->
         state = "draining" if each.draining else "paused" if each.paused else "working"
         slots = f"{each.running}/{each.concurrency}"
         rows.append(
-            (each.name, each.host, each.pid, state, slots, ",".join(each.queues), spell(at - each.started_at), each.why)
+            (
+                each.name,
+                each.host,
+                each.pid,
+                state,
+                slots,
+                ",".join(each.queues),
+                spell(at - each.started_at),
+                each.why,
+            )
         )
-    return table(("worker", "host", "pid", "state", "busy", "queues", "up", "why"), rows, numbers=("pid", "busy"))
+    return table(
+        ("worker", "host", "pid", "state", "busy", "queues", "up", "why"), rows, numbers=("pid", "busy")
+    )
 
 
 @workers.command("pause")
@@ -65,11 +80,16 @@ def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) ->
 @click.option("--why", help="The reason, for whoever asks why nothing runs.")
 @pass_session
 def pause_worker(session: Session, /, name: str, why: str | None) -> int:
-    """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused too."""
+    """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused
+    too."""
     with _fleet(session) as fleet:
         told = fleet.pause(name, why)
     who = names([each.name for each in told]) if told else "nobody who is there now"
-    show(session.json, {"paused": name, "why": why, "workers": [each.name for each in told]}, f"{name} is paused: {who}")
+    show(
+        session.json,
+        {"paused": name, "why": why, "workers": [each.name for each in told]},
+        f"{name} is paused: {who}",
+    )
     return OK
 
 
@@ -97,7 +117,11 @@ def drain(session: Session, /, name: str) -> int:
         known = [each.name for each in fleet.list()]
     if not told:
         raise nothing(f"There is no worker {name}.", f"Workers: {names(known)}")
-    show(session.json, {"draining": [each.owner for each in told]}, f"Told to end: {names([each.name for each in told])}")
+    show(
+        session.json,
+        {"draining": [each.owner for each in told]},
+        f"Told to end: {names([each.name for each in told])}",
+    )
     return OK
 
 
@@ -126,7 +150,8 @@ def _lanes(session: Session, name: str = "") -> Iterator[Lanes]:
 @lanes.command("list")
 @pass_session
 def list_lanes(session: Session, /) -> int:
-    """The lanes of the workers that are there, as each said at most ten seconds ago, and those that are paused."""
+    """The lanes of the workers that are there, as each said at most ten seconds ago, and those that are
+    paused."""
     with _lanes(session) as desk:
         found = desk.list()
     data = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found]
@@ -138,7 +163,15 @@ def _lane_table(found: Sequence[LaneView]) -> object:
     if not found:
         return "No worker that is there has lanes, and none is paused."
     rows = [
-        (each.name, "paused" if each.paused else "working", each.workers, each.running, each.reserved, queues, each.why)
+        (
+            each.name,
+            "paused" if each.paused else "working",
+            each.workers,
+            each.running,
+            each.reserved,
+            queues,
+            each.why,
+        )
         for each in found
         for queues in [",".join(each.queues)]
     ]
@@ -151,7 +184,8 @@ def _lane_table(found: Sequence[LaneView]) -> object:
 @click.option("--why", help="The reason, for whoever asks why nothing runs.")
 @pass_session
 def pause_lane(session: Session, /, name: str, why: str | None) -> int:
-    """Start nothing of this lane until `resume`, in every worker that has it. What runs goes on; its slots are lent."""
+    """Start nothing of this lane until `resume`, in every worker that has it. What runs goes on; its slots
+    are lent."""
     with _lanes(session, name) as desk:
         desk.pause(name, why)
     show(session.json, {"lane": name, "paused": True, "why": why}, f"lane {name} is paused")
@@ -180,7 +214,8 @@ FAR = 100 * 365 * 86400 * 1_000_000
 
 @click.group("breakers", cls=Branch)
 def breakers() -> None:
-    """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole fleet."""
+    """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole
+    fleet."""
 
 
 @contextmanager
@@ -192,7 +227,8 @@ def _host(session: Session, name: str | None = None) -> Iterator[App]:
             known = [record.breaker.name for record in app.breakers.list()]
             if name not in known:
                 raise nothing(
-                    f"There is no breaker {name}.", f"Breakers: {names(known)}. A worker declares those of its tasks."
+                    f"There is no breaker {name}.",
+                    f"Breakers: {names(known)}. A worker declares those of its tasks.",
                 )
         yield app
 
@@ -239,7 +275,9 @@ def _breaker_table(found: list[Record]) -> object:
         failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
         if data["ratio"] is not None:
             failed = f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at {data['ratio']:.0%}"
-        gates = ", ".join(gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates)
+        gates = ", ".join(
+            gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates
+        )
         rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
     return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))
 

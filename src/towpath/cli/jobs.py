@@ -9,7 +9,20 @@ import click
 import msgspec
 
 from towpath import Job, Ledger, Query, Selector, State, commands
-from towpath.cli.base import OK, REFUSED, Branch, F, Session, all_of, bad_input, confirm, names, nothing, pass_session, say
+from towpath.cli.base import (
+    OK,
+    REFUSED,
+    Branch,
+    F,
+    Session,
+    all_of,
+    bad_input,
+    confirm,
+    names,
+    nothing,
+    pass_session,
+    say,
+)
 from towpath.cli.messages import tell
 from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, spell, table
 from towpath.cli.values import Header, Moment, now
@@ -21,7 +34,8 @@ STATES = click.Choice([state.value for state in State])
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """The selectors a user gave. Nothing at all is a usage error: nobody means everything by saying nothing."""
+    """The selectors a user gave. Nothing at all is a usage error: nobody means everything by saying
+    nothing."""
 
     ids: tuple[str, ...] = ()
     queue: str | None = None
@@ -42,15 +56,26 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         given = {name: getattr(self, name) for name in ("queue", "part", "kind", "group", "key")}
         given |= {"created_before": self.created_before, "finished_before": self.finished_before}
         chosen = tuple(State(state) for state in self.state) or tuple(states)
-        if not self.ids and not self.everything and not self.state and all(value is None for value in given.values()):
-            raise click.UsageError("Say which: ids, or --queue, --kind and the like, or --all.", click.get_current_context())
+        if (
+            not self.ids
+            and not self.everything
+            and not self.state
+            and all(value is None for value in given.values())
+        ):
+            raise click.UsageError(
+                "Say which: ids, or --queue, --kind and the like, or --all.", click.get_current_context()
+            )
         if self.ids and (self.everything or any(value is not None for value in given.values())):
             raise click.UsageError("Either ids or selectors, not both.", click.get_current_context())
         return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **given)
 
     def words(self, which: str) -> str:
         """The selection in a sentence; `which` is the kind of jobs the command is about."""
-        of = [f"{name} {getattr(self, name)}" for name in ("queue", "part", "kind", "group", "key") if getattr(self, name)]
+        of = [
+            f"{name} {getattr(self, name)}"
+            for name in ("queue", "part", "kind", "group", "key")
+            if getattr(self, name)
+        ]
         return f"every {' or '.join(self.state) or which} job" + (f" of {', '.join(of)}" if of else "")
 
 
@@ -62,12 +87,21 @@ def selectors(states: bool = True) -> Callable[[F], F]:
         click.option("--kind", help="Of this kind (task name)."),
         click.option("--group", help="Of this group."),
         click.option("--key", help="With this key."),
-        click.option("--created-before", type=Moment(past=True), help="Older than a time, or than a span such as 7d."),
-        click.option("--finished-before", type=Moment(past=True), help="Finished before a time, or longer ago than a span."),
+        click.option(
+            "--created-before", type=Moment(past=True), help="Older than a time, or than a span such as 7d."
+        ),
+        click.option(
+            "--finished-before",
+            type=Moment(past=True),
+            help="Finished before a time, or longer ago than a span.",
+        ),
         click.option("--all", "everything", is_flag=True, help="All of them, whatever the queue."),
     ]
     if states:
-        chosen.insert(5, click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like."))
+        chosen.insert(
+            5,
+            click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like."),
+        )
     return all_of(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask."))
 
 
@@ -77,7 +111,10 @@ def must_exist(ledger: Ledger, ids: Sequence[str]) -> None:
     if len(unknown) == 1:
         raise UnknownJob(id=unknown[0])
     if unknown:
-        raise nothing(f"There are no jobs {names(unknown)}; nothing was done.", "`towpath jobs list` shows what is there.")
+        raise nothing(
+            f"There are no jobs {names(unknown)}; nothing was done.",
+            "`towpath jobs list` shows what is there.",
+        )
 
 
 def queue_must_exist(ledger: Ledger, queue: str | None) -> None:
@@ -89,7 +126,8 @@ def queue_must_exist(ledger: Ledger, queue: str | None) -> None:
 
 
 def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], int]:
-    """Bring back all that match. What is refused would match again and again, so it ends when nothing more comes back."""
+    """Bring back all that match. What is refused would match again and again, so it ends when nothing more
+    comes back."""
     revived, refused = 0, dict[str, str]()
     while True:
         answer = tell(ledger, commands.Revive(where=where))
@@ -98,7 +136,11 @@ def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], in
         refused.update(answer.refused)
         if not answer.more or not answer.revived:
             break
-    data = {"revived": revived, "refused": [{"id": id, "why": why} for id, why in refused.items()], "more": answer.more}
+    data = {
+        "revived": revived,
+        "refused": [{"id": id, "why": why} for id, why in refused.items()],
+        "more": answer.more,
+    }
     return data, REFUSED if refused or answer.more else OK
 
 
@@ -123,7 +165,9 @@ def purge_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
 
 
 def told_revived(data: dict[str, Any]) -> list[str]:
-    lines = [f"{data['revived']} came back"] + [f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]]
+    lines = [f"{data['revived']} came back"] + [
+        f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]
+    ]
     if len(data["refused"]) > 20:
         lines.append(f"and {len(data['refused']) - 20} more were refused; --json lists them")
     return lines
@@ -157,10 +201,24 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     page: str | None
 
     def query(self, bodies: bool) -> Query:
-        same = ("queue", "part", "kind", "group", "key", "owner", "correlation_id", "header", "oldest_first", "limit", "page")
+        same = (
+            "queue",
+            "part",
+            "kind",
+            "group",
+            "key",
+            "owner",
+            "correlation_id",
+            "header",
+            "oldest_first",
+            "limit",
+            "page",
+        )
         fields = {name: getattr(self, name) for name in same}
         states = tuple(State(state) for state in self.state)
-        return Query(**fields, states=states, created_from=self.since, created_before=self.until, bodies=bodies)
+        return Query(
+            **fields, states=states, created_from=self.since, created_before=self.until, bodies=bodies
+        )
 
 
 @jobs.command("list")
@@ -205,7 +263,16 @@ def _table(found: tuple[Job, ...]) -> object:
 
 def _row(job: Job, at: int) -> tuple[object, ...]:
     attempts, error = f"{job.attempts}/{job.max_attempts}", (job.error or "").partition("\n")[0][:60]
-    return job.id, job.queue, job.kind or None, job.state, job.reason or None, attempts, ago(job.created_at, at), error
+    return (
+        job.id,
+        job.queue,
+        job.kind or None,
+        job.state,
+        job.reason or None,
+        attempts,
+        ago(job.created_at, at),
+        error,
+    )
 
 
 @jobs.command("show")
@@ -258,7 +325,9 @@ def _described(job: Job, why: str) -> list[str]:
         "parent": job.parent,
         "key": None if job.key is None else f"{job.key} ({job.key_policy})",
         "correlation": job.correlation_id,
-        "progress": None if job.progress_done is None else f"{job.progress_done} of {job.progress_total or '?'}",
+        "progress": None
+        if job.progress_done is None
+        else f"{job.progress_done} of {job.progress_total or '?'}",
         "headers": ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None,
         "payload": shown_body(job.payload),
         "result": None if job.result is None else shown_body(job.result),
@@ -274,7 +343,13 @@ def explain(session: Session, /, id: str) -> int:
     """Why a job does not run, in one sentence."""
     with session.ledger() as ledger:
         found = explained(ledger, id, now())
-    data = {"id": found.id, "gate": found.gate, "sentence": found.sentence, "by": found.by, "count": found.count}
+    data = {
+        "id": found.id,
+        "gate": found.gate,
+        "sentence": found.sentence,
+        "by": found.by,
+        "count": found.count,
+    }
     show(session.json, {**data, "until": moment(found.until)}, found.sentence)
     return OK
 
@@ -286,8 +361,8 @@ def explain(session: Session, /, id: str) -> int:
 def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
     """Bring failed and canceled jobs back.
 
-    By id or by selectors. Jobs that failed because one of these did come back too. Exit code 1 if any is refused.
-    """
+    By id or by selectors. Jobs that failed because one of these did come back too. Exit code 1 if any is
+    refused."""
     return revived(session, Where(ids=ids, **options), yes, (State.FAILED, State.CANCELED))
 
 
@@ -311,8 +386,8 @@ def revived(session: Session, where: Where, yes: bool, states: tuple[State, ...]
 def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
     """Cancel jobs by id or by selectors.
 
-    Those that wait are canceled, those that run are asked to stop. Exit code 1 if one of the ids has finished already.
-    """
+    Those that wait are canceled, those that run are asked to stop. Exit code 1 if one of the ids has finished
+    already."""
     where = Where(ids=ids, **options)
     unfinished = tuple(state for state in State if state not in FINISHED)
     selector = where.selector(unfinished)
@@ -377,7 +452,9 @@ def dead() -> None:
 @pass_session
 def list_dead(session: Session, /, **options: Any) -> int:
     """Failed jobs with their errors, newest first."""
-    rest: dict[str, Any] = dict.fromkeys(("part", "group", "key", "owner", "correlation_id", "header", "until"))
+    rest: dict[str, Any] = dict.fromkeys(
+        ("part", "group", "key", "owner", "correlation_id", "header", "until")
+    )
     return listed(session, Filter(**options, **rest, state=("failed",), oldest_first=False))
 
 
@@ -412,5 +489,7 @@ def _failed(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> 
             for id in ids:
                 job = ledger.get(id)
                 if job is not None and job.state is not State.FAILED:
-                    raise bad_input(f"Job {id} is {job.state}, not a dead letter.", f"See `towpath jobs show {id}`.")
+                    raise bad_input(
+                        f"Job {id} is {job.state}, not a dead letter.", f"See `towpath jobs show {id}`."
+                    )
     return Where(ids=ids, **options)

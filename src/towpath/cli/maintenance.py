@@ -20,7 +20,8 @@ from towpath.cli.output import show
 @click.argument("path", type=click.Path(path_type=Path))
 @pass_session
 def backup(session: Session, /, path: Path) -> int:
-    """Copy the ledger to a new file while work goes on. The copy is complete as of one moment, or not there at all."""
+    """Copy the ledger to a new file while work goes on. The copy is complete as of one moment, or not there
+    at all."""
     with session.ledger() as ledger:
         pages = _copy(ledger, path, quiet=session.json)
     size = path.stat().st_size
@@ -65,7 +66,11 @@ def check(session: Session, /) -> int:
     """
     with session.ledger() as ledger:
         problems = examine(ledger)
-    lines = [*problems, "Stop every process, keep a copy, restore a backup."] if problems else ["Everything adds up."]
+    lines = (
+        [*problems, "Stop every process, keep a copy, restore a backup."]
+        if problems
+        else ["Everything adds up."]
+    )
     data: dict[str, Any] = {"ok": not problems, "problems": problems}
     show(session.json, data, lines)
     return REFUSED if problems else OK
@@ -93,8 +98,8 @@ ledger.add_command(check)
 def migrate(session: Session, /) -> int:
     """Bring the schema up to this version, or make it.
 
-    Every process does it when it opens the ledger. By itself it is for a role that may do more than your workers.
-    """
+    Every process does it when it opens the ledger. By itself it is for a role that may do more than your
+    workers."""
     from towpath.operations import maintenance
 
     url = usable(session.url)
@@ -109,15 +114,17 @@ def migrate(session: Session, /) -> int:
 def vacuum(session: Session, /) -> int:
     """Give back room that finished work left.
 
-    PostgreSQL: folds the counts and runs VACUUM (ANALYZE) on the ledger's tables, beside whatever runs. SQLite: writes the file
-    anew, without its free pages; it needs as much room again for a while, and everybody who writes waits.
-    """
+    PostgreSQL: folds the counts and runs VACUUM (ANALYZE) on the ledger's tables, beside whatever runs.
+    SQLite: writes the file anew, without its free pages; it needs as much room again for a while, and
+    everybody who writes waits."""
     from towpath.operations import maintenance
 
     url = must_be_there(session.url)
     told = maintenance.vacuum(url)
     show(
-        session.json, told, f"{shown(url)}: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items())
+        session.json,
+        told,
+        f"{shown(url)}: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items()),
     )
     return OK
 
@@ -125,15 +132,17 @@ def vacuum(session: Session, /) -> int:
 @ledger.command("copy")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--force", is_flag=True, help="Also while workers or leases are alive. Leases are copied as they are.")
+@click.option(
+    "--force", is_flag=True, help="Also while workers or leases are alive. Leases are copied as they are."
+)
 @pass_session
 def copy(session: Session, /, source: str, target: str, force: bool) -> int:
     """Copy the ledger at the URL SRC to the empty one at DST.
 
-    SQLite to PostgreSQL, back, or one kind to the same. Ids, order, history, leases, dependencies, all settings are kept; at the end
-    counts and a hash over everything are compared. Nobody may use SRC meanwhile, and nobody can use DST before it is complete. If
-    it is interrupted, the same command goes on where it was.
-    """
+    SQLite to PostgreSQL, back, or one kind to the same. Ids, order, history, leases, dependencies, all
+    settings are kept; at the end counts and a hash over everything are compared. Nobody may use SRC
+    meanwhile, and nobody can use DST before it is complete. If it is interrupted, the same command goes on
+    where it was."""
     from towpath.operations import maintenance
 
     usable(target)

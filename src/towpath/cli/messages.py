@@ -13,7 +13,19 @@ import click
 import msgspec
 
 from towpath import After, Claim, Key, KeyPolicy, Ledger, Spec, State, commands, new_id
-from towpath.cli.base import NOTHING, OK, REFUSED, Failure, Session, all_of, bad_input, command, names, pass_session, say
+from towpath.cli.base import (
+    NOTHING,
+    OK,
+    REFUSED,
+    Failure,
+    Session,
+    all_of,
+    bad_input,
+    command,
+    names,
+    pass_session,
+    say,
+)
 from towpath.cli.doors import load_app
 from towpath.cli.output import body, moment, pairs, show, shown_body
 from towpath.cli.values import Header, Json, Moment, Priority, Receipt, ReceiptType, Span
@@ -45,7 +57,9 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.key is None and (self.on_conflict is not None or self.window is not None):
-            raise InvalidInput(field="--on-conflict and --window", value="without --key", expected="a --key they are about")
+            raise InvalidInput(
+                field="--on-conflict and --window", value="without --key", expected="a --key they are about"
+            )
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `Spec` that were given."""
@@ -90,11 +104,15 @@ spec_options = all_of(
     click.option("--at", type=Moment(past=False), help="Not before this time (ISO 8601)."),
     click.option("--ttl", type=Span(), help="Give it up if it has not started after this span."),
     click.option(
-        "--priority", type=Priority(), help="high, normal, low, a name of the settings, or a number; smaller is sooner."
+        "--priority",
+        type=Priority(),
+        help="high, normal, low, a name of the settings, or a number; smaller is sooner.",
     ),
     click.option("--part", help="The slice of the queue with limits of its own, such as a customer."),
     click.option("--key", help="At most one unfinished job has this key."),
-    click.option("--on-conflict", type=click.Choice(list(CONFLICTS)), help="What a second job with the key does: keep."),
+    click.option(
+        "--on-conflict", type=click.Choice(list(CONFLICTS)), help="What a second job with the key does: keep."
+    ),
     click.option("--window", type=Span(), help="The key stays taken so long after the append."),
     click.option("--id", help="An id of your own; the same id twice is one job."),
     click.option("--header", type=Header(), multiple=True, help="NAME=VALUE, as often as you like."),
@@ -102,18 +120,26 @@ spec_options = all_of(
     click.option("--max-attempts", type=int, help="Failures after which it is a dead letter: 20."),
     click.option("--timeout", type=Span(), help="How long one attempt may take."),
     click.option("--retention", type=Span(), help="How long it is kept after it is done."),
-    click.option("--after", multiple=True, metavar="ID", help="Wait until this job is done; as often as you like."),
+    click.option(
+        "--after", multiple=True, metavar="ID", help="Wait until this job is done; as often as you like."
+    ),
     click.option("--group", help="The open group it joins."),
 )
 
 
 def append(ledger: Ledger, spec: Spec) -> dict[str, Any]:
-    """Append one job; what became of it. `new` is false where its id or key was taken: `id` is then the job that has it."""
+    """Append one job; what became of it. `new` is false where its id or key was taken: `id` is then the job
+    that has it."""
     before = ledger.get(spec.id) is not None
     answer = tell(ledger, commands.Append((spec,)))
     assert isinstance(answer, commands.Appended)
     [placed] = answer.jobs
-    return {"id": placed.id, "seq": placed.seq, "queue": spec.queue, "new": placed.id == spec.id and not before}
+    return {
+        "id": placed.id,
+        "seq": placed.seq,
+        "queue": spec.queue,
+        "new": placed.id == spec.id and not before,
+    }
 
 
 def tell(ledger: Ledger, command: commands.Command) -> commands.Result:
@@ -126,19 +152,31 @@ def tell(ledger: Ledger, command: commands.Command) -> commands.Result:
 
 @command("enqueue")
 @click.argument("kind")
-@click.option("--args", "arguments", type=Json(object_only=True), default="{}", help='The arguments: {"to": "ada"}, or @file.')
+@click.option(
+    "--args",
+    "arguments",
+    type=Json(object_only=True),
+    default="{}",
+    help='The arguments: {"to": "ada"}, or @file.',
+)
 @click.option("--queue", help="The queue; with --app the task's own if left out.")
-@click.option("--app", "target", metavar="MODULE:APP", help="Check kind and arguments against the tasks of this app.")
+@click.option(
+    "--app", "target", metavar="MODULE:APP", help="Check kind and arguments against the tasks of this app."
+)
 @spec_options
 @pass_session
-def enqueue(session: Session, /, kind: str, arguments: bytes, queue: str | None, target: str | None, **options: Any) -> int:
-    """Enqueue a job for the task KIND. Without --app nobody checks that such a task exists, and --queue is needed."""
+def enqueue(
+    session: Session, /, kind: str, arguments: bytes, queue: str | None, target: str | None, **options: Any
+) -> int:
+    """Enqueue a job for the task KIND. Without --app nobody checks that such a task exists, and --queue is
+    needed."""
     wanted = SpecOptions(**options)
     if target is not None:
         placed = _by_app(session, target, kind, arguments, wanted.call_options(queue))
     elif queue is None:
         raise click.UsageError(
-            "Missing option '--queue' (or '--app', which knows the task's queue).", click.get_current_context()
+            "Missing option '--queue' (or '--app', which knows the task's queue).",
+            click.get_current_context(),
         )
     else:
         spec = Spec(queue=queue, kind=kind, payload=arguments, **wanted.fields())
@@ -148,8 +186,11 @@ def enqueue(session: Session, /, kind: str, arguments: bytes, queue: str | None,
     return OK
 
 
-def _by_app(session: Session, target: str, kind: str, arguments: bytes, options: dict[str, Any]) -> dict[str, Any]:
-    """The spec that the task itself would make: its queue, its options, its key; the arguments checked by its signature."""
+def _by_app(
+    session: Session, target: str, kind: str, arguments: bytes, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The spec that the task itself would make: its queue, its options, its key; the arguments checked by its
+    signature."""
     app = load_app(target, session.url)
     task = app.tasks.get(kind)
     if task is None:
@@ -167,13 +208,18 @@ LOOK_AGAIN = 0.25
 @command("put")
 @click.argument("queue")
 @click.argument("data", required=False)
-@click.option("--content-type", help="What the data is; else JSON if it parses as JSON, text or bytes if not.")
+@click.option(
+    "--content-type", help="What the data is; else JSON if it parses as JSON, text or bytes if not."
+)
 @spec_options
 @pass_session
 def put(session: Session, /, queue: str, data: str | None, content_type: str | None, **options: Any) -> int:
-    """Put a message into a queue. DATA is taken as it is; `-` reads stdin; without it the message is empty."""
+    """Put a message into a queue. DATA is taken as it is; `-` reads stdin; without it the message is
+    empty."""
     payload = sys.stdin.buffer.read() if data == "-" else os.fsencode(data or "")
-    kind = content_type or {"json": "application/json", "text": "text/plain"}.get(body(payload)[1], "application/octet-stream")
+    kind = content_type or {"json": "application/json", "text": "text/plain"}.get(
+        body(payload)[1], "application/octet-stream"
+    )
     spec = Spec(queue=queue, payload=payload, content_type=kind, **SpecOptions(**options).fields())
     with session.ledger(make=True) as ledger:
         placed = append(ledger, spec)
@@ -184,12 +230,19 @@ def put(session: Session, /, queue: str, data: str | None, content_type: str | N
 @command("get")
 @click.argument("queue")
 @click.option("--wait", type=Span(), default="0", help="Wait so long for a message; else take what is there.")
-@click.option("--lease", type=Span(), default="30", show_default=True, help="How long it is yours before others may have it.")
+@click.option(
+    "--lease",
+    type=Span(),
+    default="30",
+    show_default=True,
+    help="How long it is yours before others may have it.",
+)
 @click.option("-n", "count", type=click.IntRange(1, 10_000), default=1, help="At most so many at once.")
 @click.option("--name", help="Who takes them, as `jobs show` will say.")
 @pass_session
 def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name: str | None) -> int:
-    """Take messages from QUEUE (or a pattern with *). Each has a receipt, ID:FENCE, for `ack`, `nack` and `extend`.
+    """Take messages from QUEUE (or a pattern with *). Each has a receipt, ID:FENCE, for `ack`, `nack` and
+    `extend`.
 
     With --json one document per line. Exit code 3 if there is none.
     """
@@ -208,7 +261,8 @@ def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name
 
 
 def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[Claim]:
-    """Claim, and look again until the time is up. Upkeep goes before it: without a worker nobody else takes back lost leases."""
+    """Claim, and look again until the time is up. Upkeep goes before it: without a worker nobody else takes
+    back lost leases."""
     deadline = time.monotonic() + wait
     while True:
         seen = ledger.version()
@@ -258,7 +312,10 @@ def _show_claim(session: Session, claim: Claim) -> None:
         "lease until": moment(job.lease_until),
     }
     # A header must not stand in the place of what is ours.
-    headers = {f"header {name}" if name in (*people, "payload") else name: value for name, value in job.headers.items()}
+    headers = {
+        f"header {name}" if name in (*people, "payload") else name: value
+        for name, value in job.headers.items()
+    }
     show(session.json, data, pairs({**people, **headers, "payload": shown_body(job.payload)}))
 
 
@@ -267,7 +324,8 @@ def _show_claim(session: Session, claim: Claim) -> None:
 @click.option("--result", type=Json(), help="JSON to keep with the job as its result; @file reads a file.")
 @pass_session
 def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
-    """The message is done. Its state note (what `Message.state` saved) goes with it, in the same transaction."""
+    """The message is done. Its state note (what `Message.state` saved) goes with it, in the same
+    transaction."""
     note = commands.Note(key=f"state/{receipt.id}", value=None)
     return _settle(session, commands.Settle(receipt.id, receipt.fence, commands.Done(result), notes=(note,)))
 

@@ -1,4 +1,5 @@
-"""What a command shows: JSON for machines, tables and sentences for people. rich is imported only for people."""
+"""What a command shows: JSON for machines, tables and sentences for people. rich is imported only for
+people."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def emit(data: object) -> None:
 
 
 def show(as_json: bool, data: object, people: str | list[str] | Callable[[], object]) -> None:
-    """The same fact for a machine or for people. `people` is one line, a list of lines, or a function that returns these or
-    something rich. A line stays one line whatever is in it."""
+    """The same fact for a machine or for people. `people` is one line, a list of lines, or a function that
+    returns these or something rich. A line stays one line whatever is in it."""
     if as_json:
         emit(data)
         return
@@ -69,15 +70,21 @@ def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], num
     widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
     sides = [str.rjust if column in numbers else str.ljust for column in columns]
     return "\n".join(
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
 def pairs(values: Mapping[str, object]) -> list[str]:
-    """Lines with names and values. Further lines of a value are indented, so that none of them looks like another name."""
+    """Lines with names and values. Further lines of a value are indented, so that none of them looks like
+    another name."""
     shown = [(escape(name), _plain(value).split("\n")) for name, value in values.items()]
     width = min(max((len(name) for name, _ in shown), default=0), MAX_NAME)
-    lines = [f"{'' if number else name:{width}}  {line}" for name, each in shown for number, line in enumerate(each)]
+    lines = [
+        f"{'' if number else name:{width}}  {line}"
+        for name, each in shown
+        for number, line in enumerate(each)
+    ]
     return [line.rstrip() for line in lines]
 
 
@@ -95,7 +102,12 @@ def moment(at: int | None) -> str | None:
     """A ledger time as ISO 8601."""
     if at is None:
         return None
-    return datetime.fromtimestamp(at // 1_000_000, UTC).replace(microsecond=at % 1_000_000).isoformat().replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(at // 1_000_000, UTC)
+        .replace(microsecond=at % 1_000_000)
+        .isoformat()
+        .replace("+00:00", "Z")
+    )
 
 
 def seconds(span: int | None) -> float | None:
@@ -148,7 +160,8 @@ def shown_body(data: bytes | None) -> str:
 
 
 def job_data(job: Job, bodies: bool = True) -> dict[str, Any]:
-    """A job for machines: times as ISO 8601, spans as seconds, bodies as `body` says with `<name>_encoding` beside them."""
+    """A job for machines: times as ISO 8601, spans as seconds, bodies as `body` says with `<name>_encoding`
+    beside them."""
     data: dict[str, Any] = {}
     for name in job.__struct_fields__:
         value = getattr(job, name)

@@ -1,4 +1,5 @@
-"""Child processes that end with their parent: started apart from the terminal's signals, stopped politely, then not."""
+"""Child processes that end with their parent: started apart from the terminal's signals, stopped politely,
+then not."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Child:
-    """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through us, once."""
+    """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through
+    us, once."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> None:
         self.told = False
         """Was it asked to stop?"""
         near, self._lifeline = os.pipe()
@@ -108,7 +112,9 @@ def caught(children: list[Child], asked: threading.Event, reload: bool = False) 
         for child in children:
             child.stop(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (*STOPS, *([signal.SIGHUP] if reload else []))}
+    before = {
+        number: signal.signal(number, pass_on) for number in (*STOPS, *([signal.SIGHUP] if reload else []))
+    }
     try:
         yield
     finally:
@@ -230,4 +236,8 @@ def project_files(modules: Iterable[object]) -> list[str]:
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     foreign = tuple(os.path.join(folder, "") for folder in (*folders, str(Path(__file__).parents[1])))
     files = (getattr(module, "__file__", None) for module in modules)
-    return [file for file in files if file and file.endswith(".py") and not os.path.abspath(file).startswith(foreign)]
+    return [
+        file
+        for file in files
+        if file and file.endswith(".py") and not os.path.abspath(file).startswith(foreign)
+    ]

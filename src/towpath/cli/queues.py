@@ -31,10 +31,20 @@ def parts() -> None:
 
 
 _gate = all_of(
-    click.option("--cap", type=Whole(optional=True), help="At most so many run at once, everywhere; none lifts it."),
-    click.option("--rate", type=RateType(optional=True), help="At most so many start: 10/s, 100/m, 5/10s; none lifts it."),
-    click.option("--burst", type=click.IntRange(1, 1_000_000), help="With --rate: so many may start at once."),
-    click.option("--not-before", type=Moment(past=False), help="Nothing starts before this time, or for this span."),
+    click.option(
+        "--cap", type=Whole(optional=True), help="At most so many run at once, everywhere; none lifts it."
+    ),
+    click.option(
+        "--rate",
+        type=RateType(optional=True),
+        help="At most so many start: 10/s, 100/m, 5/10s; none lifts it.",
+    ),
+    click.option(
+        "--burst", type=click.IntRange(1, 1_000_000), help="With --rate: so many may start at once."
+    ),
+    click.option(
+        "--not-before", type=Moment(past=False), help="Nothing starts before this time, or for this span."
+    ),
 )
 
 
@@ -45,7 +55,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(options.get("rate"), Rate):
             raise click.UsageError("--burst goes with --rate.", click.get_current_context())
         options["rate"] = Rate(options["rate"].count, options["rate"].period, burst)
-    values = {name: UNSET if value is None else None if value == NONE else value for name, value in options.items()}
+    values = {
+        name: UNSET if value is None else None if value == NONE else value for name, value in options.items()
+    }
     if all(value is UNSET for value in values.values()):
         raise click.UsageError("Nothing to set.", click.get_current_context())
     return values
@@ -53,8 +65,19 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def queue_data(view: QueueView, depth: int | None) -> dict[str, Any]:
     at = now()
-    limits = {"capacity": view.capacity, "warn_depth": depth, "cap": view.cap, "rate": rate(view.rate), "keep": view.keep}
-    return {**queue_counts(view, at), **limits, "retention": seconds(view.retention), "not_before": _held(view)}
+    limits = {
+        "capacity": view.capacity,
+        "warn_depth": depth,
+        "cap": view.cap,
+        "rate": rate(view.rate),
+        "keep": view.keep,
+    }
+    return {
+        **queue_counts(view, at),
+        **limits,
+        "retention": seconds(view.retention),
+        "not_before": _held(view),
+    }
 
 
 def _data_of(ledger: Ledger, queue: str) -> dict[str, Any]:
@@ -90,10 +113,29 @@ def list_queues(session: Session, /) -> int:
 def _queue_table(views: list[QueueView], depths: dict[str, int]) -> object:
     if not views:
         return "There are no queues yet."
-    columns = ("queue", "waiting", "running", "paused", "capacity", "warn at", "cap", "rate", "retention", "keep", "why")
+    columns = (
+        "queue",
+        "waiting",
+        "running",
+        "paused",
+        "capacity",
+        "warn at",
+        "cap",
+        "rate",
+        "retention",
+        "keep",
+        "why",
+    )
     rows = []
     for view in views:
-        limits = (view.capacity, depths.get(view.name), view.cap, rate(view.rate), spell(view.retention), view.keep)
+        limits = (
+            view.capacity,
+            depths.get(view.name),
+            view.cap,
+            rate(view.rate),
+            spell(view.retention),
+            view.keep,
+        )
         rows.append((view.name, view.counts.waiting, view.counts.running, view.paused, *limits, view.why))
     return table(columns, rows, numbers=("waiting", "running", "capacity", "warn at", "cap", "keep"))
 
@@ -125,11 +167,21 @@ def resume_queue(session: Session, /, queue: str) -> int:
 
 @queues.command("set")
 @click.argument("queue")
-@click.option("--capacity", type=Whole(optional=True), help="At most so many wait; more are refused. none lifts it.")
-@click.option("--warn-depth", type=Whole(optional=True), help="When so many wait, the log says so, once. none lifts it.")
+@click.option(
+    "--capacity", type=Whole(optional=True), help="At most so many wait; more are refused. none lifts it."
+)
+@click.option(
+    "--warn-depth", type=Whole(optional=True), help="When so many wait, the log says so, once. none lifts it."
+)
 @_gate
-@click.option("--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days.")
-@click.option("--keep", type=Whole(optional=True), help="At most so many done and canceled jobs are kept; none: a million.")
+@click.option(
+    "--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days."
+)
+@click.option(
+    "--keep",
+    type=Whole(optional=True),
+    help="At most so many done and canceled jobs are kept; none: a million.",
+)
 @click.option("--why", help="The reason, for whoever asks; none takes it away.")
 @pass_session
 def set_queue(session: Session, /, queue: str, **options: Any) -> int:
@@ -168,12 +220,31 @@ def list_parts(session: Session, /, queue: str) -> int:
     with session.ledger() as ledger:
         queue_must_exist(ledger, queue)
         views = sorted(ledger.parts(queue).items())
-    columns = ("part", "ready", "running", "paused", "capacity", "append rate", "cap", "rate", "weight", "not before", "why")
+    columns = (
+        "part",
+        "ready",
+        "running",
+        "paused",
+        "capacity",
+        "append rate",
+        "cap",
+        "rate",
+        "weight",
+        "not before",
+        "why",
+    )
 
     def people() -> object:
         rows = []
         for _, view in views:
-            limits = (view.capacity, rate(view.append_rate), view.cap, rate(view.rate), view.weight, _held(view))
+            limits = (
+                view.capacity,
+                rate(view.append_rate),
+                view.cap,
+                rate(view.rate),
+                view.weight,
+                _held(view),
+            )
             rows.append((view.name, view.ready, view.running, view.paused, *limits, view.why))
         numbers = ("ready", "running", "capacity", "cap", "weight")
         return table(columns, rows, numbers=numbers) if rows else f"{queue} has no parts."
@@ -198,16 +269,24 @@ def pause_part(session: Session, /, queue: str, part: str, why: str | None) -> i
 @pass_session
 def resume_part(session: Session, /, queue: str, part: str) -> int:
     """Let a paused part go on."""
-    return _set_part(session, commands.SetPart(queue=queue, part=part, paused=False, why=None), "goes on", known=True)
+    return _set_part(
+        session, commands.SetPart(queue=queue, part=part, paused=False, why=None), "goes on", known=True
+    )
 
 
 @parts.command("set")
 @click.argument("queue")
 @click.argument("part")
 @click.option(
-    "--capacity", type=Whole(optional=True), help="At most so many of its jobs wait; more are refused. none lifts it."
+    "--capacity",
+    type=Whole(optional=True),
+    help="At most so many of its jobs wait; more are refused. none lifts it.",
 )
-@click.option("--append-rate", type=RateType(optional=True), help="At most so many are appended: 10/s, 10/s:20; none lifts it.")
+@click.option(
+    "--append-rate",
+    type=RateType(optional=True),
+    help="At most so many are appended: 10/s, 10/s:20; none lifts it.",
+)
 @_gate
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
 @click.option("--why", help="The reason, for whoever asks; none takes it away.")
@@ -222,7 +301,9 @@ def _set_part(session: Session, command: commands.SetPart, became: str, known: b
         queue_must_exist(ledger, command.queue)
         there = ledger.parts(command.queue)
         if known and command.part not in there:
-            raise nothing(f"There is no part {command.part} of {command.queue}.", f"Parts: {names(sorted(there))}")
+            raise nothing(
+                f"There is no part {command.part} of {command.queue}.", f"Parts: {names(sorted(there))}"
+            )
         tell(ledger, command)
         data = part_data(ledger.parts(command.queue)[command.part])
     return _shown(session.json, data, f"part {command.part} of {command.queue} {became}")
@@ -250,13 +331,19 @@ def resume_group(session: Session, /, id: str) -> int:
     return _told(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
 
 
-def _told(session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]) -> int:
+def _told(
+    session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]
+) -> int:
     with session.ledger() as ledger:
         tell(ledger, command)
         view = ledger.group(command.group)
     assert view is not None
     well = view.state in states
-    show(session.json, {"id": view.id, "state": view.state}, f"group {view.id} {became if well else f'stays {view.state}'}")
+    show(
+        session.json,
+        {"id": view.id, "state": view.state},
+        f"group {view.id} {became if well else f'stays {view.state}'}",
+    )
     return OK if well else REFUSED
 
 

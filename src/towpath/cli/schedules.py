@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @click.group("schedules", cls=Branch)
 def schedules() -> None:
-    """Schedules: jobs that come again. Programs declare them; here they are looked at and changed while work goes on."""
+    """Schedules: jobs that come again. Programs declare them; here they are looked at and changed while work
+    goes on."""
 
 
 @contextmanager
@@ -106,10 +107,14 @@ def resume(session: Session, /, name: str) -> int:
 @click.option("--cron", help="Five fields, such as '*/5 * * * *'.")
 @click.option("--every", type=Span(), help="A fixed interval instead.")
 @click.option("--tz", help="The time zone of --cron, such as Europe/Berlin.")
-@click.option("--missed", type=click.Choice(["skip", "once", "all"]), help="What becomes of fires nobody was there for.")
+@click.option(
+    "--missed", type=click.Choice(["skip", "once", "all"]), help="What becomes of fires nobody was there for."
+)
 @click.option("--args", "arguments", type=Json(object_only=True), help="The arguments of its jobs.")
 @pass_session
-def set_times(session: Session, /, name: str, arguments: bytes | None, every: int | None, **options: Any) -> int:
+def set_times(
+    session: Session, /, name: str, arguments: bytes | None, every: int | None, **options: Any
+) -> int:
     """Change a schedule. It stays so until the program declares something new."""
     from towpath.operations import schedules as library
 

@@ -1,4 +1,5 @@
-"""The app of the demonstration: tasks as they would stand in a program of yours. `towpath demo` says which ledger, and what happens."""
+"""The app of the demonstration: tasks as they would stand in a program of yours. `towpath demo` says which
+ledger, and what happens."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def call(number: str) -> str:
 
 @app.task(name="fax", queue="faxes", max_attempts=2, backoff=0.2)
 def fax(number: str) -> str:
-    """Two attempts are not enough, so it becomes a dead letter. When somebody brings it back, the line is repaired."""
+    """Two attempts are not enough, so it becomes a dead letter. When somebody brings it back, the line is
+    repaired."""
     if current().attempt <= 2:
         raise OSError(f"no line to {number}")
     return "received"

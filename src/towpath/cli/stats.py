@@ -30,11 +30,16 @@ BREATH = 0.1
     help="Again after every change, with what runs and how far it is, until Ctrl-C. With --json one document per line.",
 )
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, help="With --watch: at least this often, in seconds."
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    help="With --watch: at least this often, in seconds.",
 )
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many looks.")
 @pass_session
-def stats(session: Session, /, queue: tuple[str, ...], watch: bool, interval: float, count: int | None) -> int:
+def stats(
+    session: Session, /, queue: tuple[str, ...], watch: bool, interval: float, count: int | None
+) -> int:
     """What every queue holds.
 
     Jobs by state, the age of the oldest ready job, and what is paused. QUEUE: only these.
@@ -60,7 +65,13 @@ def look(ledger: Ledger, only: tuple[str, ...] = ()) -> dict[str, Any]:
 def queue_counts(view: QueueView, at: int) -> dict[str, Any]:
     age = None if view.oldest_ready is None else max(0, at - view.oldest_ready)
     counts = {state.value: getattr(view.counts, state) for state in State}
-    return {"queue": view.name, **counts, "oldest_ready_seconds": seconds(age), "paused": view.paused, "why": view.why}
+    return {
+        "queue": view.name,
+        **counts,
+        "oldest_ready_seconds": seconds(age),
+        "paused": view.paused,
+        "why": view.why,
+    }
 
 
 def _table(data: dict[str, Any]) -> object:
@@ -119,22 +130,34 @@ def _picture(data: dict[str, Any]) -> object:
     if not running:
         return parts[0]
     rows = []
-    for entry in sorted((entry for entry in running if entry["done"] is not None), key=lambda entry: str(entry["id"]))[
-        :MOST_LINES
-    ]:
+    for entry in sorted(
+        (entry for entry in running if entry["done"] is not None), key=lambda entry: str(entry["id"])
+    )[:MOST_LINES]:
         share = f"{entry['done'] / entry['total']:.0%}" if entry["total"] else "-"
         rows.append([entry["kind"], entry["id"], entry["done"], entry["total"], share, entry["per_second"]])
     if rows:
-        parts.append(table(("kind", "job", "done", "total", "%", "per second"), rows, ("done", "total", "%", "per second")))
+        parts.append(
+            table(
+                ("kind", "job", "done", "total", "%", "per second"),
+                rows,
+                ("done", "total", "%", "per second"),
+            )
+        )
     if data["lanes"]:
         parts.append(escape(spell_lanes(data["lanes"], {})))
     kinds = Counter(entry["kind"] or "(message)" for entry in running)
     waiting = sum(data["total"][state] for state in ("ready", "scheduled", "blocked"))
-    parts.append(escape(", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])))
+    parts.append(
+        escape(
+            ", ".join([*(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"{waiting} waiting"])
+        )
+    )
     return Group(*parts)  # type: ignore[arg-type]
 
 
-def _watch(session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None) -> None:
+def _watch(
+    session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None
+) -> None:
     """A change wakes it; ages grow without one, so it also looks by the clock."""
     looks, transfers = 0, Transfers(ledger, only)
     if session.json or not console().is_terminal:

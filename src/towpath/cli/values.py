@@ -1,4 +1,5 @@
-"""What users type, as values: spans, moments, rates, JSON, receipts. Each refuses with an example of what is right."""
+"""What users type, as values: spans, moments, rates, JSON, receipts. Each refuses with an example of what is
+right."""
 
 from __future__ import annotations
 
@@ -51,13 +52,16 @@ class Span(_Type):
         found = _SPAN.fullmatch(text.strip())
         if found is None:
             raise InvalidInput(
-                field=self.name, value=text, expected="seconds, or a number with ms, s, m, h, d or w: 30, 1.5s, 2h"
+                field=self.name,
+                value=text,
+                expected="seconds, or a number with ms, s, m, h, d or w: 30, 1.5s, 2h",
             )
         return micros(float(found[1]) * _UNITS[found[2]], self.name)
 
 
 class Moment(_Type):
-    """Ledger time from an ISO date and time (UTC unless it says otherwise), or a span before (`past`) or after now."""
+    """Ledger time from an ISO date and time (UTC unless it says otherwise), or a span before (`past`) or
+    after now."""
 
     name = "time"
 
@@ -97,7 +101,9 @@ class Whole(_Type):
 
     def read(self, text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,15}", text.strip()):
-            raise InvalidInput(field=self.name, value=text, expected="a whole number" + (" or none" if self.optional else ""))
+            raise InvalidInput(
+                field=self.name, value=text, expected="a whole number" + (" or none" if self.optional else "")
+            )
         return int(text)
 
 
@@ -134,7 +140,9 @@ class Json(_Type):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(field=self.name, value=text, expected=f"JSON ({error})") from None
         if self.object_only and not isinstance(value, dict):
-            raise InvalidInput(field=self.name, value=text, expected='a JSON object by parameter name, such as {"to": "ada"}')
+            raise InvalidInput(
+                field=self.name, value=text, expected='a JSON object by parameter name, such as {"to": "ada"}'
+            )
         return raw
 
 
@@ -151,7 +159,9 @@ class ReceiptType(_Type):
     def read(self, text: str) -> Receipt:
         id, colon, fence = text.rpartition(":")
         if not (colon and 0 < len(id) <= 255 and re.fullmatch(r"[0-9]{1,18}", fence)):
-            raise InvalidInput(field=self.name, value=text, expected="the receipt that `towpath get` printed, ID:FENCE")
+            raise InvalidInput(
+                field=self.name, value=text, expected="the receipt that `towpath get` printed, ID:FENCE"
+            )
         return Receipt(id, int(fence))
 
 

@@ -35,7 +35,9 @@ metrics_options = all_of(
         type=click.IntRange(0, LAST_PORT),
         help="Answer Prometheus on this port; 0 takes a free one. With --processes each has its own: PORT, PORT+1, ...",
     ),
-    click.option("--metrics-host", metavar="HOST", help="The address to answer on: 127.0.0.1. Needs --metrics."),
+    click.option(
+        "--metrics-host", metavar="HOST", help="The address to answer on: 127.0.0.1. Needs --metrics."
+    ),
 )
 
 
@@ -66,11 +68,15 @@ class Exporter(msgspec.Struct, frozen=True):
         _library()
         if self.of_process(processes).port > LAST_PORT:
             last = f"{processes} processes need the ports {self.port} to {self.port + processes - 1}"
-            raise bad_input(f"{last}; the last there is, is {LAST_PORT}.", "Begin with a smaller --metrics PORT.")
+            raise bad_input(
+                f"{last}; the last there is, is {LAST_PORT}.", "Begin with a smaller --metrics PORT."
+            )
         for number in range(1, processes + 1):
             place = self.of_process(number)
             try:
-                found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+                found = socket.getaddrinfo(
+                    place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
                 socket.create_server(found[0][4][:2], family=found[0][0]).close()
             except (OSError, UnicodeError) as error:
                 raise place.refused(error) from error
@@ -78,7 +84,8 @@ class Exporter(msgspec.Struct, frozen=True):
     def refused(self, error: Exception) -> Failure:
         if isinstance(error, socket.gaierror | UnicodeError):
             return bad_input(
-                f"There is no host {self.host!r} to answer on.", "--metrics-host takes an address of this machine."
+                f"There is no host {self.host!r} to answer on.",
+                "--metrics-host takes an address of this machine.",
             )
         # Not the error's own text, to which Python may add the address again.
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
@@ -142,10 +149,20 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def given(self) -> dict[str, Any]:
         """What `app.run` takes, where None leaves it to the settings. Raises InvalidInput."""
-        queues = None if self.queues is None else tuple(each.strip() for each in self.queues.split(",") if each.strip())
+        queues = (
+            None
+            if self.queues is None
+            else tuple(each.strip() for each in self.queues.split(",") if each.strip())
+        )
         lease, grace = (None if span is None else span / 1_000_000 for span in (self.lease, self.grace))
         lanes = lanes_of(self.lanes) or None
-        options = {"queues": queues, "lanes": lanes, "concurrency": self.concurrency, "lease": lease, "grace": grace}
+        options = {
+            "queues": queues,
+            "lanes": lanes,
+            "concurrency": self.concurrency,
+            "lease": lease,
+            "grace": grace,
+        }
         resolve(None, options)
         return {**options, "burst": self.burst}
 
@@ -153,16 +170,25 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The same for a child's command line."""
         spans = {"--lease": self.lease, "--grace": self.grace}
         given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
-        given |= {"--queues": self.queues, "--concurrency": None if self.concurrency is None else str(self.concurrency)}
+        given |= {
+            "--queues": self.queues,
+            "--concurrency": None if self.concurrency is None else str(self.concurrency),
+        }
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
         words += [word for lane in self.lanes for word in ("--lane", lane)]
         return [*words, "--burst"] if self.burst else words
 
 
 worker_options = all_of(
-    click.option("--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."),
     click.option(
-        "--lane", "lanes", multiple=True, metavar="NAME[:N]=A,B", help="Queues with N slots of their own. Repeatable."
+        "--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."
+    ),
+    click.option(
+        "--lane",
+        "lanes",
+        multiple=True,
+        metavar="NAME[:N]=A,B",
+        help="Queues with N slots of their own. Repeatable.",
     ),
     click.option("--concurrency", type=click.IntRange(1, 10_000), help="At most so many jobs at once: 32."),
     click.option("--lease", type=Span(), help="How long a job stays ours without a heartbeat: 30 s."),
@@ -174,8 +200,12 @@ worker_options = all_of(
 @command("worker")
 @click.argument("target", metavar="MODULE:APP")
 @worker_options
-@click.option("--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1.")
-@click.option("--burst", is_flag=True, help="End once nothing is running or could run now. Jobs for later stay.")
+@click.option(
+    "--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1."
+)
+@click.option(
+    "--burst", is_flag=True, help="End once nothing is running or could run now. Jobs for later stay."
+)
 @metrics_options
 @pass_session
 def worker(
@@ -190,9 +220,8 @@ def worker(
 ) -> int:
     """Run the jobs of an app's tasks.
 
-    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost either way. SIGHUP has
-    the settings read again.
-    """
+    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost
+    either way. SIGHUP has the settings read again."""
     hold_on_to_parent()
     wanted = WorkerOptions(**options, burst=burst)
     given = wanted.given()
@@ -216,7 +245,9 @@ def worker(
     handler = logging.StreamHandler()
     handler.addFilter(EscapeFilter())  # the program's own lines may hold a job's text as well
     # What the program has set up itself stays as it is.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler])
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
+    )
     app.bus.subscribe(WorkerStarted, lambda started: _greet(target, app.url, started))
     # Closed at the end, so that another process can do the upkeep at once.
     with app, serving(app, exporter):
@@ -226,12 +257,16 @@ def worker(
 
 def _greet(target: str, url: str, started: WorkerStarted) -> None:
     queues = ",".join(started.queues)
-    say([f"Worker {os.getpid()} of {target} on {shown(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."])
+    say(
+        [
+            f"Worker {os.getpid()} of {target} on {shown(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."
+        ]
+    )
 
 
 def _several(session: Session, processes: list[list[str]]) -> int:
-    """A parent that starts the processes, starts those again that die, and passes signals on. It ends when each of them has ended
-    well: after a burst, or because all were drained."""
+    """A parent that starts the processes, starts those again that die, and passes signals on. It ends when
+    each of them has ended well: after a burst, or because all were drained."""
     asked = threading.Event()
     slots = [_Slot(arguments, number) for number, arguments in enumerate(processes, 1)]
     children: list[Child] = []
@@ -242,7 +277,8 @@ def _several(session: Session, processes: list[list[str]]) -> int:
             children[:] = [slot.child for slot in slots if slot.child is not None]
             for child in children:
                 if asked.is_set() and not child.told:
-                    # The signal came while this one was being started, and it was not among those that heard of it.
+                    # The signal came while this one was being started, and it was not among those that heard
+                    # of it.
                     child.stop()
             time.sleep(LOOK)
         for slot in slots:
@@ -283,7 +319,8 @@ class _Slot:
         if self.child is not None and (code := self.child.code) is not None:
             self.code = self.child.close()
             self.child = None
-            # A child that ended well did so because it was told to: its burst is over, or somebody drained it.
+            # A child that ended well did so because it was told to: its burst is over, or somebody drained
+            # it.
             self.over = code == OK
             if stopping or self.over:
                 return
@@ -302,6 +339,6 @@ class _Slot:
 def dev(session: Session, /, target: str, **options: Any) -> int:
     """A worker that restarts when your code changes.
 
-    Like `worker`, in a child process; the files of your program that it has imported are looked at twice a second.
-    """
+    Like `worker`, in a child process; the files of your program that it has imported are looked at twice a
+    second."""
     return keep_running(_arguments(session, target, WorkerOptions(**options), 1), target)

@@ -1,1 +1,2 @@
-"""Pure decisions: values in, values out. No I/O, no clock, no threads; time, ids and chance arrive as arguments."""
+"""Pure decisions: values in, values out. No I/O, no clock, no threads; time, ids and chance arrive as
+arguments."""

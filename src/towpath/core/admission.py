@@ -34,7 +34,15 @@ from towpath.core.facts import (
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
 from towpath.core.limits import permits
-from towpath.errors import DependencyCycle, GroupClosed, PartFull, QueueFull, TooManyAppends, UnknownDependency, UnknownGroup
+from towpath.errors import (
+    DependencyCycle,
+    GroupClosed,
+    PartFull,
+    QueueFull,
+    TooManyAppends,
+    UnknownDependency,
+    UnknownGroup,
+)
 
 __all__ = [
     "Admission",
@@ -63,8 +71,9 @@ _NONE = Reason.NONE
 
 
 def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
-    """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and jobs that
-    are replaced, while something in the append has dependencies; and groups that a holder of a key may represent a member in."""
+    """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and
+    jobs that are replaced, while something in the append has dependencies; and groups that a holder of a key
+    may represent a member in."""
     specs = list(specs)
     waiting = any(spec.after for spec in specs)
     found: set[str] = set()
@@ -78,8 +87,14 @@ def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
     return found
 
 
-def admit(specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None = None) -> Admission:
-    if not facts.known and plain(specs) and (len(specs) == 1 or len({spec.id for spec in specs}) == len(specs)):
+def admit(
+    specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None = None
+) -> Admission:
+    if (
+        not facts.known
+        and plain(specs)
+        and (len(specs) == 1 or len({spec.id for spec in specs}) == len(specs))
+    ):
         return _admit_plain(specs, facts, now, next_seq, origin)
     return _Admitting(specs, facts, now, next_seq, origin).run()
 
@@ -87,7 +102,11 @@ def admit(specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: 
 def plain(specs: Iterable[Spec]) -> bool:
     """No key row, no dependency, no group: the common case, worth a short way."""
     for spec in specs:
-        if spec.after or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL):
+        if (
+            spec.after
+            or spec.group is not None
+            or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL)
+        ):
             return False
     return True
 
@@ -117,9 +136,11 @@ def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
             raise QueueFull(queue=queue, depth=room.depth, capacity=room.capacity, asked=count)
 
 
-def _check_quotas(specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int) -> list[tuple[str, str, int]]:
-    """Refuse what the parts do not take; how many appends each part with an append rate takes. An append of more specs than the
-    burst of the rate needs the whole burst and delays the next append accordingly."""
+def _check_quotas(
+    specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int
+) -> list[tuple[str, str, int]]:
+    """Refuse what the parts do not take; how many appends each part with an append rate takes. An append of
+    more specs than the burst of the rate needs the whole burst and delays the next append accordingly."""
     asked = Counter([(spec.queue, part) for spec in specs if (part := part_of(spec)) is not None])
     limited = {place: count for place, count in sorted(asked.items()) if place in quotas}
     for (queue, part), count in limited.items():
@@ -132,7 +153,9 @@ def _check_quotas(specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int
         needed = min(count, rate.burst)
         if permits(quota.next_at, rate, now, needed) < needed:
             wait = quota.next_at + (needed - 1) * rate.interval - now
-            raise TooManyAppends(queue=queue, part=part, rate=str(rate), asked=count, retry_after=max(0.001, wait / SECOND))
+            raise TooManyAppends(
+                queue=queue, part=part, rate=str(rate), asked=count, retry_after=max(0.001, wait / SECOND)
+            )
     return [(*place, count) for place, count in limited.items() if quotas[place].rate is not None]
 
 
@@ -178,9 +201,12 @@ def new_job(
 
 
 class _Admitting:
-    """One append with keys, dependencies or groups. Repeats and keys in list order, then dependencies from the top down."""
+    """One append with keys, dependencies or groups. Repeats and keys in list order, then dependencies from
+    the top down."""
 
-    def __init__(self, specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None) -> None:
+    def __init__(
+        self, specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None
+    ) -> None:
         self.specs, self.facts, self.now, self.origin = specs, facts, now, origin
         self.seq = next_seq
         self.new: dict[str, Spec] = {}
@@ -193,12 +219,23 @@ class _Admitting:
         self.replaces: dict[str, tuple[str, int]] = {}
         """By the id of a new job: the id and seq of the older waiting one whose place it takes."""
         self.inherits: dict[str, tuple[str, int]] = {}
-        """By the id of a new job: the id and seq of the running one that it supersedes and whose dependents it takes over."""
+        """By the id of a new job: the id and seq of the running one that it supersedes and whose dependents
+        it takes over."""
         self.taken: dict[KeyName, KeyTaken] = {}
         self.stops: dict[str, int] = {}
         self.endings: dict[str, tuple[State, Reason]] = {}
         self.result = Admission(
-            jobs=[], edges=[], gates=[], proxies=[], names=[], aliases=[], keys=[], freed=[], superseded=[], handed=[], asked=[]
+            jobs=[],
+            edges=[],
+            gates=[],
+            proxies=[],
+            names=[],
+            aliases=[],
+            keys=[],
+            freed=[],
+            superseded=[],
+            handed=[],
+            asked=[],
         )
 
     def run(self) -> Admission:
@@ -217,8 +254,12 @@ class _Admitting:
         self.result.superseded = [seq for _, seq in self.replaces.values()]
         # A newer job that ended at birth takes nobody's dependents over.
         older = {**self.replaces, **self.inherits}
-        self.result.handed = [(seq, self.seqs[id]) for id, (_, seq) in older.items() if id not in self.endings]
-        ended = {name for name, taken in self.taken.items() if taken.id in self.endings and taken.until <= self.now}
+        self.result.handed = [
+            (seq, self.seqs[id]) for id, (_, seq) in older.items() if id not in self.endings
+        ]
+        ended = {
+            name for name, taken in self.taken.items() if taken.id in self.endings and taken.until <= self.now
+        }
         self.result.freed = sorted(ended)
         self.result.keys = [taken for name, taken in self.taken.items() if name not in ended]
         self.result.answers = tuple([self.placed[spec.id] for spec in self.specs])
@@ -343,8 +384,11 @@ class _Admitting:
         winners = [self._target(id) for id in self.refused]
         return [id for id in _sorted([*ids, *winners], self._waits_for(needs, winners)) if id in place]
 
-    def _waits_for(self, needs: Mapping[str, Mapping[str, After]], winners: Sequence[str]) -> dict[str, list[str]]:
-        """Every node reached from the new specs, with the nodes it waits for (existing ones only as far as they lead back)."""
+    def _waits_for(
+        self, needs: Mapping[str, Mapping[str, After]], winners: Sequence[str]
+    ) -> dict[str, list[str]]:
+        """Every node reached from the new specs, with the nodes it waits for (existing ones only as far as
+        they lead back)."""
         members: dict[str, list[str]] = {}
         for spec in self.new.values():
             if spec.group is not None:
@@ -361,7 +405,9 @@ class _Admitting:
             if name in graph:
                 continue
             through = [through for through, reached in self.facts.downstream.items() if name in reached]
-            graph[name] = members.get(name, []) + [target for way in through for target in members.get(way, ())]
+            graph[name] = members.get(name, []) + [
+                target for way in through for target in members.get(way, ())
+            ]
             graph[name] += [heirs[way] for way in through if way in heirs]
             todo.extend(graph[name])
         return graph
@@ -462,7 +508,9 @@ def _sorted(ids: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> list[
             for below in rest:
                 if state.get(below) == 1:
                     path = [entry for entry, _ in stack]
-                    raise DependencyCycle(ids=tuple(x.replace("\0", "group ") for x in path[path.index(below) :]))
+                    raise DependencyCycle(
+                        ids=tuple(x.replace("\0", "group ") for x in path[path.index(below) :])
+                    )
                 if below not in state:
                     state[below] = 1
                     stack.append((below, iter(waits_for.get(below, ()))))

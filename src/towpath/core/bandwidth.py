@@ -1,4 +1,5 @@
-"""Bandwidth as pure arithmetic: token buckets, whose turn it is between streams, and which limits hold at what time of day.
+"""Bandwidth as pure arithmetic: token buckets, whose turn it is between streams, and which limits hold at
+what time of day.
 
 Times are seconds of any clock that only goes forward; times of day are minutes since midnight.
 """
@@ -56,7 +57,9 @@ def speed(field: str, value: object) -> int | None:
     if found is not None:
         value = round(float(found[1]) * _UNITS[found[2]])
     if type(value) is not int or not 1 <= value <= MOST:
-        expected = "bytes a second such as 500kB/s, 10MB/s, 1.5MiB/s or a whole number from 1, or None for no limit"
+        expected = (
+            "bytes a second such as 500kB/s, 10MB/s, 1.5MiB/s or a whole number from 1, or None for no limit"
+        )
         raise InvalidInput(field=field, value=value, expected=expected)
     return value
 
@@ -70,7 +73,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
 
 
 class Window(msgspec.Struct, frozen=True, gc=False):
-    """From the minute `start` to before `end` (over midnight if that is earlier), `limits` replace what holds otherwise."""
+    """From the minute `start` to before `end` (over midnight if that is earlier), `limits` replace what holds
+    otherwise."""
 
     start: int
     end: int
@@ -119,7 +123,9 @@ def _windows(schedule: object) -> tuple[Window, ...]:
         window = Window(start, end, _changes(field, entry[1]))
         for earlier, other in enumerate(windows):
             if any(a < d and c < b for a, b in window.spans for c, d in other.spans):
-                raise InvalidInput(field=field, value=entry[0], expected=f"a time that does not overlap schedule[{earlier}]")
+                raise InvalidInput(
+                    field=field, value=entry[0], expected=f"a time that does not overlap schedule[{earlier}]"
+                )
         windows.append(window)
     return tuple(windows)
 
@@ -130,7 +136,9 @@ def _span(field: str, text: object) -> tuple[int, int]:
         start, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
         if int(found[2]) < 60 and int(found[4]) < 60 and start < DAY and end <= DAY and start != end:
             return start, end
-    raise InvalidInput(field=field, value=text, expected="two times from 00:00 to 24:00 such as 08:00-18:00 or 22:00-06:00")
+    raise InvalidInput(
+        field=field, value=text, expected="two times from 00:00 to 24:00 such as 08:00-18:00 or 22:00-06:00"
+    )
 
 
 def _changes(field: str, value: object) -> dict[str, int | None]:
@@ -138,7 +146,9 @@ def _changes(field: str, value: object) -> dict[str, int | None]:
     if not isinstance(value, Mapping):
         return {"total": speed(field, value)}
     if not value or (set(value) - set(FIELDS)):
-        raise InvalidInput(field=field, value=value, expected="a speed, or a mapping of some of up, down and total to speeds")
+        raise InvalidInput(
+            field=field, value=value, expected="a speed, or a mapping of some of up, down and total to speeds"
+        )
     return {name: speed(f"{field}.{name}", value[name]) for name in value}
 
 
@@ -178,8 +188,9 @@ class Stream:
 
 
 class Meter:
-    """Who may move how much, and when. Streams of a direction get the same number of bytes, however large their pieces are: who
-    has had least is next. Where only the total binds, directions share it by how many streams wait in each."""
+    """Who may move how much, and when. Streams of a direction get the same number of bytes, however large
+    their pieces are: who has had least is next. Where only the total binds, directions share it by how many
+    streams wait in each."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -207,7 +218,9 @@ class Meter:
     def turn(self, direction: Direction, count: int) -> int:
         """How many of `count` bytes one turn moves."""
         rates = [rate for rate in (self._sides[direction].bucket.rate, self._total.rate) if rate is not None]
-        return min(count, max(1, min(min(rates) // TURNS, max(PIECE, min(rates) // 1000)))) if rates else count
+        return (
+            min(count, max(1, min(min(rates) // TURNS, max(PIECE, min(rates) // 1000)))) if rates else count
+        )
 
     def withdraw(self, stream: Stream) -> None:
         side = self._sides[stream.direction]

@@ -1,9 +1,10 @@
-"""A circuit breaker as a state machine with time as an argument, and the gates in the ledger that follow from its state.
+"""A circuit breaker as a state machine with time as an argument, and the gates in the ledger that follow from
+its state.
 
-Closed it counts failures in a row within a window, or the ratio of failures to calls there. Open it lets nothing through until its cool-down is over. After that it is half open: a
-number of probes may try, their successes close it and the first failure opens it again. Nobody has to do anything for it to
-become half open: an open gate is a time and a cap, and when the time has come the cap is what is left.
-"""
+Closed it counts failures in a row within a window, or the ratio of failures to calls there. Open it lets
+nothing through until its cool-down is over. After that it is half open: a number of probes may try, their
+successes close it and the first failure opens it again. Nobody has to do anything for it to become half open:
+an open gate is a time and a cap, and when the time has come the cap is what is left."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ PART: Final = "breaker:"
 """The part of a queue in which the jobs of a breaker wait is this and its name."""
 LONGEST: Final = 7 * checks.DAY
 ASK_AGAIN: Final = 60 * SECOND
-"""Whoever was turned away asks again after this, or after a longer cool-down: somebody may close it by hand long before its time."""
+"""Whoever was turned away asks again after this, or after a longer cool-down: somebody may close it by hand
+long before its time."""
 _SAID: Final = "breaker "
 
 
@@ -39,9 +41,10 @@ class Phase(Word):
 
 
 class Breaker(msgspec.Struct, frozen=True):
-    """`failures` in a row within `window` seconds open it for `cooldown` seconds; a success resets the count. With `ratio` it opens
-    instead when at least `volume` calls ended within `window` and this share of them failed. Then at most `probes` at a time may
-    try: as many successes close it, one failure opens it again. Spans are seconds or timedeltas."""
+    """`failures` in a row within `window` seconds open it for `cooldown` seconds; a success resets the count.
+    With `ratio` it opens instead when at least `volume` calls ended within `window` and this share of them
+    failed. Then at most `probes` at a time may try: as many successes close it, one failure opens it again.
+    Spans are seconds or timedeltas."""
 
     name: str
     failures: int = 5
@@ -82,7 +85,8 @@ class Breaker(msgspec.Struct, frozen=True):
 
 
 Tally = tuple[tuple[int, int, int], ...]
-"""Calls of a closed breaker with a ratio, by slice of its window: the number of the slice, successes, failures."""
+"""Calls of a closed breaker with a ratio, by slice of its window: the number of the slice, successes,
+failures."""
 SLICES: Final = 10
 """A window has so many slices."""
 
@@ -104,7 +108,8 @@ def call(breaker: Breaker, now: int, ok: bool) -> Tally:
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`until`: 0 is closed, open before it, half open from then on. `since`: when it last opened or closed."""
+    """`until`: 0 is closed, open before it, half open from then on. `since`: when it last opened or
+    closed."""
 
     until: int = 0
     since: int = 0
@@ -128,8 +133,8 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def failed(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
-    """A call that began at `began` failed. What began before the last change says nothing about the present. `passed`: successes
-    that were not written yet."""
+    """A call that began at `began` failed. What began before the last change says nothing about the present.
+    `passed`: successes that were not written yet."""
     now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.HALF_OPEN and began >= status.until:
@@ -138,12 +143,16 @@ def failed(breaker: Breaker, status: Status, now: int, began: int, passed: Tally
         return status
     if breaker.ratio is not None:
         return _weighed(
-            breaker, replace(status, tally=tallied(breaker, status.tally, now, (*passed, *call(breaker, now, False)))), now
+            breaker,
+            replace(status, tally=tallied(breaker, status.tally, now, (*passed, *call(breaker, now, False)))),
+            now,
         )
     recent = (*(at for at in status.failed if at > now - breaker.span), now)[-breaker.failures :]
     if len(recent) < breaker.failures:
         return replace(status, failed=recent)
-    return opened(breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.span / SECOND:g} s")
+    return opened(
+        breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.span / SECOND:g} s"
+    )
 
 
 def _weighed(breaker: Breaker, status: Status, now: int) -> Status:
@@ -151,11 +160,14 @@ def _weighed(breaker: Breaker, status: Status, now: int) -> Status:
     calls = bad + sum(each[1] for each in status.tally)
     if breaker.ratio is None or calls < breaker.volume or bad < breaker.ratio * calls:
         return status
-    return opened(breaker, status, now, f"{bad} of {_count(calls, 'call')} failed in {breaker.span / SECOND:g} s")
+    return opened(
+        breaker, status, now, f"{bad} of {_count(calls, 'call')} failed in {breaker.span / SECOND:g} s"
+    )
 
 
 def succeeded(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
-    """A call that began at `began` succeeded: a probe of a half-open breaker, or a call that resets the failures of a closed one."""
+    """A call that began at `began` succeeded: a probe of a half-open breaker, or a call that resets the
+    failures of a closed one."""
     now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.CLOSED and began >= status.since:
@@ -171,7 +183,8 @@ def succeeded(breaker: Breaker, status: Status, now: int, began: int, passed: Ta
 
 
 def _not_before(began: int, now: int) -> int:
-    """Nothing ends before it began: a clock that was set back meanwhile is wrong, the ledger's time never goes back."""
+    """Nothing ends before it began: a clock that was set back meanwhile is wrong, the ledger's time never
+    goes back."""
     return max(began, now)
 
 
@@ -184,7 +197,8 @@ def returned(status: Status, began: int) -> Status:
 
 
 def admit(breaker: Breaker, status: Status, now: int) -> Status | None:
-    """May a call begin? None if not. A probe that has not reported within a cool-down is given up, and another may try."""
+    """May a call begin? None if not. A probe that has not reported within a cool-down is given up, and
+    another may try."""
     phase = status.phase(now)
     if phase is not Phase.HALF_OPEN:
         return status if phase is Phase.CLOSED else None
@@ -214,7 +228,8 @@ def _count(count: int, what: str) -> str:
 
 
 class Gate(msgspec.Struct, frozen=True, gc=False):
-    """A queue, or a part of it, that is held while the breaker is open. `cap` and `why` are what it had before."""
+    """A queue, or a part of it, that is held while the breaker is open. `cap` and `why` are what it had
+    before."""
 
     queue: str
     part: str | None = None

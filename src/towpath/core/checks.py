@@ -43,13 +43,21 @@ def name(field: str, value: object) -> None:
 
 def pattern(field: str, value: object) -> None:
     if not (isinstance(value, str) and _PATTERN.fullmatch(value)):
-        raise InvalidInput(field=field, value=value, expected="1 to 255 letters, digits or ._-/:@, with * for any run of them")
+        raise InvalidInput(
+            field=field,
+            value=value,
+            expected="1 to 255 letters, digits or ._-/:@, with * for any run of them",
+        )
 
 
 def patterns(field: str, value: object) -> None:
     """One or several patterns with commas between them."""
     if not isinstance(value, str) or value.count(",") >= MAX_PATTERNS:
-        raise InvalidInput(field=field, value=value, expected=f"at most {MAX_PATTERNS} queue patterns with commas between them")
+        raise InvalidInput(
+            field=field,
+            value=value,
+            expected=f"at most {MAX_PATTERNS} queue patterns with commas between them",
+        )
     for each in value.split(","):
         pattern(field, each)
 
@@ -117,8 +125,8 @@ def data(field: str, value: object, limit: int) -> None:
 
 
 def finite(field: str, value: object, content: bytes, enc_hook: Callable[[Any], Any] | None = None) -> None:
-    """Refuse NaN and infinity in `value`, whose JSON form is `content`; the error has the path of the number. The encoder writes them as
-    null, so content without a null needs no search."""
+    """Refuse NaN and infinity in `value`, whose JSON form is `content`; the error has the path of the number.
+    The encoder writes them as null, so content without a null needs no search."""
     if content.find(b"null") < 0:
         return
     found = _not_finite([msgspec.to_builtins(value, str_keys=True, enc_hook=enc_hook)])
@@ -126,7 +134,9 @@ def finite(field: str, value: object, content: bytes, enc_hook: Callable[[Any], 
         steps, number = found
         path = "".join([f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps[1:]])
         where = f"{field}{path}" if field else path.removeprefix(".")
-        raise InvalidInput(field=where, value=number, expected="a finite number, since JSON has no NaN and no infinity")
+        raise InvalidInput(
+            field=where, value=number, expected="a finite number, since JSON has no NaN and no infinity"
+        )
 
 
 def _not_finite(values: dict[str, Any] | list[Any]) -> tuple[list[str | int], float] | None:
@@ -150,7 +160,9 @@ def headers(value: object) -> None:
         text(f"headers[{key}]", content, MAX_HEADERS)
         total += len(key) + len(content)
     if total > MAX_HEADERS:
-        raise InvalidInput(field="headers", value=f"{total} characters", expected=f"at most {MAX_HEADERS} in all")
+        raise InvalidInput(
+            field="headers", value=f"{total} characters", expected=f"at most {MAX_HEADERS} in all"
+        )
 
 
 def micros(value: float | timedelta, field: str = "time") -> int:
@@ -167,7 +179,9 @@ def micros(value: float | timedelta, field: str = "time") -> int:
 def moment(value: object, field: str) -> int:
     """A point in time as the ledger's microseconds. It must say its time zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidInput(field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)")
+        raise InvalidInput(
+            field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)"
+        )
     return micros(value.timestamp(), field)
 
 

@@ -49,7 +49,8 @@ class _Value(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`token` makes the command safe to repeat: the same token gets the first answer again for at least an hour."""
+    """`token` makes the command safe to repeat: the same token gets the first answer again for at least an
+    hour."""
 
     token: str = ""
 
@@ -59,14 +60,16 @@ class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def token_of(command: Any) -> str:
-    """Under what the command's answer is kept; nothing if it has no token. Each kind of command has tokens of its own."""
+    """Under what the command's answer is kept; nothing if it has no token. Each kind of command has tokens of
+    its own."""
     token: str = getattr(command, "token", "")
     return f"{type(command).__struct_config__.tag}:{token}" if token else ""
 
 
 class Append(_Value, frozen=True, gc=False, tag="append"):
-    """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs. `inside`: appended by
-    Towpath itself, for a schedule that fires, and so never refused for the capacity of a queue."""
+    """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs.
+    `inside`: appended by Towpath itself, for a schedule that fires, and so never refused for the capacity of
+    a queue."""
 
     specs: tuple[Spec, ...]
     inside: bool = False
@@ -113,7 +116,8 @@ class Want(_Value, frozen=True, gc=False):
 
 
 class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
-    """`once` and `suspects` limit all wants together: jobs with a single attempt, and jobs that lost their lease repeatedly."""
+    """`once` and `suspects` limit all wants together: jobs with a single attempt, and jobs that lost their
+    lease repeatedly."""
 
     owner: str
     wants: tuple[Want, ...]
@@ -173,8 +177,8 @@ class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
 
 
 class Settle(_Value, frozen=True, gc=False, tag="settle"):
-    """Finish an attempt. Children, notes and `within` happen in the same transaction or not at all. `within` is called
-    with the ledger's own database connection and may write the user's tables."""
+    """Finish an attempt. Children, notes and `within` happen in the same transaction or not at all. `within`
+    is called with the ledger's own database connection and may write the user's tables."""
 
     id: str
     fence: int
@@ -191,7 +195,9 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
         if type(fence) is not int or not 0 <= fence < 2**62:
             checks.whole("fence", fence, most=2**62)
         if type(self.outcome) not in _OUTCOMES:
-            raise InvalidInput(field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()")
+            raise InvalidInput(
+                field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()"
+            )
         if self.spawn or self.notes:
             self._check_company()
 
@@ -204,7 +210,9 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
             force_setattr(self, "notes", checks.all_of("notes", self.notes, Note))
             checks.whole("len(notes)", len(self.notes), 0, 1000)
             if any(note.gates for note in self.notes):
-                raise InvalidInput(field="notes", value="a note with gates", expected="notes without gates in a settle")
+                raise InvalidInput(
+                    field="notes", value="a note with gates", expected="notes without gates in a settle"
+                )
 
 
 class Progress(_Value, frozen=True, gc=False, tag="progress"):
@@ -289,7 +297,8 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
 
 
 class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
-    """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they were less."""
+    """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they
+    were less."""
 
     queue: str
     waited: int
@@ -304,7 +313,8 @@ class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
 
 
 class Open(_Value, frozen=True, gc=False, tag="open"):
-    """`then`: for each way the group may end, the specs that are appended when it does. Their ids are derived."""
+    """`then`: for each way the group may end, the specs that are appended when it does. Their ids are
+    derived."""
 
     group: str
     on_failure: OnFailure = OnFailure.CONTINUE
@@ -319,7 +329,9 @@ class Open(_Value, frozen=True, gc=False, tag="open"):
                 raise InvalidInput(field="then", value=ending, expected="done, failed or canceled")
             for spec in checks.all_of(f"then[{ending}]", specs, Spec):
                 if spec.after or spec.group:
-                    raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected="specs without after and group")
+                    raise InvalidInput(
+                        field=f"then[{ending}]", value=spec.id, expected="specs without after and group"
+                    )
         total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)
         checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
 
@@ -389,13 +401,17 @@ class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
         checks.text("part", self.part, least=1)
         _check_gate(self)
         if self.part.startswith(SERIAL) and self.cap not in (UNSET, 0, 1):
-            raise InvalidInput(field="cap", value=self.cap, expected="0 or 1: the part of a serial key runs one at a time")
+            raise InvalidInput(
+                field="cap", value=self.cap, expected="0 or 1: the part of a serial key runs one at a time"
+            )
         if self.weight is not UNSET:
             checks.whole("weight", self.weight, 1, 1000)
         if self.capacity is not UNSET:
             checks.optional_whole("capacity", self.capacity)
         if self.append_rate is not UNSET and not isinstance(self.append_rate, Rate | None):
-            raise InvalidInput(field="append_rate", value=self.append_rate, expected="a Rate, or None to lift it")
+            raise InvalidInput(
+                field="append_rate", value=self.append_rate, expected="a Rate, or None to lift it"
+            )
 
 
 def _check_gate(setting: SetQueue | SetPart) -> None:
@@ -412,8 +428,8 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
 
 
 class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
-    """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`: owners whose process has
-    ended. Their running jobs are lost now, whatever their lease says."""
+    """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`:
+    owners whose process has ended. Their running jobs are lost now, whatever their lease says."""
 
     limit: int = 1000
     dead: tuple[str, ...] = ()

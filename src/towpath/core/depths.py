@@ -1,4 +1,5 @@
-"""When a queue is deep enough to say so: once when it passes its `warn_depth`, and again only after it was below."""
+"""When a queue is deep enough to say so: once when it passes its `warn_depth`, and again only after it was
+below."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def check_depth(depth: object, capacity: object = None) -> None:
         raise InvalidInput(field="warn_depth", value=depth, expected=f"at most the capacity of {capacity}")
 
 
-def write_depth(read: Callable[[str], NoteView | None], tell: Callable[[Note], object], queue: str, depth: int | None) -> None:
+def write_depth(
+    read: Callable[[str], NoteView | None], tell: Callable[[Note], object], queue: str, depth: int | None
+) -> None:
     """Set the depth of a queue, or lift it, with these two words of a ledger."""
     while True:
         with contextlib.suppress(NoteConflict):

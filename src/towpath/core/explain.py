@@ -76,8 +76,8 @@ class Facts(msgspec.Struct, kw_only=True):
     ahead: int = 0
     """The ready jobs before this one, counted up to `AHEAD`."""
     culprit: Job | None = None
-    """With the reason `dependency`: of the jobs that did not end so for a dependency of theirs, and because of which this one ended, the first
-    to end."""
+    """With the reason `dependency`: of the jobs that did not end so for a dependency of theirs, and because
+    of which this one ended, the first to end."""
 
 
 SHOWN = 5
@@ -97,9 +97,16 @@ def explain(facts: Facts, now: int) -> Explanation:
         return _say(job, Gate.FINISHED, f"{text}, because {blame(facts.culprit)}", by, 1, job.finished_at)
     if job.state is State.RUNNING:
         asked = f", asked to stop ({job.cancel_requested})" if job.cancel_requested else ""
-        return _say(job, Gate.RUNNING, f"leased by {job.owner} until {when(job.lease_until)}{asked}", until=job.lease_until)
+        return _say(
+            job,
+            Gate.RUNNING,
+            f"leased by {job.owner} until {when(job.lease_until)}{asked}",
+            until=job.lease_until,
+        )
     if job.expires_at is not None and job.expires_at <= now:
-        return _say(job, Gate.EXPIRED, f"expired at {when(job.expires_at)} and will not run", until=job.expires_at)
+        return _say(
+            job, Gate.EXPIRED, f"expired at {when(job.expires_at)} and will not run", until=job.expires_at
+        )
     if job.state is State.BLOCKED:
         return _blocked(facts)
     if job.state is State.SCHEDULED and job.ready_at > now:
@@ -107,7 +114,12 @@ def explain(facts: Facts, now: int) -> Explanation:
         if job.reason is Reason.LOST:
             said = f"{_suspect(job)}, so it is claimed again after a random delay"
         why = f": {said}" if said else ""
-        return _say(job, Gate.SCHEDULED, f"scheduled ({job.reason}) until {when(job.ready_at)}{why}", until=job.ready_at)
+        return _say(
+            job,
+            Gate.SCHEDULED,
+            f"scheduled ({job.reason}) until {when(job.ready_at)}{why}",
+            until=job.ready_at,
+        )
     return _queue_gate(facts, now) or _part_gate(facts, now) or _next(facts)
 
 
@@ -115,7 +127,9 @@ def _blocked(facts: Facts) -> Explanation:
     job, group, open_ = facts.job, facts.group, facts.open_jobs + facts.open_groups
     if group is None or group.state is not GroupState.OPEN:
         return _waits(job, facts, open_, job.waits)
-    what = f"group {group.id} is paused{_why(group.why)}" if group.paused else f"group {group.id} is not sealed"
+    what = (
+        f"group {group.id} is paused{_why(group.why)}" if group.paused else f"group {group.id} is not sealed"
+    )
     if len(open_) == job.waits - 1 == 0:
         if not group.paused:
             return _say(job, Gate.UNSEALED, what, by=(group.id,), count=1)
@@ -126,7 +140,13 @@ def _blocked(facts: Facts) -> Explanation:
 
 def _waits(job: Job, facts: Facts, open_: tuple[str, ...], count: int, extra: str = "") -> Explanation:
     what = "job" if not facts.open_groups else "group" if not facts.open_jobs else "job or group"
-    return _say(job, Gate.WAITS, f"waits for {count} {what}{'s' * (count > 1)}: {_names(open_, count)}{extra}", open_, count)
+    return _say(
+        job,
+        Gate.WAITS,
+        f"waits for {count} {what}{'s' * (count > 1)}: {_names(open_, count)}{extra}",
+        open_,
+        count,
+    )
 
 
 def _queue_gate(facts: Facts, now: int) -> Explanation | None:
@@ -154,23 +174,36 @@ def _part_gate(facts: Facts, now: int) -> Explanation | None:
     return None
 
 
-def _held(job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[Gate, Gate]) -> Explanation:
+def _held(
+    job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[Gate, Gate]
+) -> Explanation:
     if (said := heard(gate.why)) is not None:
         until = "somebody closes it" if gate.next_at >= FOREVER else when(gate.next_at)
-        return _say(job, Gate.BREAKER, f"breaker {said.name} is open until {until} ({said.why})", until=gate.next_at)
+        return _say(
+            job, Gate.BREAKER, f"breaker {said.name} is open until {until} ({said.why})", until=gate.next_at
+        )
     # Further ahead than any start can put it, it was set by hand.
     if gate.rate is not None and gate.next_at <= now + gate.rate.interval:
         left = (gate.next_at - now) / SECOND
         span = f"{left:.3g}" if left < 100 else f"{left:.0f}"
         why = f", {gate.why}" if gate.why else ""
-        return _say(job, gates[0], f"rate limit of {where} ({gate.rate}{why}): next permit in {span} s", until=gate.next_at)
-    return _say(job, gates[1], f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at)
+        return _say(
+            job,
+            gates[0],
+            f"rate limit of {where} ({gate.rate}{why}): next permit in {span} s",
+            until=gate.next_at,
+        )
+    return _say(
+        job, gates[1], f"{where} is held until {when(gate.next_at)}{_why(gate.why)}", until=gate.next_at
+    )
 
 
 def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, gate: Gate) -> Explanation:
     names = _names(facts.holders, running)
     if (said := heard(full.why)) is not None:
-        text = f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
+        text = (
+            f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
+        )
         return _say(facts.job, Gate.BREAKER, text, facts.holders, running)
     reached = f"reached by {names}" if running else "lets nothing run"
     why = f" ({full.why})" if full.why else ""
@@ -206,7 +239,9 @@ def blame(culprit: Job) -> str:
     return f"job {culprit.id}{kind} {ended} ({culprit.reason}){_why(said)}"
 
 
-def _say(job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None) -> Explanation:
+def _say(
+    job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None
+) -> Explanation:
     return Explanation(job.id, gate, f"job {job.id}: {text}", by[:SHOWN], count, until)
 
 
@@ -223,4 +258,6 @@ def when(at: int | None) -> str:
     """A ledger time for people."""
     if at is None:
         return "an unknown time"
-    return datetime.fromtimestamp(at / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(at / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )

@@ -12,7 +12,8 @@ from towpath.core.limits import Rate
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """A job, or what is left of one (`gone`). `alias` is set where the id was refused in favour of another job."""
+    """A job, or what is left of one (`gone`). `alias` is set where the id was refused in favour of another
+    job."""
 
     id: str
     seq: int
@@ -22,7 +23,8 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits for to stop."""
+    """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits
+    for to stop."""
 
     id: str
     seq: int
@@ -40,7 +42,8 @@ class Room(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quota(msgspec.Struct, frozen=True, gc=False):
-    """The limits of a part for appends: how much fits, how much waits, at which rate, and when the next append is allowed."""
+    """The limits of a part for appends: how much fits, how much waits, at which rate, and when the next
+    append is allowed."""
 
     capacity: int | None
     depth: int
@@ -62,8 +65,9 @@ KeyName = tuple[str, str]
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """`known` covers the ids of the specs and of their dependencies, and the targets of aliases among them. `downstream`
-    names, for each node of `walks(...)`, all unfinished jobs (by id) and groups (by `node`) that wait for it."""
+    """`known` covers the ids of the specs and of their dependencies, and the targets of aliases among them.
+    `downstream` names, for each node of `walks(...)`, all unfinished jobs (by id) and groups (by `node`) that
+    wait for it."""
 
     known: Mapping[str, Known] = {}
     holders: Mapping[KeyName, Holder] = {}
@@ -74,8 +78,8 @@ class Facts(msgspec.Struct, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Where specs come from when not from outside: a settling job (which may add to its own group), a closing group or a schedule.
-    Neither is ever refused for want of room."""
+    """Where specs come from when not from outside: a settling job (which may add to its own group), a closing
+    group or a schedule. Neither is ever refused for want of room."""
 
     parent: str | None = None
     group: str | None = None
@@ -91,8 +95,8 @@ class KeyTaken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Proxy(msgspec.Struct, frozen=True, gc=False):
-    """A member of a group that was refused for its key: the job that holds the key (`job`, its seq) represents it. `seq` is its
-    place among the members, `counted` the counter of the group in which it is."""
+    """A member of a group that was refused for its key: the job that holds the key (`job`, its seq)
+    represents it. `seq` is its place among the members, `counted` the counter of the group in which it is."""
 
     id: str
     seq: int
@@ -112,7 +116,8 @@ class Admission(msgspec.Struct):
     """(group, dst seq, run_anyway)"""
     proxies: list[Proxy] = []
     names: list[tuple[int, str, int]] = []
-    """(dst seq, the id by which the spec names a dependency, seq of the job that represents it), where the two differ"""
+    """(dst seq, the id by which the spec names a dependency, seq of the job that represents it), where the
+    two differ"""
     aliases: list[tuple[str, str]] = []
     """(refused id, id of the winner)"""
     keys: list[KeyTaken] = []
@@ -121,8 +126,8 @@ class Admission(msgspec.Struct):
     superseded: list[int] = []
     """Older waiting jobs that end as superseded."""
     handed: list[tuple[int, int]] = []
-    """(superseded job, waiting or running; the newer one its dependents now wait for). Where the newer one ended in this very
-    append, the dependents stay with the older one and share its fate."""
+    """(superseded job, waiting or running; the newer one its dependents now wait for). Where the newer one
+    ended in this very append, the dependents stay with the older one and share its fate."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
 
@@ -145,7 +150,9 @@ def key_of(spec: Spec) -> KeyName | None:
 
 def part_of(spec: Spec) -> str | None:
     """The part of the job; a serial key is one."""
-    return SERIAL + spec.key.name if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL else spec.part
+    return (
+        SERIAL + spec.key.name if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL else spec.part
+    )
 
 
 def places_of(specs: Iterable[Spec]) -> set[Place]:

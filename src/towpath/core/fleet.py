@@ -1,4 +1,5 @@
-"""The workers of a ledger as they describe themselves in notes, and what that says about a job that nothing else holds up. Pure."""
+"""The workers of a ledger as they describe themselves in notes, and what that says about a job that nothing
+else holds up. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from towpath.core.job import Job
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of one worker (`paused`: it has heard of it), or of all of them together (`paused`: they are told so)."""
+    """A lane of one worker (`paused`: it has heard of it), or of all of them together (`paused`: they are
+    told so)."""
 
     name: str
     queues: tuple[str, ...]
@@ -26,8 +28,8 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker has learned about a resource (or a lane): at most `limit` at once, and nothing before `until` (microseconds), if
-    the service has said so."""
+    """What a worker has learned about a resource (or a lane): at most `limit` at once, and nothing before
+    `until` (microseconds), if the service has said so."""
 
     name: str
     queues: tuple[str, ...]
@@ -60,11 +62,13 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     def slots_for(self, queue: str) -> int:
         """The slots in which a job of this queue may run: all but those that other lanes have reserved."""
         lane = self.lane_of(queue)
-        return self.concurrency - sum(each.reserved for each in self.lanes if lane is not None and each.name != lane)
+        return self.concurrency - sum(
+            each.reserved for each in self.lanes if lane is not None and each.name != lane
+        )
 
     def busy_for(self, queue: str, held: Sequence[str]) -> bool:
-        """Is none of these slots free? `held` are the queues of the jobs that it has on lease. The report counts as well: a handler whose
-        lease was lost still has its slot."""
+        """Is none of these slots free? `held` are the queues of the jobs that it has on lease. The report
+        counts as well: a handler whose lease was lost still has its slot."""
         if max(self.running, len(held)) >= self.concurrency:
             return True
         lane = self.lane_of(queue)
@@ -72,14 +76,15 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
             return False
         by_lane = Counter(map(self.lane_of, held))
         running = {each.name: max(each.running, by_lane[each.name]) for each in self.lanes}
-        # Of the jobs of other lanes only those beyond the reserved slots take slots that this queue could use.
+        # Of the jobs of other lanes only those beyond the reserved slots take slots that this queue could
+        # use.
         shared = sum(max(0, running[each.name] - each.reserved) for each in self.lanes if each.name != lane)
         return running[lane] + shared >= self.slots_for(queue)
 
 
 class Fleet(msgspec.Struct):
-    """The note. `known`: when each worker came. `paused` and `lanes`: what is paused, and why. `drain`: when a worker was told to
-    end."""
+    """The note. `known`: when each worker came. `paused` and `lanes`: what is paused, and why. `drain`: when
+    a worker was told to end."""
 
     known: dict[str, int] = {}
     paused: dict[str, str | None] = {}
@@ -128,14 +133,19 @@ def among_workers(
     now: int,
     running: Sequence[Job] = (),
 ) -> Explanation:
-    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes, `running` are jobs on
-    lease."""
+    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes,
+    `running` are jobs on lease."""
     takers = [worker for worker in workers if _takes(worker.queues, queue) and not worker.draining]
     if not takers:
         return _but(found, queue, Gate.NO_WORKER, f"no worker that is there takes from {queue}")
     awake = [worker for worker in takers if not worker.paused]
     if not awake:
-        return _but(found, queue, Gate.WORKERS_PAUSED, f"every worker that takes from {queue} is paused{_why(takers[0].why)}")
+        return _but(
+            found,
+            queue,
+            Gate.WORKERS_PAUSED,
+            f"every worker that takes from {queue} is paused{_why(takers[0].why)}",
+        )
     lanes = [worker.lane_of(queue) for worker in awake]
     if all(lane in paused for lane in lanes):
         name = str(lanes[0])
@@ -156,8 +166,16 @@ def _busy(
     slots = sum(worker.slots_for(queue) for worker in free)
     which = f"all {slots} slots" if slots > 1 else "the slot"
     of = f"{len(free)} worker{'s' * (len(free) > 1)} on queue {queue} {'are' if slots > 1 else 'is'} busy"
-    ahead = "no job is" if not found.count else "1 job is" if found.count == 1 else f"{at_least(found.count)} jobs are"
-    return Explanation(found.id, Gate.BUSY, f"job {found.id}: ready; {which} of {of}; {ahead} ahead", (), found.count, None)
+    ahead = (
+        "no job is"
+        if not found.count
+        else "1 job is"
+        if found.count == 1
+        else f"{at_least(found.count)} jobs are"
+    )
+    return Explanation(
+        found.id, Gate.BUSY, f"job {found.id}: ready; {which} of {of}; {ahead} ahead", (), found.count, None
+    )
 
 
 def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now: int) -> Explanation | None:
@@ -169,7 +187,9 @@ def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now:
     if first.until is not None and first.until > now:
         text = f"{first.name} is held until {when(first.until)}: the service was asked too much"
         return _but(found, queue, Gate.LIMIT, text, first.until)
-    return _but(found, queue, Gate.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run")
+    return _but(
+        found, queue, Gate.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run"
+    )
 
 
 def _in_the_way(worker: WorkerView, queue: str, now: int) -> LimitView | None:
@@ -185,7 +205,9 @@ def _takes(patterns: Sequence[str], queue: str) -> bool:
 
 
 def _but(found: Explanation, queue: str, gate: Gate, why: str, until: int | None = None) -> Explanation:
-    return Explanation(found.id, gate, f"job {found.id}: {place(found.count, queue)}, but {why}", (), found.count, until)
+    return Explanation(
+        found.id, gate, f"job {found.id}: {place(found.count, queue)}, but {why}", (), found.count, until
+    )
 
 
 def _why(why: str | None) -> str:

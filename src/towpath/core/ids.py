@@ -19,14 +19,16 @@ class IdSource:
         self._entropy = entropy
         self._last_ms = -1
         self._head = ""
-        """The text of the milliseconds, the version, and the 26 random bits that ids of one millisecond share."""
+        """The text of the milliseconds, the version, and the 26 random bits that ids of one millisecond
+        share."""
         self._growing = 0
         """The other 48, which grow."""
         self._steps: Iterator[int] = iter(())
         """By how much they do: random numbers of 32 bits, drawn many at a time."""
 
     def new(self, now: int) -> str:
-        """The next id at `now` (microseconds); later than every earlier one even if time stands still or goes back."""
+        """The next id at `now` (microseconds); later than every earlier one even if time stands still or goes
+        back."""
         ms = now // 1000
         if ms > self._last_ms:
             self._begin(ms)

@@ -1,4 +1,5 @@
-"""The nouns: what is asked for (`Spec`), the durable record (`Job`), a job on lease (`Claim`), how it ended (outcomes)."""
+"""The nouns: what is asked for (`Spec`), the durable record (`Job`), a job on lease (`Claim`), how it ended
+(outcomes)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SERIAL = "serial:"
 
 
 class Word(StrEnum):
-    """A word that the ledger stores. Hashed like the plain text it is: Enum's own hash is a slow Python function."""
+    """A word that the ledger stores. Hashed like the plain text it is: Enum's own hash is a slow Python
+    function."""
 
     __hash__ = str.__hash__
 
@@ -75,7 +77,8 @@ class KeyPolicy(Word):
 
 
 class After(msgspec.Struct, frozen=True, gc=False):
-    """A dependency on a job, or on a whole group. `run_anyway` is met by any ending, otherwise only success will do."""
+    """A dependency on a job, or on a whole group. `run_anyway` is met by any ending, otherwise only success
+    will do."""
 
     id: str
     run_anyway: bool = False
@@ -86,7 +89,8 @@ class After(msgspec.Struct, frozen=True, gc=False):
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
-    """A name that at most one job may hold; `policy` says what happens to the second. `window` is for `unique`."""
+    """A name that at most one job may hold; `policy` says what happens to the second. `window` is for
+    `unique`."""
 
     name: str
     policy: KeyPolicy = KeyPolicy.UNIQUE
@@ -99,11 +103,16 @@ class Key(msgspec.Struct, frozen=True, gc=False):
         force_setattr(self, "policy", KeyPolicy(self.policy))
         checks.whole("key.window", self.window)
         if self.policy is KeyPolicy.SERIAL and len(self.name) > checks.MAX_NAME - len(SERIAL):
-            raise InvalidInput(field="key.name", value=self.name, expected="at most 248 characters for a serial key")
+            raise InvalidInput(
+                field="key.name", value=self.name, expected="at most 248 characters for a serial key"
+            )
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What is asked for. Spans (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from the ledger's time."""
+class Spec(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What is asked for. Spans (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from the
+    ledger's time."""
 
     id: str
     queue: str
@@ -192,13 +201,19 @@ def _check_optional(spec: Spec) -> None:
     if spec.part is not None:
         checks.text("part", spec.part, least=1)
         if spec.part.startswith(SERIAL):
-            raise InvalidInput(field="part", value=spec.part, expected=f"a name that does not start with {SERIAL}")
+            raise InvalidInput(
+                field="part", value=spec.part, expected=f"a name that does not start with {SERIAL}"
+            )
         if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL:
-            raise InvalidInput(field="part", value=spec.part, expected="no part beside a serial key, which is one")
+            raise InvalidInput(
+                field="part", value=spec.part, expected="no part beside a serial key, which is one"
+            )
     if spec.ready_at is not None:
         checks.whole("ready_at", spec.ready_at)
         if spec.delay:
-            raise InvalidInput(field="ready_at", value=spec.ready_at, expected="either delay or ready_at, not both")
+            raise InvalidInput(
+                field="ready_at", value=spec.ready_at, expected="either delay or ready_at, not both"
+            )
     checks.optional_whole("ttl", spec.ttl, least=1)
     checks.optional_whole("timeout", spec.timeout, least=1)
     checks.optional_whole("retention", spec.retention)
@@ -217,7 +232,9 @@ def _check_after(spec: Spec) -> None:
     if not isinstance(spec.after, tuple) or not all(isinstance(each, After) for each in spec.after):
         raise InvalidInput(field="after", value=spec.after, expected="a tuple of After")
     if len(spec.after) > 10_000:
-        raise InvalidInput(field="after", value=f"{len(spec.after)} dependencies", expected="at most 10000; use a group")
+        raise InvalidInput(
+            field="after", value=f"{len(spec.after)} dependencies", expected="at most 10000; use a group"
+        )
 
 
 def rank(priority: object, names: Mapping[str, int] = PRIORITIES) -> int:
@@ -231,7 +248,8 @@ def rank(priority: object, names: Mapping[str, int] = PRIORITIES) -> int:
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Exactly the durable record. The last five fields are bodies, which a ledger keeps apart from the small columns."""
+    """Exactly the durable record. The last five fields are bodies, which a ledger keeps apart from the small
+    columns."""
 
     id: str
     seq: int
@@ -331,7 +349,8 @@ class Release(_Delayed, frozen=True, gc=False, tag="release"):
 
 
 class Refuse(_Delayed, frozen=True, gc=False, tag="refuse"):
-    """This worker cannot take it (unknown kind, closed gate). Given back for at least a second, so that nobody spins."""
+    """This worker cannot take it (unknown kind, closed gate). Given back for at least a second, so that
+    nobody spins."""
 
     error: str | None = None
 

@@ -1,4 +1,5 @@
-"""Lanes: sets of queues that share the slots of one worker. Who may claim and start how many, as pure arithmetic."""
+"""Lanes: sets of queues that share the slots of one worker. Who may claim and start how many, as pure
+arithmetic."""
 
 from __future__ import annotations
 
@@ -14,20 +15,22 @@ from towpath.errors import InvalidInput
 
 MAX_LANES = 100
 AGEING_STEPS = 10
-"""How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that time."""
+"""How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that
+time."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
 
-    Reserved slots stay free for the lane, so that a job of it never waits for the end of a job of another lane. With `lends=True` the
-    slots that the lane does not need are lent to the others, and come back as the jobs that borrowed them end.
+    Reserved slots stay free for the lane, so that a job of it never waits for the end of a job of another
+    lane. With `lends=True` the slots that the lane does not need are lent to the others, and come back as the
+    jobs that borrowed them end.
 
-    With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was appended after it, and is
-    not more urgent than that, comes before it any more.
+    With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was
+    appended after it, and is not more urgent than that, comes before it any more.
 
-    With `adaptive` (the least and the most) a worker learns between these two how many of the lane may run at once, as it does for
-    a resource."""
+    With `adaptive` (the least and the most) a worker learns between these two how many of the lane may run at
+    once, as it does for a resource."""
 
     queues: tuple[str, ...]
     reserved: int | None = None
@@ -45,8 +48,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shares:
-    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets a second look. `total`
-    may change: what runs and belongs to no lane has slots too."""
+    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets
+    a second look. `total` may change: what runs and belongs to no lane has slots too."""
 
     def __init__(self, total: int, lanes: Mapping[str, Lane]) -> None:
         self.total = total
@@ -60,11 +63,14 @@ class Shares:
         """These lanes, and no others, start nothing and keep no slots."""
         self.paused = frozenset([lane for lane, name in enumerate(self.names) if name in names])
 
-    def calls(self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int], unsettled: int = 0) -> list[Call]:
-        """What to claim now, where so many run in each lane and so many were claimed and not started: reservations first, then
-        the rest for the first lane that has something. Each lane may have `ahead` more at hand than there are free slots, but
-        what others have ahead does not keep it from a free slot that is reserved for it. Jobs that ended and are not settled (`unsettled`)
-        count as claimed ahead, and beyond that as slots that are taken."""
+    def calls(
+        self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int], unsettled: int = 0
+    ) -> list[Call]:
+        """What to claim now, where so many run in each lane and so many were claimed and not started:
+        reservations first, then the rest for the first lane that has something. Each lane may have `ahead`
+        more at hand than there are free slots, but what others have ahead does not keep it from a free slot
+        that is reserved for it. Jobs that ended and are not settled (`unsettled`) count as claimed ahead, and
+        beyond that as slots that are taken."""
         total = self.total
         if unsettled:
             most = sum(ahead)
@@ -76,7 +82,11 @@ class Shares:
         free = total - sum(running)
         shared = total + sum(ahead) - sum(held) - kept
         own = max(0, shared, free - kept)
-        calls = [Call(lane, min(n, own), own) for lane, n in enumerate(short) if n and own and lane not in self._keeps]
+        calls = [
+            Call(lane, min(n, own), own)
+            for lane, n in enumerate(short)
+            if n and own and lane not in self._keeps
+        ]
         empty = self._short(running)
         for lane, more in enumerate(ahead):
             mine = free - sum([empty[other] for other in self._keeps if other != lane])
@@ -87,10 +97,13 @@ class Shares:
         if free <= 0:
             # Slots of a lane may be taken by what ran before the lane was declared or resumed.
             return calls
-        return calls + [Call(lane, min(free, short[lane]), own + min(free, kept)) for lane in self._keeps if short[lane]]
+        return calls + [
+            Call(lane, min(free, short[lane]), own + min(free, kept)) for lane in self._keeps if short[lane]
+        ]
 
     def next(self, running: Sequence[int], waiting: Sequence[object]) -> int | None:
-        """The lane whose job starts next, where so many run in each and something (not 0, not empty) waits at hand; None if none may."""
+        """The lane whose job starts next, where so many run in each and something (not 0, not empty) waits at
+        hand; None if none may."""
         free = self.total - sum(running)
         if free <= 0:
             return None
@@ -121,7 +134,8 @@ class Shares:
 
 
 def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
-    """What is left of a want by the limits over all wants of its claim, when so many were taken for those before it."""
+    """What is left of a want by the limits over all wants of its claim, when so many were taken for those
+    before it."""
     if want.upto is None and claim.once is None and claim.suspects is None:
         return want
     n = want.n if want.upto is None else min(want.n, want.upto - len(taken))
@@ -165,7 +179,9 @@ def check(lanes: Mapping[str, Lane], total: int | None = None) -> None:
 def _check_lane(name: str, lane: Lane) -> None:
     field = f"lanes.{name}"
     if isinstance(lane.queues, str) or not isinstance(lane.queues, tuple | list) or not lane.queues:
-        raise InvalidInput(field=f"{field}.queues", value=lane.queues, expected="a tuple of queue names or patterns")
+        raise InvalidInput(
+            field=f"{field}.queues", value=lane.queues, expected="a tuple of queue names or patterns"
+        )
     for queue in lane.queues:
         checks.pattern(f"{field}.queues", queue)
     checks.optional_whole(f"{field}.reserved", lane.reserved, 0, 10_000)
@@ -202,14 +218,19 @@ def _reserved(total: int, lanes: Mapping[str, Lane]) -> tuple[int, ...]:
 
 
 def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
-    """Lanes from texts such as `interactive:4=mail,web`: a name, the slots reserved for it (or nothing), its queues."""
+    """Lanes from texts such as `interactive:4=mail,web`: a name, the slots reserved for it (or nothing), its
+    queues."""
     found: dict[str, Lane] = {}
     for text in texts:
         head, _, queues = text.partition("=")
         name, colon, reserved = head.strip().partition(":")
         names = tuple(each.strip() for each in queues.split(",") if each.strip())
         if not name or not names or (colon and not reserved.strip().isdecimal()):
-            raise InvalidInput(field="lane", value=text, expected="name=queue,queue, or name:4=queue,queue to reserve 4 slots")
+            raise InvalidInput(
+                field="lane",
+                value=text,
+                expected="name=queue,queue, or name:4=queue,queue to reserve 4 slots",
+            )
         if name in found:
             raise InvalidInput(field="lane", value=name, expected="each lane once")
         found[name] = Lane(queues=names, reserved=int(reserved) if colon else None)
@@ -217,7 +238,8 @@ def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Queues (with commas between them) of one lane that are claimed together, and the names of the limits for all of them."""
+    """Queues (with commas between them) of one lane that are claimed together, and the names of the limits
+    for all of them."""
 
     lane: int
     queues: str

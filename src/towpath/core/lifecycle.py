@@ -66,9 +66,19 @@ from towpath.core.job import (
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
     State.SCHEDULED: frozenset(
-        {Reason.DELAY, Reason.RETRY, Reason.SNOOZED, Reason.REFUSED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}
+        {
+            Reason.DELAY,
+            Reason.RETRY,
+            Reason.SNOOZED,
+            Reason.REFUSED,
+            Reason.RELEASED,
+            Reason.LOST,
+            Reason.REVIVED,
+        }
     ),
-    State.READY: frozenset({Reason.NONE, Reason.RETRY, Reason.SNOOZED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}),
+    State.READY: frozenset(
+        {Reason.NONE, Reason.RETRY, Reason.SNOOZED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}
+    ),
     State.RUNNING: frozenset({Reason.NONE}),
     State.DONE: frozenset({Reason.NONE}),
     State.FAILED: frozenset({Reason.EXHAUSTED, Reason.FATAL, Reason.LOST, Reason.EXPIRED, Reason.DEPENDENCY}),
@@ -84,8 +94,15 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
         *((State.BLOCKED, to) for to in (State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
         *((State.SCHEDULED, to) for to in (State.BLOCKED, State.READY, State.FAILED, State.CANCELED)),
         *((State.READY, to) for to in (State.BLOCKED, State.RUNNING, State.FAILED, State.CANCELED)),
-        *((State.RUNNING, to) for to in (State.SCHEDULED, State.READY, State.DONE, State.FAILED, State.CANCELED)),
-        *((dead, to) for dead in (State.FAILED, State.CANCELED) for to in (State.BLOCKED, State.SCHEDULED, State.READY)),
+        *(
+            (State.RUNNING, to)
+            for to in (State.SCHEDULED, State.READY, State.DONE, State.FAILED, State.CANCELED)
+        ),
+        *(
+            (dead, to)
+            for dead in (State.FAILED, State.CANCELED)
+            for to in (State.BLOCKED, State.SCHEDULED, State.READY)
+        ),
     },
 )
 
@@ -154,14 +171,17 @@ def _wait(job: Attempted, reason: Reason, delay: int, now: int, attempts: int, f
 
 
 def lose(job: Job, now: int) -> Change:
-    """The lease ran out. Not a failure of the work, so it has a budget of its own. A suspect waits before it is claimed again."""
+    """The lease ran out. Not a failure of the work, so it has a budget of its own. A suspect waits before it
+    is claimed again."""
     losses = job.losses + 1
     if job.cancel_requested is not None:
         return Change(CANCELED, job.cancel_requested, job.attempts, job.failures, losses)
     if losses >= job.max_losses or job.max_attempts == 1:
         return Change(FAILED, Reason.LOST, job.attempts, job.failures, losses)
     if losses >= SUSPECT:
-        return Change(SCHEDULED, Reason.LOST, job.attempts, job.failures, losses, now + suspicion(job.id, losses))
+        return Change(
+            SCHEDULED, Reason.LOST, job.attempts, job.failures, losses, now + suspicion(job.id, losses)
+        )
     return Change(READY, Reason.LOST, job.attempts, job.failures, losses)
 
 
@@ -169,10 +189,11 @@ SUSPICION, LONGEST_SUSPICION = checks.SECOND, 300 * checks.SECOND
 
 
 def suspicion(id: str, losses: int) -> int:
-    """How long a suspect waits after a loss: up to 1 s after the second loss, twice as long after each further one, at most 5 min.
+    """How long a suspect waits after a loss: up to 1 s after the second loss, twice as long after each
+    further one, at most 5 min.
 
-    Jobs that were lost together must come back apart. The delay is a hash of the id and the losses, evenly spread over the whole
-    span, because a ledger invents nothing: each ledger gives the same delay."""
+    Jobs that were lost together must come back apart. The delay is a hash of the id and the losses, evenly
+    spread over the whole span, because a ledger invents nothing: each ledger gives the same delay."""
     span = min(SUSPICION << min(losses - SUSPECT, 32), LONGEST_SUSPICION)
     return 1 + int.from_bytes(blake2b(f"{id}:{losses}".encode(), digest_size=8).digest(), "big") % span
 
@@ -195,7 +216,9 @@ RETENTION = 7 * checks.DAY
 """How long a queue keeps done and canceled jobs unless it or the job says otherwise."""
 
 
-def purge_time(state: State, finished_at: int, job_retention: int | None, queue_retention: int | None) -> int | None:
+def purge_time(
+    state: State, finished_at: int, job_retention: int | None, queue_retention: int | None
+) -> int | None:
     """When a finished job may be deleted. A dead letter stays until somebody decides."""
     if state is FAILED:
         return None
@@ -229,7 +252,8 @@ KEPT = 16
 
 
 class Jumps:
-    """Fed with the time of every `apply`. A process that slept, or a clock that was set, must not look like a dead worker."""
+    """Fed with the time of every `apply`. A process that slept, or a clock that was set, must not look like a
+    dead worker."""
 
     __slots__ = ("_jumps", "_last")
 
@@ -238,8 +262,8 @@ class Jumps:
         self._jumps: list[tuple[int, int]] = []
 
     def note(self, now: int, passed: int = 0) -> None:
-        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed` since, by a clock that
-        nobody sets, where the caller knows it."""
+        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed`
+        since, by a clock that nobody sets, where the caller knows it."""
         last, self._last = self._last, now
         if last is not None and now - last - passed > LEAST:
             self.add(now, now - last - passed)
@@ -251,9 +275,12 @@ class Jumps:
         self._jumps = sorted(jumps)[-KEPT:]
 
     def until(self, lease_len: int, lease_until: int) -> int:
-        """The time before which a job with this lease is not reaped; 0 if no jump protects it. A jump protects only the
-        leases that it ran over: one that had ended before was lost without its help."""
-        return max((at + lease_len for size, at in self._jumps if 2 * size > lease_len and lease_until > at - size), default=0)
+        """The time before which a job with this lease is not reaped; 0 if no jump protects it. A jump
+        protects only the leases that it ran over: one that had ended before was lost without its help."""
+        return max(
+            (at + lease_len for size, at in self._jumps if 2 * size > lease_len and lease_until > at - size),
+            default=0,
+        )
 
     def spares(self, lease_len: int, lease_until: int, now: int) -> bool:
         return now < self.until(lease_len, lease_until)

@@ -42,7 +42,9 @@ class Rate(msgspec.Struct, frozen=True, gc=False):
         """`10/s`, `100/m`, `5/10s`; `:20` after it is the burst."""
         found = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
         if found is None:
-            raise InvalidInput(field="rate", value=text, expected="such as 10/s, 100/m, 5/10s, or 10/s:20 with a burst of 20")
+            raise InvalidInput(
+                field="rate", value=text, expected="such as 10/s, 100/m, 5/10s, or 10/s:20 with a burst of 20"
+            )
         period = checks.micros(float(found[2] or 1) * _UNITS[found[3]], "rate")
         return cls(int(found[1]), period, int(found[4] or 1))
 
@@ -78,13 +80,14 @@ def spend(next_at: int, rate: Rate | None, now: int, count: int) -> int:
 
 
 def passed_over(suspects: Mapping[str | None, int], most: int | None) -> dict[str | None, int]:
-    """How many ready suspects of each part a claim that takes at most so many of them (None: all) leaves where they are."""
+    """How many ready suspects of each part a claim that takes at most so many of them (None: all) leaves
+    where they are."""
     return {} if most is None else {part: count - most for part, count in suspects.items() if count > most}
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
-    """One part's standing in the rotation. `room` is what its cap, rate and ready jobs allow. The part None is the jobs
-    of the queue that have no part: together they take turns like one part of weight 1."""
+    """One part's standing in the rotation. `room` is what its cap, rate and ready jobs allow. The part None
+    is the jobs of the queue that have no part: together they take turns like one part of weight 1."""
 
     part: str | None
     served: int
@@ -101,9 +104,13 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
 
 
 def share(turns: Sequence[Turn], clock: int, n: int) -> list[Pick]:
-    """Whose turn it is, n times: the least recently served first, heavier parts oftener. A part that was away starts at
-    the queue's present virtual time, so it cannot claim the turns it did not want."""
-    heap = [(max(turn.served, clock), turn.served, turn.part or "", turn.room, turn) for turn in turns if turn.room > 0]
+    """Whose turn it is, n times: the least recently served first, heavier parts oftener. A part that was away
+    starts at the queue's present virtual time, so it cannot claim the turns it did not want."""
+    heap = [
+        (max(turn.served, clock), turn.served, turn.part or "", turn.room, turn)
+        for turn in turns
+        if turn.room > 0
+    ]
     heapq.heapify(heap)
     picks: list[Pick] = []
     while heap and len(picks) < n:
@@ -122,9 +129,11 @@ def limits_reason(why: str | None, paused: bool) -> str | None:
     return why if why is None or not paused else why.partition(BESIDE)[2] or None
 
 
-def reason_after(why: str | None, paused: bool, pause: bool | UnsetType, given: str | UnsetType | None) -> str | None:
-    """The reason of a queue or part after it was set. The reason of its limits outlives a pause: the reason of the pause stands in front
-    of it, and a resume takes that away."""
+def reason_after(
+    why: str | None, paused: bool, pause: bool | UnsetType, given: str | UnsetType | None
+) -> str | None:
+    """The reason of a queue or part after it was set. The reason of its limits outlives a pause: the reason
+    of the pause stands in front of it, and a resume takes that away."""
     limits = limits_reason(why, paused)
     if pause is False:
         return limits if given is UNSET else given or limits

@@ -1,4 +1,5 @@
-"""What commands are answered with, and the words of groups. A business error takes the place of a result (see `errors.Refused`)."""
+"""What commands are answered with, and the words of groups. A business error takes the place of a result (see
+`errors.Refused`)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class RetryAfter(Exception):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Which backoff follows which exception: what the handler says, then the nearest class listed, then the default."""
+    """Which backoff follows which exception: what the handler says, then the nearest class listed, then the
+    default."""
 
     default: Backoff = Exponential()
     by_error: Mapping[type[BaseException], Backoff] = {}

@@ -1,4 +1,5 @@
-"""When a schedule fires: cron expressions, fixed intervals, summer time, and what becomes of fires that were missed."""
+"""When a schedule fires: cron expressions, fixed intervals, summer time, and what becomes of fires that were
+missed."""
 
 from __future__ import annotations
 
@@ -58,9 +59,9 @@ def every_of(span: float | timedelta) -> int:
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When (`cron` in the time zone `tz`, or `every` so many microseconds counted from `anchor`) and what (`spec`, whose id is
-    not used). The last four fields are the ledger's: `declared` is the definition that the code gave, so that a change made
-    at run time is not undone by the next start of the same code."""
+    """When (`cron` in the time zone `tz`, or `every` so many microseconds counted from `anchor`) and what
+    (`spec`, whose id is not used). The last four fields are the ledger's: `declared` is the definition that
+    the code gave, so that a change made at run time is not undone by the next start of the same code."""
 
     name: str
     spec: Spec
@@ -88,7 +89,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         else:
             _check_cron(self.cron, self.tz)
         if self.spec.after or self.spec.group or self.spec.ready_at is not None:
-            raise InvalidInput(field="spec", value=self.spec.id, expected="a spec without after, group and ready_at")
+            raise InvalidInput(
+                field="spec", value=self.spec.id, expected="a spec without after, group and ready_at"
+            )
 
     @property
     def times(self) -> tuple[object, ...]:
@@ -102,8 +105,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def next_fire(schedule: Schedule, after: int) -> int:
-    """The first fire later than `after`; the end of time if there is none. A fixed time of day that the autumn change brings
-    twice is fired the first time only; one that the spring change skips is fired when the gap ends."""
+    """The first fire later than `after`; the end of time if there is none. A fixed time of day that the
+    autumn change brings twice is fired the first time only; one that the spring change skips is fired when
+    the gap ends."""
     if schedule.every is not None:
         return schedule.anchor + ((after - schedule.anchor) // schedule.every + 1) * schedule.every
     assert schedule.cron is not None
@@ -142,8 +146,8 @@ def _latest(schedule: Schedule, now: int) -> int:
 
 
 def _expression(cron: str) -> tuple[str, int]:
-    """The expression for cronsim and what to add to its times. A leading field with one second is such an addition, because
-    cronsim gives the care for summer time only to expressions of five fields."""
+    """The expression for cronsim and what to add to its times. A leading field with one second is such an
+    addition, because cronsim gives the care for summer time only to expressions of five fields."""
     cron = ALIASES.get(cron.strip().lower(), cron)
     first, _, rest = cron.strip().partition(" ")
     if len(cron.split()) == 6 and first.isdecimal() and int(first) < 60:
@@ -180,8 +184,12 @@ def _check_expression(cron: str, tz: str) -> None:
         expression, _ = _expression(cron)
         next(CronSim(expression, datetime.fromtimestamp(0, zone_of(tz))))
     except StopIteration:
-        raise InvalidInput(field="cron", value=cron, expected="an expression that comes true within 50 years") from None
+        raise InvalidInput(
+            field="cron", value=cron, expected="an expression that comes true within 50 years"
+        ) from None
     except (CronSimError, AssertionError, ValueError, TypeError, LookupError) as error:
         names = ", ".join(ALIASES)
-        expected = f"minute hour day month weekday (with seconds in front if you like), or one of {names} ({error})"
+        expected = (
+            f"minute hour day month weekday (with seconds in front if you like), or one of {names} ({error})"
+        )
         raise InvalidInput(field="cron", value=cron, expected=expected) from None

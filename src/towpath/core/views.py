@@ -105,7 +105,8 @@ class NoteView(msgspec.Struct, frozen=True, gc=False):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is what the last answer gave."""
+    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is what the last
+    answer gave."""
 
     queue: str | None = None
     part: str | None = None
@@ -151,8 +152,15 @@ def page_seq(page: object) -> int:
     """The seq after which a page continues."""
     try:
         if isinstance(page, str) and len(page) <= 64:
-            raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True).decode("ascii")
-            if raw.startswith("s") and raw[1:].isdigit() and page_token(int(raw[1:])) == page and int(raw[1:]) < 2**63:
+            raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True).decode(
+                "ascii"
+            )
+            if (
+                raw.startswith("s")
+                and raw[1:].isdigit()
+                and page_token(int(raw[1:])) == page
+                and int(raw[1:]) < 2**63
+            ):
                 return int(raw[1:])
     except (binascii.Error, ValueError):
         pass
@@ -167,8 +175,8 @@ class Page(msgspec.Struct, frozen=True, gc=False):
 
 
 class Winner(msgspec.Struct, frozen=True):
-    """An id that was refused for its key, or whose job was superseded, and the job that represents it (None: it is deleted). In a
-    group `place` is the number by which it is ordered among the members."""
+    """An id that was refused for its key, or whose job was superseded, and the job that represents it (None:
+    it is deleted). In a group `place` is the number by which it is ordered among the members."""
 
     id: str
     place: int

@@ -1,16 +1,16 @@
 """What happens, as values, and the bus that logs, metrics, dashboards and tests listen to.
 
-Nothing durable is here: an event tells what the ledger already knows, or what only this process saw. It costs nothing when
-nobody listens, because a publisher asks first and builds the event only then:
+Nothing durable is here: an event tells what the ledger already knows, or what only this process saw. It costs
+nothing when nobody listens, because a publisher asks first and builds the event only then:
 
     if bus.wants(JobStarted):
         bus.publish(JobStarted(id=..., kind=..., queue=..., attempt=..., waited=...))
 
-Listeners are called in one delivery thread of the bus, in the order of publication. A slow listener delays no commit, and a listener
-may make blocking calls of the ledger. The backlog is bounded (`MAX_BACKLOG`); `Bus.dropped` counts the events that found it full.
-A listener that is subscribed with `inline=True` is called in the publishing thread instead (the committer's, the worker's loop, a
-handler's). It must be quick, and a ledger call from it may raise `NestedCall`.
-"""
+Listeners are called in one delivery thread of the bus, in the order of publication. A slow listener delays no
+commit, and a listener may make blocking calls of the ledger. The backlog is bounded (`MAX_BACKLOG`);
+`Bus.dropped` counts the events that found it full. A listener that is subscribed with `inline=True` is called
+in the publishing thread instead (the committer's, the worker's loop, a handler's). It must be quick, and a
+ledger call from it may raise `NestedCall`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ log = get_logger("towpath.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`sentence` is how it reads in a log, `level` how loud. Subscribe to this class to get every kind in `KINDS`."""
+    """`sentence` is how it reads in a log, `level` how loud. Subscribe to this class to get every kind in
+    `KINDS`."""
 
     sentence: ClassVar[str] = ""
     level: ClassVar[int] = logging.DEBUG
@@ -50,8 +51,9 @@ Listener = Callable[[E], object]
 
 @dataclass(frozen=True, slots=True)
 class JobsAppended(Event):
-    """Durable now: new jobs of one queue, children of a settled job included. An append that is repeated is told again if
-    the ledger cannot tell: its ids are the same. What a group is followed by, the ledger adds by itself and nobody tells."""
+    """Durable now: new jobs of one queue, children of a settled job included. An append that is repeated is
+    told again if the ledger cannot tell: its ids are the same. What a group is followed by, the ledger adds
+    by itself and nobody tells."""
 
     sentence = "appended to {queue}: {ids}"
 
@@ -61,7 +63,8 @@ class JobsAppended(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsClaimed(Event):
-    """Taken on lease by this process; not started yet. `jobs` are the records (`towpath.Job`), owner and fence included."""
+    """Taken on lease by this process; not started yet. `jobs` are the records (`towpath.Job`), owner and
+    fence included."""
 
     sentence = "claimed: {ids}"
 
@@ -90,8 +93,9 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobSettled(Event):
-    """An attempt ended and its outcome is durable. `outcome` is what the handler did (done, retry, snooze, release, refuse,
-    fail, stop), `state` is where the job went by it; a retry that was the last one allowed is in the state `failed`."""
+    """An attempt ended and its outcome is durable. `outcome` is what the handler did (done, retry, snooze,
+    release, refuse, fail, stop), `state` is where the job went by it; a retry that was the last one allowed
+    is in the state `failed`."""
 
     sentence = "{kind} {id} of {queue}: {outcome} in {duration:.3f} s at attempt {attempt}, now {state}"
 
@@ -107,13 +111,19 @@ class JobSettled(Event):
 
     @property
     def reason(self) -> str:
-        """Why a failed job failed, in the ledger's words: its last retry was spent, or it never wanted one."""
-        return {"retry": "exhausted", "fail": "fatal"}.get(self.outcome, self.outcome) if self.state == "failed" else ""
+        """Why a failed job failed, in the ledger's words: its last retry was spent, or it never wanted
+        one."""
+        return (
+            {"retry": "exhausted", "fail": "fatal"}.get(self.outcome, self.outcome)
+            if self.state == "failed"
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """Somebody else has, or had, the job that this process was still working on. What it does now will not be taken."""
+    """Somebody else has, or had, the job that this process was still working on. What it does now will not be
+    taken."""
 
     sentence = "{owner} lost the lease of {kind} {id} of {queue} at attempt {attempt}"
     level = logging.WARNING
@@ -127,8 +137,9 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandlerBlocked(Event):
-    """An async handler keeps the event loop to itself; told once, when it is noticed. `where`: the file, line and function it
-    was found in. `id` and `kind` are empty if it may have been any of several jobs, or none: the log names them."""
+    """An async handler keeps the event loop to itself; told once, when it is noticed. `where`: the file, line
+    and function it was found in. `id` and `kind` are empty if it may have been any of several jobs, or none:
+    the log names them."""
 
     sentence = "{kind} {id} has blocked the event loop for {seconds:.1f} s at {where}"
     level = logging.WARNING
@@ -147,7 +158,8 @@ class HandlerBlocked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted(Event):
-    """One transaction. `jobs`: how many were appended, settled and claimed by it. A look that found nothing is none."""
+    """One transaction. `jobs`: how many were appended, settled and claimed by it. A look that found nothing
+    is none."""
 
     sentence = "{commands} commands for {jobs} jobs committed in {seconds:.4f} s"
 
@@ -158,7 +170,8 @@ class BatchCommitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed(Event):
-    """The ledger as a whole refused a batch. If it is `retryable`, the engine's own commands are tried again."""
+    """The ledger as a whole refused a batch. If it is `retryable`, the engine's own commands are tried
+    again."""
 
     sentence = "a batch of {commands} commands failed: {error}"
     level = logging.WARNING
@@ -185,7 +198,8 @@ class QueueFullSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class QueueDeep(Event):
-    """As many wait in a queue as its `warn_depth`. Told once by the caretaker, and again only after it was below."""
+    """As many wait in a queue as its `warn_depth`. Told once by the caretaker, and again only after it was
+    below."""
 
     sentence = "queue {queue} is deep: {depth} waiting, warn_depth {warn_depth}"
     level = logging.WARNING
@@ -230,9 +244,12 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class LimitChanged(Event):
-    """How many jobs of this worker may use a resource at once; `waits`: seconds for which none may, because it said so."""
+    """How many jobs of this worker may use a resource at once; `waits`: seconds for which none may, because
+    it said so."""
 
-    sentence = "resource {resource}: {before} -> {limit} jobs at once, {running} running, none for {waits:g} s"
+    sentence = (
+        "resource {resource}: {before} -> {limit} jobs at once, {running} running, none for {waits:g} s"
+    )
 
     resource: str
     limit: int
@@ -270,8 +287,8 @@ class UpkeepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFired(Event):
-    """`due` is microseconds; `late`: seconds between then and now. `id` is its job: a new one, or the one that held its key.
-    Told once, by the worker that moved the schedule on."""
+    """`due` is microseconds; `late`: seconds between then and now. `id` is its job: a new one, or the one
+    that held its key. Told once, by the worker that moved the schedule on."""
 
     sentence = "schedule {name} fired {late:.3f} s late: job {id}"
     level = logging.INFO
@@ -332,10 +349,13 @@ class Bus:
         self._known_bad: set[int] = set()
         self._delivery = Delivery()
         self.wants: Callable[[type[Event]], bool] = self._by_kind.__contains__
-        """Does anybody listen to this kind? Ask before you build an event. (The dict's own method: a call costs 30 ns.)"""
+        """Does anybody listen to this kind? Ask before you build an event. (The dict's own method: a call
+        costs 30 ns.)"""
 
     @overload
-    def subscribe(self, kind: type[E], listener: Listener[E], *, inline: bool = False) -> Callable[[], None]: ...
+    def subscribe(
+        self, kind: type[E], listener: Listener[E], *, inline: bool = False
+    ) -> Callable[[], None]: ...
 
     @overload
     def subscribe(
@@ -350,8 +370,8 @@ class Bus:
     def subscribe(
         self, kind: type[Any] | tuple[type[Any], ...], listener: Listener[Any], *, inline: bool = False
     ) -> Callable[[], None]:
-        """Call `listener` with every event of this kind, or of these; `Event` means all. The returned function ends it: pending
-        events are not delivered to this listener any more."""
+        """Call `listener` with every event of this kind, or of these; `Event` means all. The returned
+        function ends it: pending events are not delivered to this listener any more."""
         given = kind if isinstance(kind, tuple) else (kind,)
         kinds = tuple(dict.fromkeys(each for one in given for each in (KINDS if one is Event else (one,))))
         added = _Subscription(listener, inline)
@@ -376,15 +396,17 @@ class Bus:
         return unsubscribe
 
     def _drop(self, kind: type[Event], dropped: _Subscription) -> None:
-        left = _Subscribed(*(tuple(each for each in some if each is not dropped) for some in self._by_kind[kind]))
+        left = _Subscribed(
+            *(tuple(each for each in some if each is not dropped) for some in self._by_kind[kind])
+        )
         if left.inline or left.queued:
             self._by_kind[kind] = left
         else:
             del self._by_kind[kind]
 
     def publish(self, event: Event) -> None:
-        """Call the inline listeners, and queue the event for the others. A listener that raises disturbs neither the other
-        listeners nor the publisher."""
+        """Call the inline listeners, and queue the event for the others. A listener that raises disturbs
+        neither the other listeners nor the publisher."""
         found = self._by_kind.get(type(event))
         if found is None:
             return
@@ -411,7 +433,9 @@ class Bus:
                 return
             self._known_bad.add(id(listener))
         name = getattr(listener, "__qualname__", repr(listener))
-        log.exception("the listener %s failed on %s; its next failures are not logged", name, type(event).__name__)
+        log.exception(
+            "the listener %s failed on %s; its next failures are not logged", name, type(event).__name__
+        )
 
     @property
     def dropped(self) -> int:
@@ -428,7 +452,8 @@ class Bus:
         self._delivery.put(call, always=True)
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait until the events published so far are delivered; False after `timeout` seconds. A listener need not wait."""
+        """Wait until the events published so far are delivered; False after `timeout` seconds. A listener
+        need not wait."""
         return self._delivery.flush(timeout)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -437,7 +462,8 @@ class Bus:
 
     @contextlib.contextmanager
     def collect(self, *kinds: type[E]) -> Iterator[Collected[E]]:
-        """Collect the events published inside the block (`Event`: of every kind), and wait for them: for tests."""
+        """Collect the events published inside the block (`Event`: of every kind), and wait for them: for
+        tests."""
         collected: Collected[E] = Collected()
         unsubscribe = self.subscribe(kinds, collected.add, inline=True)
         try:
@@ -446,7 +472,9 @@ class Bus:
             unsubscribe()
 
 
-def log_events(bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO) -> Callable[[], None]:
+def log_events(
+    bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO
+) -> Callable[[], None]:
     """Write events to `logger` (default `towpath`) by their sentence, with the event itself as `record.event`. Kinds below
     `level` are not even listened to, so that nobody builds them. The answer ends it."""
     target = logger or get_logger("towpath")

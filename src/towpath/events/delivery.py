@@ -78,7 +78,11 @@ class Delivery:
             self._work.notify()
         thread.join(timeout)
         if thread.is_alive():
-            log.error("%d events are not delivered: a listener has not returned for %g s", len(self._waiting) + 1, timeout)
+            log.error(
+                "%d events are not delivered: a listener has not returned for %g s",
+                len(self._waiting) + 1,
+                timeout,
+            )
 
     def _run(self) -> None:
         while True:
@@ -124,14 +128,19 @@ class Collected(Generic[E]):
         for _, wake in content:
             wake()
 
-    def expect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
-        """The first `count` events (for which `where` holds), as soon as they have come. Raises TimeoutError."""
+    def expect(
+        self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None
+    ) -> list[E]:
+        """The first `count` events (for which `where` holds), as soon as they have come. Raises
+        TimeoutError."""
         come = threading.Event()
         self._wake_when(count, where, come.set)
         come.wait(timeout)
         return self._first(count, timeout, where)
 
-    async def aexpect(self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None) -> list[E]:
+    async def aexpect(
+        self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None
+    ) -> list[E]:
         """`expect` for a coroutine."""
         loop, come = asyncio.get_running_loop(), asyncio.Event()
         self._wake_when(count, where, lambda: loop.call_soon_threadsafe(come.set))
@@ -155,5 +164,7 @@ class Collected(Generic[E]):
             found = list(self._matching(where)[:count])
             seen = len(self._events)
         if len(found) < count:
-            raise TimeoutError(f"{len(found)} of {count} expected events in {timeout:g} s, {seen} seen in all")
+            raise TimeoutError(
+                f"{len(found)} of {count} expected events in {timeout:g} s, {seen} seen in all"
+            )
         return found

@@ -25,8 +25,9 @@ Answer = Result | Refused
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """`durable`: survives the process. `shared`: several processes may open it. `transactional`: `Settle.within` works, and it is
-    a `Transactional` ledger. `remote`: a question goes to a server that others use too, so what only looks should look seldom."""
+    """`durable`: survives the process. `shared`: several processes may open it. `transactional`:
+    `Settle.within` works, and it is a `Transactional` ledger. `remote`: a question goes to a server that
+    others use too, so what only looks should look seldom."""
 
     durable: bool
     shared: bool
@@ -35,8 +36,8 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Owners(Protocol):
-    """Which owners of claims are alive. A process that announces its owner holds a lock that disappears with the process, so that
-    its death is noticed before its leases are over."""
+    """Which owners of claims are alive. A process that announces its owner holds a lock that disappears with
+    the process, so that its death is noticed before its leases are over."""
 
     @property
     def uncertain(self) -> bool:
@@ -44,8 +45,8 @@ class Owners(Protocol):
         ...
 
     def announce(self, owner: str) -> None:
-        """Jobs are claimed in the name of this owner, and are lost when this process ends without closing the ledger. Never raises an
-        error of the store; the leases are the net."""
+        """Jobs are claimed in the name of this owner, and are lost when this process ends without closing the
+        ledger. Never raises an error of the store; the leases are the net."""
         ...
 
     def dead(self) -> tuple[str, ...]:
@@ -97,8 +98,8 @@ class Ledger(Protocol):
 
     @property
     def repeats(self) -> int:
-        """How often `apply` has applied commands again because the reply to the first COMMIT was lost. The first transaction may have
-        been committed."""
+        """How often `apply` has applied commands again because the reply to the first COMMIT was lost. The
+        first transaction may have been committed."""
         ...
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
@@ -108,7 +109,8 @@ class Ledger(Protocol):
     def get(self, id: str) -> Job | None: ...
 
     def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
-        """Those of the jobs that are there, in one read. Without `bodies`: payload, headers, result, error, cursor left out."""
+        """Those of the jobs that are there, in one read. Without `bodies`: payload, headers, result, error,
+        cursor left out."""
         ...
 
     def find(self, query: Query) -> Page: ...
@@ -132,8 +134,8 @@ class Ledger(Protocol):
         ...
 
     def version(self) -> int:
-        """A number that is different after every commit by which something may have become ready, ended or been set; others may
-        change it too. Take it before you look, then `wait` for it to change."""
+        """A number that is different after every commit by which something may have become ready, ended or
+        been set; others may change it too. Take it before you look, then `wait` for it to change."""
         ...
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -155,7 +157,8 @@ class Transactional(Protocol):
     """What a ledger can do whose database may hold the user's own tables."""
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append in the transaction that is open on the user's own connection. Raises `Refused` and `WrongConnection`."""
+        """Append in the transaction that is open on the user's own connection. Raises `Refused` and
+        `WrongConnection`."""
         ...
 
 

@@ -1,9 +1,9 @@
 """The model: the oracle that every other ledger is compared with.
 
-One dict per table, linear scans, `sorted()`, counts computed when they are read. A command works on a copy of the state, so a
-command that is refused, or that raises, leaves the state as it was. There is no index, no heap and no fast path here: this file
-is `docs/ledger-rules.md` in Python, written to be believed at first reading and not to be fast.
-"""
+One dict per table, linear scans, `sorted()`, counts computed when they are read. A command works on a copy of
+the state, so a command that is refused, or that raises, leaves the state as it was. There is no index, no
+heap and no fast path here: this file is `docs/ledger-rules.md` in Python, written to be believed at first
+reading and not to be fast."""
 
 from __future__ import annotations
 
@@ -81,7 +81,20 @@ from towpath.core.commands import (
 from towpath.core.explain import AHEAD, SHOWN, Explanation, explain
 from towpath.core.explain import Facts as ExplainFacts
 from towpath.core.ids import derived
-from towpath.core.job import FINISHED, SERIAL, SUSPECT, WAITING, Done, Job, KeyPolicy, Reason, Refuse, Release, Spec, State
+from towpath.core.job import (
+    FINISHED,
+    SERIAL,
+    SUSPECT,
+    WAITING,
+    Done,
+    Job,
+    KeyPolicy,
+    Reason,
+    Refuse,
+    Release,
+    Spec,
+    State,
+)
 from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import (
@@ -99,8 +112,28 @@ from towpath.core.lifecycle import (
 )
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import Pick, Rate, Turn, passed_over, permits, reason_after, share, spend
-from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, Winner, page_seq, page_token
-from towpath.errors import InvalidInput, LedgerClosed, LostClaim, NoteConflict, Refused, UnknownGroup, UnknownJob, Unsupported
+from towpath.core.views import (
+    Counts,
+    GroupView,
+    NoteView,
+    Page,
+    PartView,
+    Query,
+    QueueView,
+    Winner,
+    page_seq,
+    page_token,
+)
+from towpath.errors import (
+    InvalidInput,
+    LedgerClosed,
+    LostClaim,
+    NoteConflict,
+    Refused,
+    UnknownGroup,
+    UnknownJob,
+    Unsupported,
+)
 from towpath.ledger import Answer, Capabilities, LeasesOnly
 
 BLOCKED, SCHEDULED, READY, RUNNING, DONE, FAILED, CANCELED = State
@@ -234,16 +267,27 @@ class Tables:
 
     def open_gates(self, dst: int) -> list[str]:
         """The groups that a job waits for and that are not closed."""
-        return sorted(group for group, seq in self.gates if seq == dst and self.groups[group].state is not GroupState.CLOSED)
+        return sorted(
+            group
+            for group, seq in self.gates
+            if seq == dst and self.groups[group].state is not GroupState.CLOSED
+        )
 
     def gates_of(self, dst: int) -> list[tuple[str, GateRow]]:
-        return sorted([(group, gate) for (group, seq), gate in self.gates.items() if seq == dst], key=lambda each: each[0])
+        return sorted(
+            [(group, gate) for (group, seq), gate in self.gates.items() if seq == dst],
+            key=lambda each: each[0],
+        )
 
     def proxies_in(self, group: str) -> list[Proxy]:
-        return sorted([proxy for proxy in self.proxies.values() if proxy.group == group], key=lambda proxy: proxy.seq)
+        return sorted(
+            [proxy for proxy in self.proxies.values() if proxy.group == group], key=lambda proxy: proxy.seq
+        )
 
     def represented_by(self, seq: int) -> list[Proxy]:
-        return sorted([proxy for proxy in self.proxies.values() if proxy.job == seq], key=lambda proxy: proxy.id)
+        return sorted(
+            [proxy for proxy in self.proxies.values() if proxy.job == seq], key=lambda proxy: proxy.id
+        )
 
     # Writes
 
@@ -275,19 +319,28 @@ class Tables:
         if job.group is not None:
             group = self.groups[job.group]
             counter = counter_of(job.state, job.reason)
-            added = tuple([before + (counter == each) for before, each in zip(group.deleted, ENDINGS, strict=True)])
+            added = tuple(
+                [before + (counter == each) for before, each in zip(group.deleted, ENDINGS, strict=True)]
+            )
             self.groups[job.group] = replace(group, deleted=added)
         del self.jobs[job.seq]
         self.edges = {ends: anyway for ends, anyway in self.edges.items() if job.seq not in ends}
         self.gates = {place: gate for place, gate in self.gates.items() if place[1] != job.seq}
         self.names = {place: src for place, src in self.names.items() if place[0] != job.seq}
-        self.tombstones[job.id] = TombstoneRow(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE)
+        self.tombstones[job.id] = TombstoneRow(
+            job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE
+        )
 
     def release_key(self, job: Job, now: int) -> None:
         """The job has ended: its key is free, unless its window is open."""
         name = (namespace(job.queue), job.key or "")
         row = self.keys.get(name)
-        if row is not None and row.seq == job.seq and job.key_policy is not KeyPolicy.SERIAL and row.until <= now:
+        if (
+            row is not None
+            and row.seq == job.seq
+            and job.key_policy is not KeyPolicy.SERIAL
+            and row.until <= now
+        ):
             del self.keys[name]
 
 
@@ -295,6 +348,11 @@ ENDINGS = ("done", "failed", "canceled", "superseded")
 
 
 # Append
+
+
+def quota_of(tables: Tables, part: PartRow) -> Quota:
+    waiting = tables.count(part.queue, *WAITING, part=part.name)
+    return Quota(part.capacity, waiting, part.append_rate, part.append_at)
 
 
 def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
@@ -314,8 +372,10 @@ def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
         elif id in tables.proxies:
             seq = tables.proxies[id].job
             winner = tables.jobs.get(seq)
-            known[id] = Known(id, seq, DONE if winner is None else winner.state, True, None if winner is None else winner.id)
-            if winner is not None:
+            if winner is None:
+                known[id] = Known(id, seq, DONE, True)
+            else:
+                known[id] = Known(id, seq, winner.state, True, winner.id)
                 know(winner.id)
 
     for spec in specs:
@@ -334,17 +394,24 @@ def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
         know(row.id)
         if row.until > now and row.id not in ids:
             known.setdefault(row.id, Known(row.id, row.seq, DONE, True))
-    names = {spec.group for spec in specs} | {after.id for spec in specs for after in spec.after if after.group}
+    names = {spec.group for spec in specs}
+    names |= {after.id for spec in specs for after in spec.after if after.group}
     groups = {id: GroupFact(row.state, row.outcome) for id, row in tables.groups.items() if id in names}
     depth = {queue: tables.count(queue, *WAITING) for queue in {spec.queue for spec in specs}}
-    rooms = {queue: Room(row.capacity, depth[queue], row.retention) for queue, row in tables.queues.items() if queue in depth}
+    rooms = {
+        queue: Room(row.capacity, depth[queue], row.retention)
+        for queue, row in tables.queues.items()
+        if queue in depth
+    }
     quotas = {
-        place: Quota(part.capacity, tables.count(part.queue, *WAITING, part=part.name), part.append_rate, part.append_at)
+        place: quota_of(tables, part)
         for place, part in tables.parts.items()
         if place in places_of(specs) and (part.capacity is not None or part.append_rate is not None)
     }
     downstream = {start: reach(tables, start) for start in walks(specs, holders)}
-    return Facts(known=known, holders=holders, groups=groups, rooms=rooms, quotas=quotas, downstream=downstream)
+    return Facts(
+        known=known, holders=holders, groups=groups, rooms=rooms, quotas=quotas, downstream=downstream
+    )
 
 
 def reach(tables: Tables, start: str) -> frozenset[str]:
@@ -362,7 +429,9 @@ def reach(tables: Tables, start: str) -> frozenset[str]:
         else:
             waiting = [tables.jobs[dst] for dst, _ in tables.needing(job.seq)]
             found = {dst.id for dst in waiting if dst.state is BLOCKED}
-            groups = {proxy.group for proxy in tables.represented_by(job.seq) if proxy.counted == "unfinished"}
+            groups = {
+                proxy.group for proxy in tables.represented_by(job.seq) if proxy.counted == "unfinished"
+            }
             if job.group is not None and name != start:
                 # A job that is replaced, at the start, leaves its own group.
                 groups.add(job.group)
@@ -379,7 +448,9 @@ def insert(tables: Tables, admission: Admission, now: int) -> list[int]:
     tables.next_seq += admission.numbers
     for queue, name, count in admission.spent:
         part = tables.part(queue, name)
-        tables.parts[queue, name] = replace(part, append_at=spend(part.append_at, part.append_rate, now, count))
+        tables.parts[queue, name] = replace(
+            part, append_at=spend(part.append_at, part.append_rate, now, count)
+        )
     for old, newer in admission.handed:
         hand_over(tables, old, newer)
     tables.names |= {(dst, id): src for dst, id, src in admission.names}
@@ -400,11 +471,14 @@ def insert(tables: Tables, admission: Admission, now: int) -> list[int]:
 
 
 def hand_over(tables: Tables, old: int, newer: int) -> None:
-    """The dependents of a superseded job, and the groups in which it represents a member, wait for the newer job."""
+    """The dependents of a superseded job, and the groups in which it represents a member, wait for the newer
+    job."""
     for dst, anyway in tables.needing(old):
         del tables.edges[old, dst]
         tables.edges[newer, dst] = anyway
-        tables.names |= {place: newer for place, src in tables.names.items() if place[0] == dst and src == old}
+        tables.names |= {
+            place: newer for place, src in tables.names.items() if place[0] == dst and src == old
+        }
         tables.names[dst, tables.jobs[old].id] = newer
     for proxy in tables.represented_by(old):
         if proxy.counted == "unfinished":
@@ -460,21 +534,24 @@ def claim(tables: Tables, command: Claim, now: int) -> Claimed:
 
 
 def claimable_queues(tables: Tables, pattern: str) -> list[str]:
-    """The queues that a want names, or those with ready or scheduled jobs that its pattern matches, by name."""
+    """The queues that a want names, or those with ready or scheduled jobs that its pattern matches, by
+    name."""
     if "*" not in pattern:
         return sorted({name for name in pattern.split(",") if name in tables.queues})
     return sorted({job.queue for job in tables.of(READY, SCHEDULED) if checks.matches(pattern, job.queue)})
 
 
 def offered(tables: Tables, queue: QueueRow, want: Want, now: int) -> list[tuple[Job, Pick | None]]:
-    """The jobs that a queue gives now, in order, each with the turn of its part (None: no part takes a turn)."""
+    """The jobs that a queue gives now, in order, each with the turn of its part (None: no part takes a
+    turn)."""
     room = 0 if queue.paused else permits(queue.next_at, queue.rate, now, want.n)
     if queue.cap is not None:
         room = min(room, queue.cap - tables.count(queue.name, RUNNING))
     if room <= 0:
         return []
     hidden = passed_over(
-        Counter([job.part for job in tables.of(READY, queue=queue.name) if job.losses >= SUSPECT]), want.suspects
+        Counter([job.part for job in tables.of(READY, queue=queue.name) if job.losses >= SUSPECT]),
+        want.suspects,
     )
     turns = []
     for part in sorted(tables.parts.values(), key=lambda part: (part.served, part.name)):
@@ -532,10 +609,13 @@ def start(tables: Tables, job: Job, pick: Pick | None, command: Claim, now: int)
 def wake(tables: Tables, queue: str, now: int, limit: int) -> int:
     """Make at most `limit` scheduled jobs of a queue that are due ready; how many there were."""
     due = sorted(
-        [job for job in tables.of(SCHEDULED, queue=queue) if job.ready_at <= now], key=lambda job: (job.ready_at, job.seq)
+        [job for job in tables.of(SCHEDULED, queue=queue) if job.ready_at <= now],
+        key=lambda job: (job.ready_at, job.seq),
     )
     for job in due[:limit]:
-        tables.put(replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else Reason.NONE))
+        tables.put(
+            replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else Reason.NONE)
+        )
     return len(due[:limit])
 
 
@@ -621,7 +701,9 @@ def end_attempt(tables: Tables, job: Job, command: Settle, now: int) -> State:
         finish(tables, now, [job.seq], change.state, change.reason)
     else:
         ready_at = job.ready_at if change.ready_at is None else change.ready_at
-        tables.put(wait_again(tables, replace(settled, state=change.state, reason=change.reason, ready_at=ready_at)))
+        tables.put(
+            wait_again(tables, replace(settled, state=change.state, reason=change.reason, ready_at=ready_at))
+        )
     return change.state
 
 
@@ -652,8 +734,8 @@ def finish(tables: Tables, now: int, seqs: Sequence[int], state: State, reason: 
 
 
 class Finishing:
-    """A first-in-first-out list of sets of jobs that end, each in one state. Without a reason each job of the set ends for the
-    reason that it was asked to stop for."""
+    """A first-in-first-out list of sets of jobs that end, each in one state. Without a reason each job of the
+    set ends for the reason that it was asked to stop for."""
 
     def __init__(self, tables: Tables, now: int) -> None:
         self.tables, self.now = tables, now
@@ -664,7 +746,8 @@ class Finishing:
             self.sets.append((seqs, state, reason))
 
     def run(self, touched: Iterable[tuple[str, bool]] = ()) -> None:
-        """`touched` are groups with new members (True: one that failed): they are looked at together with the first set."""
+        """`touched` are groups with new members (True: one that failed): they are looked at together with the
+        first set."""
         groups = list(touched)
         while self.sets or groups:
             seqs, state, reason = self.sets.popleft() if self.sets else ((), DONE, None)
@@ -707,7 +790,8 @@ class Finishing:
         self.tables.release_key(job, self.now)
 
     def cascade(self, ended: list[int], state: State) -> None:
-        """Every blocked job that needs one of `ended` to succeed, transitively, ends in the same state and joins the list."""
+        """Every blocked job that needs one of `ended` to succeed, transitively, ends in the same state and
+        joins the list."""
         for src in ended:
             for dst, anyway in self.tables.needing(src):
                 job = self.tables.jobs[dst]
@@ -726,7 +810,11 @@ class Finishing:
     def look_at(self, id: str, failed: bool) -> None:
         """Abort the group if a member of it has just failed, and close it if nothing in it is unfinished."""
         group = self.tables.groups[id]
-        if failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+        if (
+            failed
+            and group.on_failure is OnFailure.ABORT
+            and group.state in (GroupState.OPEN, GroupState.SEALED)
+        ):
             self.abort(id)
         group = self.tables.groups[id]
         counts = group_counts(self.tables, group)
@@ -752,7 +840,9 @@ class Finishing:
         outcome = FAILED if counts["failed"] else CANCELED if canceled else DONE
         then = {ending: specs for ending, specs in group.then.items() if ending != outcome}
         tables.wrote = True
-        tables.groups[group.id] = replace(group, state=GroupState.CLOSED, outcome=outcome, closed_at=self.now, then=then)
+        tables.groups[group.id] = replace(
+            group, state=GroupState.CLOSED, outcome=outcome, closed_at=self.now, then=then
+        )
         gates = {dst: gate for (id, dst), gate in tables.gates.items() if id == group.id}
         blocked = [dst for dst in gates if tables.jobs[dst].state is BLOCKED]
         met = [dst for dst in blocked if gates[dst].met(outcome)]
@@ -761,7 +851,8 @@ class Finishing:
         lost = [dst for dst in blocked if dst not in met]
         self.add(lost, FAILED if outcome is FAILED else CANCELED, Reason.DEPENDENCY)
         specs = [
-            replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(group.then.get(outcome, ()))
+            replace(spec, id=derived(group.id, f"then:{outcome}", n))
+            for n, spec in enumerate(group.then.get(outcome, ()))
         ]
         if specs:
             admission = admit(specs, gather(tables, specs, self.now), self.now, tables.next_seq, Origin())
@@ -845,7 +936,10 @@ def selected(tables: Tables, where: Selector, states: Iterable[State]) -> list[J
             and (where.queue is None or checks.matches(where.queue, job.queue))
             and all(getattr(job, field) == value for field, value in exact.items() if value is not None)
             and (where.created_before is None or job.created_at < where.created_before)
-            and (where.finished_before is None or (job.finished_at or where.finished_before) < where.finished_before)
+            and (
+                where.finished_before is None
+                or (job.finished_at or where.finished_before) < where.finished_before
+            )
         )
 
     return [job for job in tables.of(*states) if matches(job)]
@@ -914,7 +1008,11 @@ def revive_obstacle(tables: Tables, job: Job) -> str | None:
 def dead_member(tables: Tables, group: str) -> str | None:
     """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
     proxied = [tables.jobs[proxy.job] for proxy in tables.proxies_in(group) if proxy.job in tables.jobs]
-    dead = [job for job in tables.members(group) + proxied if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+    dead = [
+        job
+        for job in tables.members(group) + proxied
+        if job.state in DEAD and job.reason is not Reason.SUPERSEDED
+    ]
     return min(dead, key=lambda job: (job.state is not FAILED, job.seq)).id if dead else None
 
 
@@ -928,8 +1026,12 @@ def counted_in(tables: Tables, job: Job) -> set[str]:
 def circle(tables: Tables, job: Job) -> str | None:
     """Would the job wait for something that waits for one of its groups?"""
     groups = counted_in(tables, job)
-    waited = {tables.jobs[src].id for src, _ in tables.needed_by(job.seq) if tables.jobs[src].state not in FINISHED}
-    waited |= {node(id) for id, _ in tables.gates_of(job.seq) if id in groups or tables.groups[id].outcome is None}
+    waited = {
+        tables.jobs[src].id for src, _ in tables.needed_by(job.seq) if tables.jobs[src].state not in FINISHED
+    }
+    waited |= {
+        node(id) for id, _ in tables.gates_of(job.seq) if id in groups or tables.groups[id].outcome is None
+    }
     for group in sorted(groups if waited else ()):
         if both := waited & {*reach(tables, node(group)), node(group)}:
             return waits_in_a_circle(min(both), group)
@@ -943,7 +1045,11 @@ def revive_with_dependents(tables: Tables, job: Job, now: int) -> int:
         level, needing = sorted(needing), set()
         for seq in level:
             dependent = tables.jobs[seq]
-            if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and revive_obstacle(tables, dependent) is None:
+            if (
+                dependent.state in DEAD
+                and dependent.reason is Reason.DEPENDENCY
+                and revive_obstacle(tables, dependent) is None
+            ):
                 needing |= revive_one(tables, dependent, now)
                 count += 1
     return count
@@ -990,8 +1096,8 @@ def revive_one(tables: Tables, job: Job, now: int) -> set[int]:
 
 
 def reopen(tables: Tables, id: str) -> set[int]:
-    """A closed group waits again, and so do the jobs that it woke and that have not begun; the jobs that may have ended only
-    because of its outcome."""
+    """A closed group waits again, and so do the jobs that it woke and that have not begun; the jobs that may
+    have ended only because of its outcome."""
     tables.groups[id] = replace(tables.groups[id], state=GroupState.SEALED, outcome=None, closed_at=None)
     for proxy in tables.proxies_in(id):
         winner = tables.jobs.get(proxy.job)
@@ -1017,9 +1123,20 @@ def hasten(tables: Tables, command: Hasten, now: int) -> Hastened:
     found = [
         job
         for job in tables.of(READY)
-        if checks.matches(command.queue, job.queue) and job.priority > command.priority and job.ready_at <= now - command.waited
+        if checks.matches(command.queue, job.queue)
+        and job.priority > command.priority
+        and job.ready_at <= now - command.waited
     ]
-    found.sort(key=lambda job: (job.queue, job.losses >= SUSPECT, job.part is not None, job.part or "", job.priority, job.seq))
+    found.sort(
+        key=lambda job: (
+            job.queue,
+            job.losses >= SUSPECT,
+            job.part is not None,
+            job.part or "",
+            job.priority,
+            job.seq,
+        )
+    )
     for job in found[: command.limit]:
         tables.put(replace(job, priority=command.priority))
     return Hastened(len(found[: command.limit]), len(found) > command.limit)
@@ -1054,7 +1171,9 @@ def write_note(tables: Tables, command: Note, now: int) -> Noted:
         return Noted(key, found, old.fence if old is not None else 0)
     version, tables.next_version = tables.next_version, tables.next_version + 1
     fence = old.fence if old is not None else version
-    tables.notes[key] = NoteView(key, command.value, version, fence, None if command.ttl is None else now + command.ttl)
+    tables.notes[key] = NoteView(
+        key, command.value, version, fence, None if command.ttl is None else now + command.ttl
+    )
     return Noted(key, version, fence)
 
 
@@ -1101,14 +1220,22 @@ def spared_until(job: Job, now: int, jumps: Jumps) -> int:
     """The time before which a running job is not reaped because the clock jumped; 0 if it did not."""
     assert job.lease_len is not None
     assert job.lease_until is not None
-    return jumps.until(job.lease_len, job.lease_until) if jumps.spares(job.lease_len, job.lease_until, now) else 0
+    return (
+        jumps.until(job.lease_len, job.lease_until)
+        if jumps.spares(job.lease_len, job.lease_until, now)
+        else 0
+    )
 
 
 def reap(tables: Tables, dead: Sequence[str], now: int, limit: int, jumps: Jumps) -> int:
     """First the jobs of dead owners, then the jobs whose lease is over; how many there were."""
     orphans = [job for job in tables.of(RUNNING) if job.owner in dead][:limit]
     lose_all(tables, orphans, now)
-    late = [job for job in tables.of(RUNNING) if (job.lease_until or 0) < now and not spared_until(job, now, jumps)]
+    late = [
+        job
+        for job in tables.of(RUNNING)
+        if (job.lease_until or 0) < now and not spared_until(job, now, jumps)
+    ]
     late = sorted(late, key=lambda job: (job.lease_until, job.seq))[: limit - len(orphans)]
     lose_all(tables, late, now)
     return len(orphans) + len(late)
@@ -1123,7 +1250,9 @@ def lose_all(tables: Tables, jobs: Sequence[Job], now: int) -> None:
             ended[change.state].append(job.seq)
         else:
             ready_at = job.ready_at if change.ready_at is None else change.ready_at
-            lost = replace(job, state=change.state, reason=change.reason, losses=change.losses, ready_at=ready_at)
+            lost = replace(
+                job, state=change.state, reason=change.reason, losses=change.losses, ready_at=ready_at
+            )
             tables.put(wait_again(tables, lost))
     finishing = Finishing(tables, now)
     finishing.add(ended[FAILED], FAILED, Reason.LOST)
@@ -1162,7 +1291,10 @@ def sweep(tables: Tables, now: int, limit: int) -> int:
     for table, times in (
         (tables.tombstones, {id: row.until for id, row in tables.tombstones.items()}),
         (tables.replies, {token: until for token, (_, until) in tables.replies.items()}),
-        (tables.notes, {key: row.expires_at for key, row in tables.notes.items() if row.expires_at is not None}),
+        (
+            tables.notes,
+            {key: row.expires_at for key, row in tables.notes.items() if row.expires_at is not None},
+        ),
     ):
         for name in first_due(times, now, left):
             del table[name]
@@ -1175,7 +1307,9 @@ def sweep(tables: Tables, now: int, limit: int) -> int:
         else:
             tables.keys[name] = replace(tables.keys[name], until=0)
     idle = [place for place, part in tables.parts.items() if not part.configured and part.next_at <= now]
-    for queue, name in sorted([place for place in idle if not tables.count(place[0], READY, RUNNING, part=place[1])])[:left]:
+    for queue, name in sorted(
+        [place for place in idle if not tables.count(place[0], READY, RUNNING, part=place[1])]
+    )[:left]:
         left -= 1
         del tables.parts[queue, name]
     closed = {id: row.closed_at + RETENTION for id, row in tables.groups.items() if row.closed_at is not None}
@@ -1229,7 +1363,11 @@ def tokened(handler: Callable[[Tables, Any, int], Result]) -> Callable[[Tables, 
             return kept_reply(tables, tables.replies[token][0])
         answer = handler(tables, command, now)
         if token and worth_keeping(answer):
-            pairs = tuple([(each.id, each.fence) for each in answer.claims]) if isinstance(answer, Claimed) else None
+            pairs = (
+                tuple([(each.id, each.fence) for each in answer.claims])
+                if isinstance(answer, Claimed)
+                else None
+            )
             tables.replies[token] = (answer if pairs is None else pairs, now + TOMBSTONE)
         return answer
 
@@ -1296,7 +1434,9 @@ class ModelLedger:
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         for command in commands:
             if type(command) not in HANDLERS and type(command) is not Upkeep:
-                raise InvalidInput(field="command", value=type(command), expected="one of towpath.core.commands")
+                raise InvalidInput(
+                    field="command", value=type(command), expected="one of towpath.core.commands"
+                )
         with self._changed:
             at = self._time(now)
             self._jumps.note(at)
@@ -1340,7 +1480,11 @@ class ModelLedger:
 
     def parts(self, queue: str) -> dict[str, PartView]:
         tables = self._open()
-        return {name: part_view(tables, row) for (where, name), row in sorted(tables.parts.items()) if where == queue}
+        return {
+            name: part_view(tables, row)
+            for (where, name), row in sorted(tables.parts.items())
+            if where == queue
+        }
 
     def group(self, id: str) -> GroupView | None:
         tables = self._open()
@@ -1406,7 +1550,11 @@ def query_matches(query: Query, job: Job) -> bool:
         (mark is None or (job.seq > mark if query.oldest_first else job.seq < mark))
         and (not query.states or job.state in query.states)
         and (query.queue is None or checks.matches(query.queue, job.queue))
-        and all(getattr(job, field) == getattr(query, field) for field in exact if getattr(query, field) is not None)
+        and all(
+            getattr(job, field) == getattr(query, field)
+            for field in exact
+            if getattr(query, field) is not None
+        )
         and (query.created_from is None or job.created_at >= query.created_from)
         and (query.created_before is None or job.created_at < query.created_before)
         and (query.header is None or job.headers.get(query.header[0]) == query.header[1])
@@ -1478,7 +1626,11 @@ def explain_facts(tables: Tables, id: str) -> ExplainFacts:
         holders = running
     elif part is not None and part.cap is not None and part.running >= part.cap:
         holders = [each for each in running if each.part == job.part]
-    ahead = [each for each in tables.ready(job.queue, job.part) if (each.priority, each.seq) < (job.priority, job.seq)]
+    ahead = [
+        each
+        for each in tables.ready(job.queue, job.part)
+        if (each.priority, each.seq) < (job.priority, job.seq)
+    ]
     return ExplainFacts(
         job=job,
         queue=queue,
@@ -1493,7 +1645,8 @@ def explain_facts(tables: Tables, id: str) -> ExplainFacts:
 
 
 def culprit(tables: Tables, job: Job) -> Job | None:
-    """The job that ended first of those because of which this one ended, along edges and groups that need success."""
+    """The job that ended first of those because of which this one ended, along edges and groups that need
+    success."""
     found, todo, roots = {job.seq}, [job], []
     while todo:
         at = todo.pop()
@@ -1503,7 +1656,9 @@ def culprit(tables: Tables, job: Job) -> Job | None:
         sources = [src for src, anyway in tables.needed_by(at.seq) if not anyway]
         for group, gate in tables.gates_of(at.seq):
             sources += [] if gate.run_anyway else [member.seq for member in tables.members(group)]
-        todo += [tables.jobs[src] for src in sources if src not in found and tables.jobs[src].state is at.state]
+        todo += [
+            tables.jobs[src] for src in sources if src not in found and tables.jobs[src].state is at.state
+        ]
         found.update(sources)
     return min(roots, key=lambda root: (root.finished_at, root.seq), default=None)
 
@@ -1520,15 +1675,28 @@ def dump(tables: Tables) -> dict[str, Any]:
             (group, dst, gate.run_anyway, gate.outcome.value if gate.outcome else "")
             for (group, dst), gate in tables.gates.items()
         ),
-        "proxies": sorted((row.id, row.seq, row.group, row.job, row.counted) for row in tables.proxies.values()),
+        "proxies": sorted(
+            (row.id, row.seq, row.group, row.job, row.counted) for row in tables.proxies.values()
+        ),
         "names": sorted((dst, id, src) for (dst, id), src in tables.names.items()),
-        "groups": [(group_view(tables, row), {ending: list(specs) for ending, specs in row.then.items()}) for row in groups],
-        "keys": [(*name, row.id, row.seq, row.until, row.runner) for name, row in sorted(tables.keys.items())],
+        "groups": [
+            (group_view(tables, row), {ending: list(specs) for ending, specs in row.then.items()})
+            for row in groups
+        ],
+        "keys": [
+            (*name, row.id, row.seq, row.until, row.runner) for name, row in sorted(tables.keys.items())
+        ],
         "notes": [tables.notes[key] for key in sorted(tables.notes)],
-        "queues": [(replace(queue_view(tables, row), oldest_ready=None), row.served, row.clock) for row in queues],
-        "parts": [(part_view(tables, tables.parts[place]), tables.parts[place].configured) for place in sorted(tables.parts)],
+        "queues": [
+            (replace(queue_view(tables, row), oldest_ready=None), row.served, row.clock) for row in queues
+        ],
+        "parts": [
+            (part_view(tables, tables.parts[place]), tables.parts[place].configured)
+            for place in sorted(tables.parts)
+        ],
         "tombstones": sorted(
-            (row.id, row.seq, row.state.value, row.settled_fence, row.alias or "", row.until) for row in tombstones
+            (row.id, row.seq, row.state.value, row.settled_fence, row.alias or "", row.until)
+            for row in tombstones
         ),
         "replies": sorted((token, until) for token, (_, until) in tables.replies.items()),
         "next_seq": tables.next_seq,
@@ -1552,7 +1720,10 @@ def problems(tables: Tables) -> Iterator[str]:
         if (job.finished_at is not None) != (job.state in FINISHED):
             yield f"job {job.id} is {job.state} with finished_at {job.finished_at}"
     for group in tables.groups.values():
-        if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group_counts(tables, group)["unfinished"]:
+        if (
+            group.state in (GroupState.SEALED, GroupState.ABORTING)
+            and not group_counts(tables, group)["unfinished"]
+        ):
             yield f"group {group.id} is {group.state}, has nothing unfinished and is not closed"
     for name, row in tables.keys.items():
         holder = tables.jobs.get(row.seq)

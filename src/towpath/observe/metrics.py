@@ -1,7 +1,8 @@
-"""Prometheus metrics: `pip install 'towpath[metrics]'`, then `install(app.bus, app.ledger)` and `serve(9100)`.
+"""Prometheus metrics: `pip install 'towpath[metrics]'`, then `install(app.bus, app.ledger)` and
+`serve(9100)`.
 
-What a queue looks like (depth, oldest age) is read from the ledger when Prometheus asks, and so is right for the whole fleet;
-everything else is counted from the events of this process. All names start with `towpath_`.
+What a queue looks like (depth, oldest age) is read from the ledger when Prometheus asks, and so is right for
+the whole fleet; everything else is counted from the events of this process. All names start with `towpath_`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
     from prometheus_client.core import GaugeMetricFamily
 except ImportError as error:  # pragma: no cover
-    raise ImportError("towpath.observe.metrics needs prometheus-client: pip install 'towpath[metrics]'") from error
+    raise ImportError(
+        "towpath.observe.metrics needs prometheus-client: pip install 'towpath[metrics]'"
+    ) from error
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import breaker as breakers
@@ -47,7 +50,8 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 class LedgerCollector:
-    """Depth and age of every queue as they are at the time of the scrape; `towpath_ledger_up` 0 if they cannot be read."""
+    """Depth and age of every queue as they are at the time of the scrape; `towpath_ledger_up` 0 if they
+    cannot be read."""
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self._ledger, self._clock = ledger, clock
@@ -56,13 +60,19 @@ class LedgerCollector:
     def describe() -> list[GaugeMetricFamily]:
         """What `collect` gives, without values: registering must not touch the ledger."""
         return [
-            GaugeMetricFamily("towpath_queue_depth", "Jobs of a queue by their state.", labels=["queue", "state"]),
             GaugeMetricFamily(
-                "towpath_queue_oldest_ready_seconds", "How long the longest-waiting ready job could have run.", labels=["queue"]
+                "towpath_queue_depth", "Jobs of a queue by their state.", labels=["queue", "state"]
+            ),
+            GaugeMetricFamily(
+                "towpath_queue_oldest_ready_seconds",
+                "How long the longest-waiting ready job could have run.",
+                labels=["queue"],
             ),
             GaugeMetricFamily("towpath_queue_paused", "1 if the queue is paused.", labels=["queue"]),
             GaugeMetricFamily(
-                "towpath_breaker_state", "1 for the state that a circuit breaker is in.", labels=["breaker", "state"]
+                "towpath_breaker_state",
+                "1 for the state that a circuit breaker is in.",
+                labels=["breaker", "state"],
             ),
             GaugeMetricFamily("towpath_ledger_up", "1 if the ledger could be read."),
         ]
@@ -108,26 +118,42 @@ class _Counts:
         self.appended = counter("jobs_appended_total", "Jobs appended by this process.", "queue")
         self.done = counter("jobs_done_total", "Jobs that ended well.", "kind")
         self.failed = counter("jobs_failed_total", "Jobs that became dead letters here.", "kind", "reason")
-        self.canceled = counter("jobs_canceled_total", "Jobs that stopped because they were asked to.", "kind")
-        self.retried = counter("attempts_failed_total", "Attempts that failed and will be tried again.", "kind")
+        self.canceled = counter(
+            "jobs_canceled_total", "Jobs that stopped because they were asked to.", "kind"
+        )
+        self.retried = counter(
+            "attempts_failed_total", "Attempts that failed and will be tried again.", "kind"
+        )
         self.lost = counter("lease_losses_total", "Leases this process lost while it worked.", "queue")
         self.reaped = counter("leases_reaped_total", "Leases of dead or stuck holders that upkeep ended.")
         self.expired = counter("jobs_expired_total", "Jobs whose time to live ran out.")
         self.blocked = counter("handlers_blocked_total", "Handlers that blocked the event loop.", "kind")
         self.full = counter("queue_full_total", "Appends refused because a queue was full.", "queue")
         self.breakers = counter(
-            "breaker_changes_total", "Circuit breakers that this process opened, closed or saw half open.", "breaker", "state"
+            "breaker_changes_total",
+            "Circuit breakers that this process opened, closed or saw half open.",
+            "breaker",
+            "state",
         )
         self.fired = counter("schedules_fired_total", "Jobs appended by a schedule.", "schedule")
-        self.batch = histogram("commit_batch_jobs", "Jobs appended, settled and claimed by a commit that had any.", SIZES)
+        self.batch = histogram(
+            "commit_batch_jobs", "Jobs appended, settled and claimed by a commit that had any.", SIZES
+        )
         self.commit = histogram("commit_seconds", "How long a commit took.", COMMITS)
         self.limit = Gauge(
-            "towpath_resource_limit", "Jobs of this process that may use a resource at once.", ["resource"], registry=registry
+            "towpath_resource_limit",
+            "Jobs of this process that may use a resource at once.",
+            ["resource"],
+            registry=registry,
         )
         self.cuts = counter(
-            "resource_throttled_total", "Times that a resource's limit was cut: it was asked too much.", "resource"
+            "resource_throttled_total",
+            "Times that a resource's limit was cut: it was asked too much.",
+            "resource",
         )
-        self.failures = counter("commit_failures_total", "Batches that the ledger refused as a whole.", "retryable")
+        self.failures = counter(
+            "commit_failures_total", "Batches that the ledger refused as a whole.", "retryable"
+        )
         self._all = tuple(vars(self).values())
 
     def unregister(self, registry: CollectorRegistry) -> None:
@@ -165,23 +191,32 @@ class _Counts:
     def listen(self, bus: Bus) -> Iterator[Callable[[], None]]:
         """Subscribe to everything that is counted; each answer ends one of it."""
         yield bus.subscribe(JobSettled, self.settled, inline=True)
-        yield bus.subscribe(JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited), inline=True)
-        yield bus.subscribe(JobsAppended, lambda event: self.appended.labels(event.queue).inc(len(event.ids)), inline=True)
+        yield bus.subscribe(
+            JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited), inline=True
+        )
+        yield bus.subscribe(
+            JobsAppended, lambda event: self.appended.labels(event.queue).inc(len(event.ids)), inline=True
+        )
         yield bus.subscribe(LeaseLost, lambda event: self.lost.labels(event.queue).inc(), inline=True)
         yield bus.subscribe(HandlerBlocked, lambda event: self.blocked.labels(event.kind).inc(), inline=True)
         yield bus.subscribe(QueueFullSeen, lambda event: self.full.labels(event.queue).inc(), inline=True)
         yield bus.subscribe(ScheduleFired, lambda event: self.fired.labels(event.name).inc(), inline=True)
-        yield bus.subscribe(BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc(), inline=True)
+        yield bus.subscribe(
+            BreakerChanged, lambda event: self.breakers.labels(event.name, event.state).inc(), inline=True
+        )
         yield bus.subscribe(LimitChanged, self.limited, inline=True)
         yield bus.subscribe(BatchCommitted, self.committed, inline=True)
-        yield bus.subscribe(BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc(), inline=True)
+        yield bus.subscribe(
+            BatchFailed, lambda event: self.failures.labels(str(event.retryable).lower()).inc(), inline=True
+        )
         yield bus.subscribe(UpkeepDone, self.upkept, inline=True)
 
 
 def install(
     bus: Bus, ledger: Ledger, registry: CollectorRegistry | None = None, clock: Clock | None = None
 ) -> Callable[[], None]:
-    """Count what the bus tells, and read `ledger` at every scrape. A registry takes one App. The answer takes it all out."""
+    """Count what the bus tells, and read `ledger` at every scrape. A registry takes one App. The answer takes
+    it all out."""
     target = registry or REGISTRY
     collector: Any = LedgerCollector(ledger, clock or SystemClock())
     undo = contextlib.ExitStack()
@@ -213,6 +248,6 @@ class Served:
 
 
 def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Served:
-    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one, which `port` of the answer names. Calling the
-    answer stops it."""
+    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one, which `port` of the answer
+    names. Calling the answer stops it."""
     return Served(port, host, registry or REGISTRY)

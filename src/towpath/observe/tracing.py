@@ -30,7 +30,8 @@ if AVAILABLE:
 
 
 def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers with the current trace context; the same object if there is none, or if they already carry one."""
+    """The headers with the current trace context; the same object if there is none, or if they already carry
+    one."""
     # Most often there is no context at all, which is quicker to see than that it has no span.
     if (
         not AVAILABLE
@@ -50,18 +51,22 @@ def wanted(headers: Mapping[str, str]) -> bool:
 
 
 def span(
-    kind: str, headers: Mapping[str, str], attributes: Mapping[str, str | int] = {}, quiet: tuple[type[BaseException], ...] = ()
+    kind: str,
+    headers: Mapping[str, str],
+    attributes: Mapping[str, str | int] = {},
+    quiet: tuple[type[BaseException], ...] = (),
 ) -> AbstractContextManager[None]:
-    """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (a handler's way to say
-    "later" or "stop") are not errors of the span. Enter it where the handler runs: on its task, or in its thread."""
+    """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (a handler's way
+    to say "later" or "stop") are not errors of the span. Enter it where the handler runs: on its task, or in
+    its thread."""
     if not wanted(headers):
         return _NOTHING
     return _Span(kind, headers, attributes, quiet)
 
 
 def _listening() -> bool:
-    """Has the program set up tracing? Asked for every job: the public question reads the environment each time, so it is
-    asked only if the quick look is not possible."""
+    """Has the program set up tracing? Asked for every job: the public question reads the environment each
+    time, so it is asked only if the quick look is not possible."""
     if getattr(trace, "_TRACER_PROVIDER", trace) is None:
         return False
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
@@ -84,18 +89,26 @@ class _Span(AbstractContextManager[None]):
     __slots__ = ("_attributes", "_headers", "_kind", "_quiet", "_span", "_token")
 
     def __init__(
-        self, kind: str, headers: Mapping[str, str], attributes: Mapping[str, str | int], quiet: tuple[type[BaseException], ...]
+        self,
+        kind: str,
+        headers: Mapping[str, str],
+        attributes: Mapping[str, str | int],
+        quiet: tuple[type[BaseException], ...],
     ) -> None:
         self._kind, self._headers, self._attributes, self._quiet = kind, headers, attributes, quiet
 
     def __enter__(self) -> None:
         parent = _propagator.extract(self._headers)
         tracer = trace.get_tracer("towpath")
-        span = tracer.start_span(f"{self._kind} process", parent, trace.SpanKind.CONSUMER, dict(self._attributes))
+        span = tracer.start_span(
+            f"{self._kind} process", parent, trace.SpanKind.CONSUMER, dict(self._attributes)
+        )
         self._span = span
         self._token = otel_context.attach(trace.set_span_in_context(span, parent))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         otel_context.detach(self._token)
         if error is not None and not isinstance(error, self._quiet):
             self._span.record_exception(error)

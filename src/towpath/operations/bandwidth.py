@@ -4,8 +4,8 @@
     with open("copy", "wb") as file:
         shutil.copyfileobj(limits.download(response), file)
 
-It wraps streams; whoever reads or writes through the wrapper waits for its turn. `core/bandwidth.py` decides, this only waits.
-"""
+It wraps streams; whoever reads or writes through the wrapper waits for its turn. `core/bandwidth.py` decides,
+this only waits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from towpath.clock import Clock, SystemClock
 from towpath.core.bandwidth import PIECE, Direction, Limits, Meter, Plan, Stream, plan
 
 LOOK = 0.25
-"""Seconds after which a waiting stream looks again, also if nobody woke it: the time of day may have changed the limits."""
+"""Seconds after which a waiting stream looks again, also if nobody woke it: the time of day may have changed
+the limits."""
 Speed = str | int | None
 Schedule = Sequence[tuple[str, Speed | Mapping[str, Speed]]]
 
 
 class BandwidthOptions(TypedDict, total=False):
-    """Speeds are bytes a second: `"10MB/s"`, `"1.5MiB/s"`, a number, or None for no limit. `total` is both directions together.
+    """Speeds are bytes a second: `"10MB/s"`, `"1.5MiB/s"`, a number, or None for no limit. `total` is both
+    directions together.
 
     `schedule` is pairs of a time of day and what holds then instead: one speed is the total, `{"up": ..., "down": ...}` names
     them. Its times are those of the zone `tz` (UTC)."""
@@ -86,7 +88,8 @@ class Bandwidth:
             return dict(self._meter.moved)
 
     def download(self, stream: Any) -> Metered:
-        """A file-like object to read from, or an iterable of bytes, no faster than `down` and `total` allow."""
+        """A file-like object to read from, or an iterable of bytes, no faster than `down` and `total`
+        allow."""
         return Metered(self, stream, "down")
 
     def upload(self, stream: Any) -> Metered:
@@ -94,7 +97,8 @@ class Bandwidth:
         return Metered(self, stream, "up")
 
     def adownload(self, stream: Any) -> AsyncMetered:
-        """A StreamReader or whatever reads like one, or an async iterable of bytes, no faster than `down` and `total` allow."""
+        """A StreamReader or whatever reads like one, or an async iterable of bytes, no faster than `down` and
+        `total` allow."""
         return AsyncMetered(self, stream, "down")
 
     def aupload(self, stream: Any) -> AsyncMetered:
@@ -254,7 +258,9 @@ class Metered(_Wrapper):
             self._inner.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if hasattr(self._inner, "__exit__"):
             self._inner.__exit__(kind, error, trace)
 

@@ -1,8 +1,8 @@
-"""Circuit breakers: `@app.task(breaker="platform-x")`, `with towpath.breaker("x"):` inside a handler, and `app.breakers`.
+"""Circuit breakers: `@app.task(breaker="platform-x")`, `with towpath.breaker("x"):` inside a handler, and
+`app.breakers`.
 
-A task with a breaker waits in a gate of its own: the part `breaker:<name>` of its queue, or the whole queue if its jobs have parts
-already. While the breaker is open the gate is shut for the whole fleet.
-"""
+A task with a breaker waits in a gate of its own: the part `breaker:<name>` of its queue, or the whole queue
+if its jobs have parts already. While the breaker is open the gate is shut for the whole fleet."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> Guard:
-    """Around a call inside a handler: `with towpath.breaker("x"):` (or `async with`). What the block raises counts as a failure.
-    While the breaker is open the block is not entered: the job goes back and comes again, without spending an attempt.
-    A name must be one that a task of the app has; a `Breaker` may be any."""
+    """Around a call inside a handler: `with towpath.breaker("x"):` (or `async with`). What the block raises
+    counts as a failure. While the breaker is open the block is not entered: the job goes back and comes
+    again, without spending an attempt. A name must be one that a task of the app has; a `Breaker` may be
+    any."""
     return Guard(which)
 
 
@@ -57,7 +58,9 @@ class Guard:
             raise outcomes.BreakerOpen(self._breaker.name, (again - now) / checks.SECOND)
         self._began = now
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         now = self._now()
         if error is None or _counts(error) or self._too_late(error):
             self._breakers.report(self._breaker, None, error is None, self._began, now)
@@ -77,12 +80,16 @@ class Guard:
         self.__exit__(kind, error, trace)
 
     def _now(self) -> int:
-        """Not before the job was claimed, which was in the ledger's time: a clock may be set back, that never goes back."""
+        """Not before the job was claimed, which was in the ledger's time: a clock may be set back, that never
+        goes back."""
         return max(self._engine.clock.now(), self._job.job.started_at or 0)
 
     def _too_late(self, error: BaseException) -> bool:
         """Was the handler stopped because its time was up? Then the call did not answer."""
-        return isinstance(error, asyncio.CancelledError | outcomes.StopRequested) and self._job.asked is Reason.EXPIRED
+        return (
+            isinstance(error, asyncio.CancelledError | outcomes.StopRequested)
+            and self._job.asked is Reason.EXPIRED
+        )
 
     @property
     def _breakers(self) -> Breakers:
@@ -90,8 +97,8 @@ class Guard:
 
 
 def _counts(error: BaseException) -> bool:
-    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its job, and who says
-    that it was asked too much is not down."""
+    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its
+    job, and who says that it was asked too much is not down."""
     if not isinstance(error, Exception) or outcomes.throttling(error) is not None:
         return False
     return isinstance(error, outcomes.Retry) or not isinstance(error, outcomes.Control)
@@ -102,7 +109,9 @@ def _named(name: object, tasks: Tasks) -> Breaker:
     if not isinstance(name, str) or name not in known:
         names = ", ".join(sorted(known)) or "there is none"
         raise InvalidInput(
-            field="breaker", value=name, expected=f"the breaker of a task of this app ({names}), or a Breaker(...)"
+            field="breaker",
+            value=name,
+            expected=f"the breaker of a task of this app ({names}), or a Breaker(...)",
         )
     return known[name]
 
@@ -118,7 +127,9 @@ def check_together(tasks: Iterable[Task[..., Any]], new: Task[..., Any]) -> None
                 expected = f"the same settings as at task {other.kind}: {other.breaker}"
                 raise InvalidInput(field="breaker", value=new.breaker, expected=expected)
         elif other.queue == new.queue and (other.shuts_queue or new.shuts_queue):
-            expected = f"a queue of its own beside part=: {new.queue} is shared by {other.kind} and {new.kind}"
+            expected = (
+                f"a queue of its own beside part=: {new.queue} is shared by {other.kind} and {new.kind}"
+            )
             raise InvalidInput(field="breaker", value=(new.breaker or other.breaker), expected=expected)
 
 
@@ -137,13 +148,18 @@ def declare(app: Staff) -> None:
     places: dict[Breaker, set[Place]] = {}
     for task in app.tasks.values():
         if task.breaker is not None:
-            places.setdefault(task.breaker, set()).add((task.queue, None if task.shuts_queue else task.breaker.part))
+            places.setdefault(task.breaker, set()).add(
+                (task.queue, None if task.shuts_queue else task.breaker.part)
+            )
     for each, found in places.items():
         app.parts.breakers.declare(each, sorted(found, key=str), app.clock.now())
 
 
-def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = random.random) -> Attempt | Settle:
-    """The attempt at a job of a task with a breaker, or how it is given back because the breaker has opened."""
+def attempt(
+    app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = random.random
+) -> Attempt | Settle:
+    """The attempt at a job of a task with a breaker, or how it is given back because the breaker has
+    opened."""
     job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
     report = _Report(app, task, job, now)
     if not breakers.calm(report.breaker, now):
@@ -154,7 +170,8 @@ def attempt(app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = ran
 
 
 class _Report:
-    """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up before it is needed."""
+    """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up
+    before it is needed."""
 
     __slots__ = ("_app", "_job", "_task", "began", "breaker")
 
@@ -214,7 +231,9 @@ class Desk:
         now = self._engine.clock.now()
         until = checks.FOREVER if for_ is None else now + checks.micros(for_, "for_")
         words = f"by hand: {why}" if why else "by hand"
-        return self._edit(name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, words, until)))
+        return self._edit(
+            name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, words, until))
+        )
 
     async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> Record:
         return await asyncio.to_thread(self.open, name, why, for_)

@@ -21,7 +21,9 @@ PER_SECOND = 4
 
 
 @contextmanager
-def shown(look: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None) -> Iterator[None]:
+def shown(
+    look: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None
+) -> Iterator[None]:
     """Show what `look` sees while the block lasts; where it is no terminal, only how it looked at the end."""
     console = Console(file=file, stderr=file is None)
 
@@ -61,7 +63,9 @@ def _line(job: RunningJob, transfers: Mapping[str, str]) -> list[RenderableType]
     is_bytes = job.kind in transfers
     spell: Callable[[float], str] = size_of if is_bytes else lambda count: f"{count:,.0f}"
     done, total = job.done or 0, job.total
-    bar: RenderableType = ProgressBar(total=total, completed=min(done, total), width=20) if total else Text("")
+    bar: RenderableType = (
+        ProgressBar(total=total, completed=min(done, total), width=20) if total else Text("")
+    )
     amount = f"{spell(done)} of {spell(total)}" if total else spell(done)
     speed = f"{spell(job.rate)}/s" if job.rate > 0 else ""
     left = f"{_span(job.eta)} left" if job.eta is not None else ""

@@ -25,7 +25,9 @@ __all__ = ["Copied", "Progress", "copy", "health", "is_there", "migrate", "occup
 def _store(url: str) -> Iterator[Store]:
     scheme = urlsplit(url).scheme
     if scheme not in ("sqlite", "postgresql", "postgres"):
-        raise InvalidInput(field="url", value=url, expected="sqlite:///file.db or postgresql://user@host/database")
+        raise InvalidInput(
+            field="url", value=url, expected="sqlite:///file.db or postgresql://user@host/database"
+        )
     store = _open_sqlite(url) if scheme == "sqlite" else _open_postgres(url)
     try:
         yield store
@@ -67,7 +69,8 @@ def vacuum(url: str) -> dict[str, int]:
 
 
 def health(url: str) -> dict[str, Any]:
-    """The state of the store below the ledger: of a PostgreSQL server, or of the write-ahead log of a file."""
+    """The state of the store below the ledger: of a PostgreSQL server, or of the write-ahead log of a
+    file."""
     with _store(url) as store:
         return store.health()
 
@@ -77,7 +80,9 @@ def occupants(url: str) -> list[str]:
     now = SystemClock().now()
     ledger = open_ledger(url)
     try:
-        running = ledger.find(Query(states=(State.RUNNING,), oldest_first=True, bodies=False, limit=1000)).jobs
+        running = ledger.find(
+            Query(states=(State.RUNNING,), oldest_first=True, bodies=False, limit=1000)
+        ).jobs
     finally:
         ledger.close()
     with _store(url) as store:
@@ -100,8 +105,8 @@ def _worker(value: bytes) -> str:
 
 
 def copy(source: str, target: str, progress: Progress) -> Copied:
-    """Copy a ledger that nobody uses into an empty one, or go on with a copy that was interrupted. Until it is complete and
-    verified nobody can open the target."""
+    """Copy a ledger that nobody uses into an empty one, or go on with a copy that was interrupted. Until it
+    is complete and verified nobody can open the target."""
     open_ledger(source).close()  # it is one, it is whole, and it has the schema we know
     with ExitStack() as stack:
         one, other = stack.enter_context(_store(source)), stack.enter_context(_store(target))

@@ -1,9 +1,8 @@
 """How far the work is: a live picture of this process, and the history that the ledger keeps.
 
-The picture is drawn from what is at hand: the runs of the workers and what their handlers said by `current().progress()`. What
-waits is as it was last seen; a look at the ledger is at most a second old while somebody keeps asking, and happens in a thread of
-its own. Nobody who does not ask pays for any of it.
-"""
+The picture is drawn from what is at hand: the runs of the workers and what their handlers said by
+`current().progress()`. What waits is as it was last seen; a look at the ledger is at most a second old while
+somebody keeps asking, and happens in a thread of its own. Nobody who does not ask pays for any of it."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ FRESH = 1.0
 
 
 class RunningJob(msgspec.Struct, frozen=True):
-    """A job that runs here. `done` and `total` are in whatever its handler counts (bytes, for a transfer); `rate` is by the second."""
+    """A job that runs here. `done` and `total` are in whatever its handler counts (bytes, for a transfer);
+    `rate` is by the second."""
 
     id: str
     kind: str
@@ -49,7 +49,8 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class KindProgress(msgspec.Struct, frozen=True):
-    """All running jobs of a kind together; `finished` since somebody began to watch, `jobs_rate` by the second."""
+    """All running jobs of a kind together; `finished` since somebody began to watch, `jobs_rate` by the
+    second."""
 
     kind: str
     running: int
@@ -61,8 +62,9 @@ class KindProgress(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """`waiting` by queue (for a group: its members that have neither ended nor run here), as it was `age` seconds ago. `in_flight` is what running transfers have
-    moved so far, of `in_flight_total`. `eta`: seconds until nothing waits or runs at the present rate, None if that cannot be said."""
+    """`waiting` by queue (for a group: its members that have neither ended nor run here), as it was `age`
+    seconds ago. `in_flight` is what running transfers have moved so far, of `in_flight_total`. `eta`: seconds
+    until nothing waits or runs at the present rate, None if that cannot be said."""
 
     running: tuple[RunningJob, ...]
     kinds: Mapping[str, KindProgress]
@@ -85,7 +87,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         return sum(self.waiting.values())
 
     def summary(self, transfers: Mapping[str, str] | None = None) -> str:
-        """`3 downloading (2.1 GB), 5 uploading, 12 waiting`; `transfers` says how kinds that count bytes are called."""
+        """`3 downloading (2.1 GB), 5 uploading, 12 waiting`; `transfers` says how kinds that count bytes are
+        called."""
         names = transfers or {}
         words = []
         for kind in sorted(self.kinds):
@@ -194,7 +197,9 @@ class Live:
             eta = None if done is None or total is None or rate <= 0 else max(0.0, (total - done) / rate)
             seconds = time.monotonic() - run.started
             lane = worker.intake.lane_of(job.queue)
-            yield RunningJob(job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta, lane)
+            yield RunningJob(
+                job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta, lane
+            )
         for key in self._amounts.keys() - seen:
             del self._amounts[key]
 
@@ -245,7 +250,9 @@ class Live:
         )
 
     def _lanes(self, running: tuple[RunningJob, ...]) -> Mapping[str, Mapping[str, int]]:
-        names = dict.fromkeys(lane.name for worker in list(self._host.local_workers) for lane in worker.intake.lanes)
+        names = dict.fromkeys(
+            lane.name for worker in list(self._host.local_workers) for lane in worker.intake.lanes
+        )
         return {name: Counter(job.kind for job in running if job.lane == name) for name in names}
 
 
@@ -278,7 +285,9 @@ class _Look:
     def _read(self, now: float) -> None:
         if self._group is None:
             self.waiting = {
-                name: view.counts.waiting for name, view in self._host.ledger.queues().items() if view.counts.waiting
+                name: view.counts.waiting
+                for name, view in self._host.ledger.queues().items()
+                if view.counts.waiting
             }
         else:
             view = self._host.ledger.group(self._group)
@@ -289,8 +298,8 @@ class _Look:
 
 
 class KindHistory(msgspec.Struct, frozen=True):
-    """What the ledger has of one kind: jobs by state, when the first began and the last ended (microseconds), and the sum of what
-    they said they had done (bytes, for transfers)."""
+    """What the ledger has of one kind: jobs by state, when the first began and the last ended (microseconds),
+    and the sum of what they said they had done (bytes, for transfers)."""
 
     kind: str
     counts: Counts
@@ -300,7 +309,8 @@ class KindHistory(msgspec.Struct, frozen=True):
 
 
 def history(ledger: Ledger, group: str | None = None) -> tuple[KindHistory, ...]:
-    """Kind by kind. Jobs whose retention is over are gone; the counts of a group stay exact (`ledger.group`)."""
+    """Kind by kind. Jobs whose retention is over are gone; the counts of a group stay exact
+    (`ledger.group`)."""
     if group is not None and ledger.group(group) is None:
         raise UnknownGroup(group=group)
     counts: dict[str, Counter[State]] = {}
@@ -322,7 +332,11 @@ def history(ledger: Ledger, group: str | None = None) -> tuple[KindHistory, ...]
             break
     return tuple(
         KindHistory(
-            kind, Counts(**{state.value: n for state, n in counts[kind].items()}), starts.get(kind), ends.get(kind), done[kind]
+            kind,
+            Counts(**{state.value: n for state, n in counts[kind].items()}),
+            starts.get(kind),
+            ends.get(kind),
+            done[kind],
         )
         for kind in sorted(counts)
     )

@@ -1,9 +1,9 @@
 """Schedules: jobs that come again. They are notes in the ledger, fired exactly once by any number of workers.
 
-The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job whose id is derived from
-the name and the fire time, then moves the note on by compare-and-set: whoever does the first again, after a crash or beside
-another worker, appends nothing new. The note `towpath/schedules` lists the names; its version changes with every edit.
-"""
+The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job whose id
+is derived from the name and the fire time, then moves the note on by compare-and-set: whoever does the first
+again, after a crash or beside another worker, appends nothing new. The note `towpath/schedules` lists the
+names; its version changes with every edit."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Host(Protocol):
 
 
 def register(host: Host, schedule: Schedule) -> Schedule:
-    """Make it what the code says, if the code says something new. The next fire stays unless the times changed, and so does a
-    pause. Two that register at once agree."""
+    """Make it what the code says, if the code says something new. The next fire stays unless the times
+    changed, and so does a pause. Two that register at once agree."""
     declared = schedule.definition()
 
     def change(old: Schedule | None) -> Schedule:
@@ -126,7 +126,9 @@ def set_schedule(
 ) -> Schedule:
     """Change what is given. It stays so until the code declares something new."""
     if cron is not None and every is not None:
-        raise InvalidInput(field="schedule", value={"cron": cron, "every": every}, expected="either cron or every")
+        raise InvalidInput(
+            field="schedule", value={"cron": cron, "every": every}, expected="either cron or every"
+        )
     changes: dict[str, Any] = {} if tz is None else {"tz": tz}
     if cron is not None or every is not None:
         changes |= {"cron": cron, "every": None if every is None else every_of(every)}
@@ -135,7 +137,11 @@ def set_schedule(
 
     def change(old: Schedule | None) -> Schedule:
         old = _known(host, name, old)
-        spec = old.spec if args is None else replace(old.spec, payload=_payload(args), content_type="application/json")
+        spec = (
+            old.spec
+            if args is None
+            else replace(old.spec, payload=_payload(args), content_type="application/json")
+        )
         new = replace(old, spec=spec, **changes)
         return new if new.times == old.times else replace(new, next_at=next_fire(new, host.clock.now()))
 
@@ -158,7 +164,8 @@ def trigger(host: Host, name: str, id: str | None = None) -> str:
 
 
 class Changes(TypedDict, total=False):
-    """What `Schedules.set` takes: `cron` or `every` (seconds), the time zone `tz`, what becomes of `missed` fires, the arguments."""
+    """What `Schedules.set` takes: `cron` or `every` (seconds), the time zone `tz`, what becomes of `missed`
+    fires, the arguments."""
 
     cron: str
     every: float | timedelta
@@ -173,8 +180,9 @@ Arguments = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Schedules:
-    """The schedules in the ledger: `app.schedules`. Programs declare them, and a worker writes them down when it starts; what is changed here
-    stays until the code declares something new. A name that is not there is `InvalidInput`."""
+    """The schedules in the ledger: `app.schedules`. Programs declare them, and a worker writes them down when
+    it starts; what is changed here stays until the code declares something new. A name that is not there is
+    `InvalidInput`."""
 
     def __init__(self, host: Host, arguments: Arguments) -> None:
         self._host = host
@@ -251,14 +259,17 @@ def _edit(host: Host, name: str, change: Callable[[Schedule | None], Schedule | 
         view = host.ledger.note(_key(name))
         old = _decode(view)
         new = change(old)
-        if (changed := new != old or (new is None and view is not None)) and not _written(host, _key(name), new, view):
+        if (changed := new != old or (new is None and view is not None)) and not _written(
+            host, _key(name), new, view
+        ):
             continue
         _list(host, name, changed)
         return new
 
 
 def _list(host: Host, name: str, changed: bool) -> None:
-    """Name it in the index if it is there. The note is read after the index: so whoever writes the index last is right."""
+    """Name it in the index if it is there. The note is read after the index: so whoever writes the index last
+    is right."""
     while True:
         index = host.ledger.note(INDEX)
         names = _names(index)
@@ -297,7 +308,9 @@ def _payload(args: object) -> bytes:
     try:
         content = _encode(args)
     except Exception as error:
-        raise InvalidInput(field="args", value=args, expected=f"something that can be stored as JSON: {error}") from None
+        raise InvalidInput(
+            field="args", value=args, expected=f"something that can be stored as JSON: {error}"
+        ) from None
     checks.finite("args", args, content)
     return content
 
@@ -395,7 +408,8 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._\-/:@]+")
 
 
 class CronOptions(TypedDict, total=False):
-    """`name` (else the task's), the time zone `tz` (else UTC), what becomes of fires that were `missed`, and the arguments."""
+    """`name` (else the task's), the time zone `tz` (else UTC), what becomes of fires that were `missed`, and
+    the arguments."""
 
     name: str
     tz: str
@@ -421,12 +435,16 @@ class Scheduled(Protocol):
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]: ...
 
 
-def make_schedule(task: Task[..., Any], options: CronOptions, *, cron: str | None = None, every: int | None = None) -> Schedule:
+def make_schedule(
+    task: Task[..., Any], options: CronOptions, *, cron: str | None = None, every: int | None = None
+) -> Schedule:
     """The schedule of a task. Its arguments are checked now, not when it fires."""
     unknown = sorted(set(options) - set(CronOptions.__annotations__))
     if unknown:
         expected = f"one of {', '.join(CronOptions.__annotations__)}"
-        raise InvalidInput(field=f"options of the schedule of {task.kind}", value=unknown[0], expected=expected)
+        raise InvalidInput(
+            field=f"options of the schedule of {task.kind}", value=unknown[0], expected=expected
+        )
     name = options.get("name") or _NOT_IN_A_NAME.sub("-", task.kind)
     checks.name("name", name)
     # The id is never used; it must be the same each time the code declares the same.
@@ -435,18 +453,27 @@ def make_schedule(task: Task[..., Any], options: CronOptions, *, cron: str | Non
     return Schedule(name=name, spec=spec, cron=cron, every=every, tz=options.get("tz", "UTC"), missed=missed)
 
 
-def from_settings(tasks: Mapping[str, Task[..., Any]], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Schedule]:
-    """The schedules of a settings file: the `task` by its name, `cron` or `every` (seconds), and the options of `@app.cron`."""
+def from_settings(
+    tasks: Mapping[str, Task[..., Any]], tables: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Schedule]:
+    """The schedules of a settings file: the `task` by its name, `cron` or `every` (seconds), and the options
+    of `@app.cron`."""
     found: dict[str, Schedule] = {}
     for name, table in tables.items():
         task = tasks.get(table.get("task", ""))
         if task is None:
             expected = f"with the name of a task: {', '.join(sorted(tasks)) or 'there is none'}"
-            raise InvalidInput(field=f"the task of schedule {name}", value=table.get("task"), expected=expected)
+            raise InvalidInput(
+                field=f"the task of schedule {name}", value=table.get("task"), expected=expected
+            )
         if ("cron" in table) == ("every" in table):
-            raise InvalidInput(field=f"schedule {name}", value=dict(table), expected="with either cron or every")
+            raise InvalidInput(
+                field=f"schedule {name}", value=dict(table), expected="with either cron or every"
+            )
         every = every_of(table["every"]) if "every" in table else None
-        options: Any = {key: value for key, value in table.items() if key in CronOptions.__annotations__} | {"name": name}
+        options: Any = {key: value for key, value in table.items() if key in CronOptions.__annotations__} | {
+            "name": name
+        }
         found[name] = make_schedule(task, options, cron=table.get("cron"), every=every)
     return found
 

@@ -42,19 +42,22 @@ from towpath.tasks.attempt import Attempt, serve
 log = get_logger("towpath.worker")
 
 ECHO = 0.5
-"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent its children."""
+"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent
+its children."""
 
 
 @contextlib.contextmanager
-def signals(stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> Iterator[None]:
-    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the first, ends the process.
-    SIGHUP calls `reload` in a thread of its own, unless it says that the terminal was closed: then it is a SIGTERM.
+def signals(
+    stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+) -> Iterator[None]:
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the
+    first, ends the process. SIGHUP calls `reload` in a thread of its own, unless it says that the terminal
+    was closed: then it is a SIGTERM.
 
-    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is stuck. The interpreter
-    writes it at once; so does our handler, but that is only called when the main thread comes to it, which may be never if it was
-    just about to wait for something. It is there because others may take the interpreter's byte for themselves: asyncio does, for
-    handlers of its own.
-    """
+    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is
+    stuck. The interpreter writes it at once; so does our handler, but that is only called when the main
+    thread comes to it, which may be never if it was just about to wait for something. It is there because
+    others may take the interpreter's byte for themselves: asyncio does, for handlers of its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,7 +65,9 @@ def signals(stop: Callable[[], None], reload: Callable[[], None], patience: Call
     os.set_blocking(writes, False)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ears = _Ears(reads, stop, reload, patience)
-    before = {number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers
+    }
     woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
 
     def restore() -> None:
@@ -94,7 +99,9 @@ def _write(pipe: int, number: int) -> None:
 
 
 class _Ears:
-    def __init__(self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]) -> None:
+    def __init__(
+        self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+    ) -> None:
         self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
         self._terminal = os.isatty(0)
         self._early: Counter[int] = Counter()
@@ -110,7 +117,9 @@ class _Ears:
             return
         heard = time.monotonic()
         name = signal.Signals(first).name
-        log.warning("%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name)
+        log.warning(
+            "%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name
+        )
         self._stop()
         while (left := heard + self._patience() - time.monotonic()) > 0:
             if not select.select([self._pipe], [], [], left)[0]:
@@ -118,7 +127,8 @@ class _Ears:
             if (number := self._next()) == 0:
                 return
             if number is not None and number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
-                # The ledger is consistent at every instant; what runs now is run again when its lease is over.
+                # The ledger is consistent at every instant; what runs now is run again when its lease is
+                # over.
                 os._exit(128 + number)
         log.critical(
             "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
@@ -142,11 +152,14 @@ class _Ears:
 
 
 def at_rest(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
-    """After a claim that came back empty: is there nothing to wait for in these queues? What runs, here or elsewhere, may
-    spawn more or be taken back from the dead, and what only waits for a rate comes soon; jobs for later, blocked ones and
-    those that somebody holds back (also those in the queues `held`) do not count."""
+    """After a claim that came back empty: is there nothing to wait for in these queues? What runs, here or
+    elsewhere, may spawn more or be taken back from the dead, and what only waits for a rate comes soon; jobs
+    for later, blocked ones and those that somebody holds back (also those in the queues `held`) do not
+    count."""
     views = [view for view in ledger.queues().values() if matches(queues, view.name)]
-    return not any(view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views)
+    return not any(
+        view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views
+    )
 
 
 def _comes(ledger: Ledger, view: QueueView, now: int, held: str) -> bool:
@@ -157,7 +170,8 @@ def _comes(ledger: Ledger, view: QueueView, now: int, held: str) -> bool:
 
 
 def _held(view: QueueView | PartView, now: int) -> bool:
-    """By hand: a time that is further ahead than any start can put it was set by somebody (see `core.limits.spend`)."""
+    """By hand: a time that is further ahead than any start can put it was set by somebody (see
+    `core.limits.spend`)."""
     soon = now if view.rate is None else now + view.rate.interval
     return view.paused or view.cap == 0 or view.next_at > soon
 
@@ -167,9 +181,9 @@ RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")
 
 
 class RunOptions(TypedDict, total=False):
-    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are seconds. `burst`: end by
-    itself once nothing in its queues is running or could run now. With `lanes` (by name, the first is preferred), these have
-    the queues."""
+    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are
+    seconds. `burst`: end by itself once nothing in its queues is running or could run now. With `lanes` (by
+    name, the first is preferred), these have the queues."""
 
     queues: tuple[str, ...] | None
     lanes: Mapping[str, Lane] | None
@@ -204,17 +218,21 @@ def worker_options(app: Staff, given: Mapping[str, Any], settings: Settings | No
     chosen |= told
     if chosen["lanes"]:
         if told.get("queues"):
-            raise InvalidInput(field="queues", value=told["queues"], expected="nothing: the lanes have the queues")
+            raise InvalidInput(
+                field="queues", value=told["queues"], expected="nothing: the lanes have the queues"
+            )
         lanes.check(chosen["lanes"])
         queues = tuple(queue for lane in chosen["lanes"].values() for queue in lane.queues)
     else:
-        queues = tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
+        queues = (
+            tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
+        )
     return WorkerOptions(**{**chosen, "queues": queues, **resource_options(app, queues)})
 
 
 def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
-    """What the worker must know of the resources that the tasks use. A queue with such a task has only these, so that what may
-    not start is never claimed."""
+    """What the worker must know of the resources that the tasks use. A queue with such a task has only these,
+    so that what may not start is never claimed."""
     needs = {task.kind: task.resource for task in app.tasks.values() if task.resource is not None}
     for kind, name in needs.items():
         if name not in app.resources:
@@ -227,15 +245,24 @@ def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
             expected = f"a queue of its own: tasks with resource {owner} are in {task.queue} too"
             raise InvalidInput(field=f"queue of {task.kind}", value=task.queue, expected=expected)
     for pattern in queues:
-        covered = next((queue for queue in sources if pattern != queue and checks.matches(pattern, queue)), None)
+        covered = next(
+            (queue for queue in sources if pattern != queue and checks.matches(pattern, queue)), None
+        )
         if covered is not None:
-            expected = f"names instead of a pattern: {covered} is claimed apart, for resource {sources[covered]}"
+            expected = (
+                f"names instead of a pattern: {covered} is claimed apart, for resource {sources[covered]}"
+            )
             raise InvalidInput(field="queues", value=pattern, expected=expected)
-    return {"needs": needs, "sources": sources, "resources": {name: app.resources[name] for name in needs.values()}}
+    return {
+        "needs": needs,
+        "sources": sources,
+        "resources": {name: app.resources[name] for name in needs.values()},
+    }
 
 
 class Service:
-    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its burst is over.
+    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its
+    burst is over.
 
     It is a looker as well: after every commit it reads whether it is paused or told to end."""
 
@@ -244,7 +271,9 @@ class Service:
         self._given = options
         self._burst = options.get("burst", False)
         self._chosen = worker_options(app, options)
-        self._worker = Worker(app, self._attempt, self._chosen, serve, self._look_around if self._burst else None)
+        self._worker = Worker(
+            app, self._attempt, self._chosen, serve, self._look_around if self._burst else None
+        )
         self._began = False
         self._stopped = False
         self._orders = Orders()
@@ -266,7 +295,8 @@ class Service:
             self._worker.stop()
 
     def _look_around(self) -> None:
-        """In the committing thread, after a claim that brought nothing: is the burst over? If not, another claim will ask."""
+        """In the committing thread, after a claim that brought nothing: is the burst over? If not, another
+        claim will ask."""
         if self._stopped:
             return
         lanes, paused = self._chosen.lanes, self._orders.lanes
@@ -283,7 +313,9 @@ class Service:
             # A listener may enqueue. The kick causes another claim.
             self._app.bus.then(self._app.committer.kick)
         elif over and not self._stopped:
-            log.info("nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues))
+            log.info(
+                "nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues)
+            )
             # The loop may have been closed without a word to us.
             with contextlib.suppress(RuntimeError):
                 self.stop()
@@ -300,7 +332,9 @@ class Service:
         paused = orders.paused_by is not None
         if paused:
             log.warning(
-                "paused (%s): %s. What runs goes on; nothing new starts.", orders.paused_by, orders.why or "no reason given"
+                "paused (%s): %s. What runs goes on; nothing new starts.",
+                orders.paused_by,
+                orders.why or "no reason given",
             )
         elif self._paused:
             log.warning("the pause is over")
@@ -315,7 +349,11 @@ class Service:
     def _obey_lanes(self, lanes: Mapping[str, str | None]) -> None:
         paused = self._mine(lanes)
         for name in sorted(paused - self._paused_lanes):
-            log.info("lane %s is paused: %s. What runs goes on; its slots are lent.", name, lanes[name] or "no reason given")
+            log.info(
+                "lane %s is paused: %s. What runs goes on; its slots are lent.",
+                name,
+                lanes[name] or "no reason given",
+            )
         for name in sorted(self._paused_lanes - paused):
             log.info("lane %s goes on", name)
         self._paused_lanes = paused
@@ -350,7 +388,9 @@ class Service:
 
     def _write_down(self) -> None:
         """What the code declares and what the settings say, before the first job is taken."""
-        write_down(self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)})
+        write_down(
+            self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)}
+        )
         for limits in self._app.settings.limits.values():
             set_limits(self._app, limits.setting, limits.warn_depth)
         self._badge.enter()
@@ -363,7 +403,9 @@ class Service:
         await asyncio.to_thread(breakers.declare, self._app)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
-            await asyncio.to_thread(Scheduler(self._app).fire_all, self._app.clock.now(), lambda: self._stopped)
+            await asyncio.to_thread(
+                Scheduler(self._app).fire_all, self._app.clock.now(), lambda: self._stopped
+            )
         self._obey(self._orders)
         lookout = self._app.parts.lookout
         lookout.add(self)
@@ -391,8 +433,8 @@ class Service:
             await asyncio.to_thread(self._app.bus.flush)
 
     def reload(self) -> None:
-        """From any thread: read the settings again and work by them, without dropping anything. If they are wrong, the last good
-        ones stay, and the log says why."""
+        """From any thread: read the settings again and work by them, without dropping anything. If they are
+        wrong, the last good ones stay, and the log says why."""
         with self._reloading:
             try:
                 found = resolve(None)
@@ -418,17 +460,22 @@ class Service:
                 remove(self._app, name)
         self._app.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
         kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules", "bandwidth")}
-        self._app.settings = replace(before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}})
+        self._app.settings = replace(
+            before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}}
+        )
 
     def _change(self, chosen: WorkerOptions) -> None:
         self._worker.change(chosen)
         self._obey_lanes(self._orders.lanes)
-        log.warning("settings reloaded: queues %s, concurrency %d", ",".join(chosen.queues), chosen.concurrency)
+        log.warning(
+            "settings reloaded: queues %s, concurrency %d", ",".join(chosen.queues), chosen.concurrency
+        )
         self._report()
 
     def run(self) -> None:
-        """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop it: the first
-        lets running jobs finish for the time of grace, the second leaves at once. SIGHUP calls `reload`."""
+        """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop
+        it: the first lets running jobs finish for the time of grace, the second leaves at once. SIGHUP calls
+        `reload`."""
         with signals(self.stop, self.reload, lambda: self._worker.patience), _event_loop() as loop:
             loop.run_until_complete(self.arun())
 

@@ -24,8 +24,8 @@ class Steering(Engine):
     _live: Live | None = None
 
     def cancel(self, key: str) -> int:
-        """Cancel the jobs with this key: those that wait end now, the one that runs is told to stop at once. How many they were;
-        jobs that have finished, or were asked already, do not count."""
+        """Cancel the jobs with this key: those that wait end now, the one that runs is told to stop at once.
+        How many they were; jobs that have finished, or were asked already, do not count."""
         count = 0
         while True:
             touched, more = _touched(self.call(_by_key(key)))
@@ -42,7 +42,8 @@ class Steering(Engine):
                 return count
 
     def progress(self, group: str | None = None) -> Snapshot:
-        """What runs in this process, how far it is and what waits, without a query. The first call begins to watch."""
+        """What runs in this process, how far it is and what waits, without a query. The first call begins to
+        watch."""
         from towpath.operations.progress import Live
 
         if self._live is None or self._live.bus is not self.bus:
@@ -50,16 +51,21 @@ class Steering(Engine):
         return self._live.snapshot(group)
 
     def show_progress(
-        self, transfers: Mapping[str, str] | None = None, *, group: str | None = None, file: IO[str] | None = None
+        self,
+        transfers: Mapping[str, str] | None = None,
+        *,
+        group: str | None = None,
+        file: IO[str] | None = None,
     ) -> AbstractContextManager[None]:
-        """`with app.show_progress({"fetch": "downloading"}):` shows it live on a terminal (`file`, else stderr). `transfers` are
-        the kinds whose progress counts bytes, and what they are called."""
+        """`with app.show_progress({"fetch": "downloading"}):` shows it live on a terminal (`file`, else
+        stderr). `transfers` are the kinds whose progress counts bytes, and what they are called."""
         from towpath.operations.display import shown
 
         return shown(lambda: self.progress(group), transfers or {}, file)
 
     def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
-        """What became of the jobs in the ledger, kind by kind: also of those that other processes ran. Reads all of them."""
+        """What became of the jobs in the ledger, kind by kind: also of those that other processes ran. Reads
+        all of them."""
         from towpath.operations.progress import history
 
         return history(self.ledger, group)

@@ -52,7 +52,8 @@ class Host(Protocol):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told: the entry that pauses it (None: it works), why, whether to end, and which lanes are paused."""
+    """What a worker is told: the entry that pauses it (None: it works), why, whether to end, and which lanes
+    are paused."""
 
     paused_by: str | None = None
     why: str | None = None
@@ -75,7 +76,8 @@ class Workers:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerView]:
-        """They start nothing new; what runs goes on, what was claimed and not started goes back. Who is concerned now."""
+        """They start nothing new; what runs goes on, what was claimed and not started goes back. Who is
+        concerned now."""
         _check(name)
         checks.optional_text("why", why, 1000)
 
@@ -129,8 +131,9 @@ class Workers:
 
 
 class Lanes:
-    """The lanes of all workers on this ledger, by name. A pause is for every worker that has a lane of that name, also for those that
-    start later, and stays until `resume`. `declared` are the names that the settings have."""
+    """The lanes of all workers on this ledger, by name. A pause is for every worker that has a lane of that
+    name, also for those that start later, and stays until `resume`. `declared` are the names that the
+    settings have."""
 
     def __init__(self, host: Host, declared: Iterable[str] = ()) -> None:
         self._host = host
@@ -144,7 +147,8 @@ class Lanes:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str, why: str | None = None) -> None:
-        """Nothing of the lane starts; what runs goes on, what was claimed and not started goes back, and its slots are lent."""
+        """Nothing of the lane starts; what runs goes on, what was claimed and not started goes back, and its
+        slots are lent."""
         checks.optional_text("why", why, 1000)
 
         def change(fleet: Fleet) -> None:
@@ -195,7 +199,9 @@ class Badge:
         def change(fleet: Fleet) -> None:
             now = self._host.clock.now()
             gone = [
-                owner for owner, at in fleet.known.items() if at < now - DEPARTED and report(self._host.ledger, owner) is None
+                owner
+                for owner, at in fleet.known.items()
+                if at < now - DEPARTED and report(self._host.ledger, owner) is None
             ]
             for owner in gone:
                 del fleet.known[owner]
@@ -231,7 +237,9 @@ class Badge:
             why=self._orders.why,
             **now,
         )
-        self._host.committer.post([Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore)
+        self._host.committer.post(
+            [Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore
+        )
 
     def leave(self) -> None:
         self._host.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)

@@ -49,8 +49,8 @@ _POLICIES: Final[Mapping[str, KeyPolicy]] = {
 
 
 class PutOptions(TypedDict, total=False):
-    """What `put` takes besides the payload. Spans are seconds or timedeltas. `on` is a connection of yours to the ledger's database:
-    the message is part of its transaction."""
+    """What `put` takes besides the payload. Spans are seconds or timedeltas. `on` is a connection of yours to
+    the ledger's database: the message is part of its transaction."""
 
     on: Any
     delay: Span
@@ -67,7 +67,8 @@ class PutOptions(TypedDict, total=False):
 
 
 class Queue(QueueGate):
-    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and writes nothing."""
+    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and
+    writes nothing."""
 
     _host: Host
 
@@ -78,15 +79,16 @@ class Queue(QueueGate):
         return f"<queue {self.name}>"
 
     def put(self, payload: object, **options: Unpack[PutOptions]) -> str:
-        """Add a message; its id, or that of the message that already holds its key. Returns when it is durable. Bytes and text go
-        as they are, anything else as JSON."""
+        """Add a message; its id, or that of the message that already holds its key. Returns when it is
+        durable. Bytes and text go as they are, anything else as JSON."""
         return self._append((self._spec(payload, options),), options)[0]
 
     async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
         return (await self._aappend((self._spec(payload, options),), options))[0]
 
     def put_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
-        """Add a message for each payload, all or none, in one commit. `id` and `key` are for single messages."""
+        """Add a message for each payload, all or none, in one commit. `id` and `key` are for single
+        messages."""
         specs = self._specs(payloads, options)
         return self._append(specs, options) if specs else []
 
@@ -101,9 +103,9 @@ class Queue(QueueGate):
     def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
 
     def get(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
-        """The next message, or None if there is none and none comes within `wait` seconds; `wait=None` waits until one comes. It is
-        yours while the process lives, at most `max_hold` seconds; after a crash somebody else gets it when `lease` seconds have
-        passed."""
+        """The next message, or None if there is none and none comes within `wait` seconds; `wait=None` waits
+        until one comes. It is yours while the process lives, at most `max_hold` seconds; after a crash
+        somebody else gets it when `lease` seconds have passed."""
         found = self.get_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
@@ -113,31 +115,49 @@ class Queue(QueueGate):
     @overload
     async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
 
-    async def aget(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
+    async def aget(
+        self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0
+    ) -> Message | None:
         found = await self.aget_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
-    def get_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    def get_many(
+        self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0
+    ) -> list[Message]:
         """Up to n messages; waits only for the first."""
         return run(self._fetch(n, wait, terms_of(lease, max_hold)))
 
-    async def aget_many(self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> list[Message]:
+    async def aget_many(
+        self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0
+    ) -> list[Message]:
         return await arun(self._fetch(n, wait, terms_of(lease, max_hold)))
 
-    def subscribe(self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0) -> Subscription[Message]:
+    def subscribe(
+        self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0
+    ) -> Subscription[Message]:
         """All messages as they come, for `for` and `async for`, with `prefetch` of them in hand."""
         checks.whole("prefetch", prefetch, 1, MAX_BULK)
         host, terms = self._host, terms_of(lease, max_hold)
-        return Subscription(Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms))
+        return Subscription(
+            Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms)
+        )
 
     def _append(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
         on = options.get("on")
-        return _ids(self._host.committer.call(Append(specs)) if on is None else append_on(self._host.ledger, on, specs))
+        return _ids(
+            self._host.committer.call(Append(specs))
+            if on is None
+            else append_on(self._host.ledger, on, specs)
+        )
 
     async def _aappend(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
         on = options.get("on")
         return _ids(
-            await (self._host.committer.acall(Append(specs)) if on is None else aappend_on(self._host.ledger, on, specs))
+            await (
+                self._host.committer.acall(Append(specs))
+                if on is None
+                else aappend_on(self._host.ledger, on, specs)
+            )
         )
 
     def _fetch(self, n: int, wait: Span | None, terms: Terms) -> Steps[list[Message]]:
@@ -149,9 +169,13 @@ class Queue(QueueGate):
     def _specs(self, payloads: Iterable[object], options: PutOptions) -> tuple[Spec, ...]:
         for field in ("id", "key"):
             if field in options:
-                raise InvalidInput(field=field, value=options.get(field), expected="put, not put_many: it names one message")
+                raise InvalidInput(
+                    field=field, value=options.get(field), expected="put, not put_many: it names one message"
+                )
         if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping):
-            raise InvalidInput(field="payloads", value=payloads, expected="a list of payloads, not a single one")
+            raise InvalidInput(
+                field="payloads", value=payloads, expected="a list of payloads, not a single one"
+            )
         return tuple([self._spec(payload, options) for payload in payloads])
 
     def _spec(self, payload: object, options: PutOptions) -> Spec:
@@ -178,8 +202,8 @@ class State(Document):
 
 
 class Message:
-    """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it stopped; both are
-    noticed by the heartbeat. Leaving its `with` without a word is a nack."""
+    """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it
+    stopped; both are noticed by the heartbeat. Leaving its `with` without a word is a nack."""
 
     def __init__(self, host: Host, claim: Claim, terms: Terms) -> None:
         self._host = host
@@ -228,7 +252,8 @@ class Message:
 
     @property
     def fence(self) -> int:
-        """Larger with every delivery of this message: give it to systems that must refuse a holder from the past."""
+        """Larger with every delivery of this message: give it to systems that must refuse a holder from the
+        past."""
         return self.job.fence
 
     @property
@@ -242,7 +267,9 @@ class Message:
         try:
             return self.payload.decode()
         except UnicodeDecodeError as error:
-            raise InvalidInput(field="payload", value=self.payload, expected=f"text in UTF-8: {error}") from None
+            raise InvalidInput(
+                field="payload", value=self.payload, expected=f"text in UTF-8: {error}"
+            ) from None
 
     def json(self, type: Any = Any) -> Any:
         """The payload as a value, checked against a type if you name one."""
@@ -259,8 +286,9 @@ class Message:
         self._close(await self._host.committer.acall(self._ack(result)), JobState.DONE)
 
     def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
-        """Not done: deliver it again after `delay`. Counts as a failure with that reason, and the last one that `max_attempts` allows
-        makes it a dead letter; `defer` is only a postponement and counts nothing."""
+        """Not done: deliver it again after `delay`. Counts as a failure with that reason, and the last one
+        that `max_attempts` allows makes it a dead letter; `defer` is only a postponement and counts
+        nothing."""
         self._close(self._host.committer.call(self._nack(delay, reason, defer)))
 
     async def anack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
@@ -276,7 +304,9 @@ class Message:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._settled:
             try:
                 self.nack(**_last_words(error))
@@ -392,5 +422,7 @@ def _last_words(error: BaseException | None) -> dict[str, Any]:
         return {"reason": "left without ack or nack"}
     if not isinstance(error, Exception):
         return {"defer": True}
-    text = f"{type(error).__name__}: {error}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    text = (
+        f"{type(error).__name__}: {error}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    )
     return {"reason": text[:MAX_ERROR]}

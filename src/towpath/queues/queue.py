@@ -1,4 +1,5 @@
-"""Queues and their parts for whoever is in charge of them: limits, pause and resume, counts. All workers keep to them.
+"""Queues and their parts for whoever is in charge of them: limits, pause and resume, counts. All workers keep
+to them.
 
 orders = app.queue("orders")
 orders.configure(cap=8, rate="100/m")
@@ -40,9 +41,10 @@ class Host(Protocol):
 class QueueLimits(TypedDict, total=False):
     """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
 
-    At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before `not_before`; at most `capacity` wait, more are
-    refused with `QueueFull`; when `warn_depth` wait, the log says so once (`QueueDeep`). `why` is the reason, for whoever asks. Done and canceled
-    jobs are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+    At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before
+    `not_before`; at most `capacity` wait, more are refused with `QueueFull`; when `warn_depth` wait, the log
+    says so once (`QueueDeep`). `why` is the reason, for whoever asks. Done and canceled jobs are kept for
+    `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
 
     cap: int | None
     rate: Rate | str | None
@@ -55,10 +57,12 @@ class QueueLimits(TypedDict, total=False):
 
 
 class PartLimits(TypedDict, total=False):
-    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other parts (1).
+    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other
+    parts (1).
 
-    At most `capacity` of its jobs wait, more are refused with `PartFull`; they are appended at most at `append_rate`, faster ones are
-    refused with `TooManyAppends`. Both name the part and have a `retry_after`."""
+    At most `capacity` of its jobs wait, more are refused with `PartFull`; they are appended at most at
+    `append_rate`, faster ones are refused with `TooManyAppends`. Both name the part and have a
+    `retry_after`."""
 
     cap: int | None
     rate: Rate | str | None
@@ -78,7 +82,8 @@ class Gate(ABC):
     def _setting(self, **fields: Any) -> Command: ...
 
     def pause(self, why: str | None = None) -> None:
-        """Nothing new starts until `resume`; what runs goes on, and what is enqueued waits. `why` is for whoever asks."""
+        """Nothing new starts until `resume`; what runs goes on, and what is enqueued waits. `why` is for
+        whoever asks."""
         self._host.committer.call(self._setting(paused=True, why=why))
 
     async def apause(self, why: str | None = None) -> None:
@@ -92,7 +97,8 @@ class Gate(ABC):
 
 
 class QueueGate(Gate):
-    """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the ledger."""
+    """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the
+    ledger."""
 
     def __init__(self, host: Host, name: str) -> None:
         checks.name("queue", name)
@@ -158,7 +164,8 @@ class PartGate(Gate):
         await self._host.committer.acall(self._setting(**_fields(limits, PartLimits)))
 
     def stats(self) -> PartView:
-        """What is ready and runs in it, and its settings, now. One that nobody has used yet is empty and has no limits."""
+        """What is ready and runs in it, and its settings, now. One that nobody has used yet is empty and has
+        no limits."""
         return self._host.ledger.parts(self.queue).get(self.name) or PartView(
             self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0
         )

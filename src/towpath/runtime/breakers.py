@@ -1,9 +1,10 @@
-"""Circuit breakers of a fleet: each is a note that everybody reads, and the gates in the ledger that follow from it.
+"""Circuit breakers of a fleet: each is a note that everybody reads, and the gates in the ledger that follow
+from it.
 
-A change is a pure function of the note, written with compare-and-set and its gates in one command. Whoever comes second
-reads the note again and decides again. A success of a closed breaker is written only if there are failures that it resets, and with
-a ratio once a second while there are failures. No handler waits for a commit.
-"""
+A change is a pure function of the note, written with compare-and-set and its gates in one command. Whoever
+comes second reads the note again and decides again. A success of a closed breaker is written only if there
+are failures that it resets, and with a ratio once a second while there are failures. No handler waits for a
+commit."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from towpath.runtime.commit.pending import Reply
 log = get_logger("towpath.breakers")
 
 FRESH: Final = SECOND // 10
-"""How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an ordinary call."""
+"""How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an
+ordinary call."""
 Change = Callable[[Record], Record]
 Place = tuple[str, str | None]
 
@@ -69,7 +71,8 @@ class Breakers:
     # For whoever runs jobs
 
     def calm(self, breaker: Breaker, now: int) -> bool:
-        """Is it known to be closed and without failures? Then a job may begin, and a success need not be told."""
+        """Is it known to be closed and without failures? Then a job may begin, and a success need not be
+        told."""
         known = self._known.get(breaker.name)
         if known is None or known.read_at is None or breaker.ratio is not None:
             return False
@@ -78,8 +81,8 @@ class Breakers:
         return known.read_at <= now < known.read_at + FRESH
 
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
-        """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0 where its gate keeps it,
-        which is shut if it was not known. None if it may run."""
+        """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0
+        where its gate keeps it, which is shut if it was not known. None if it may run."""
         known = self._fresh(breaker, now)
         status = known.record.status
         if began >= status.until:
@@ -101,7 +104,11 @@ class Breakers:
             elif ok and breaker.ratio is not None:
                 known.passed = rules.tallied(breaker, known.passed, now, rules.call(breaker, now, ok))
             resets = known.failing or bool(status.failed)
-            if ok and not status.until and not (status.tally and now >= known.told + SECOND if breaker.ratio else resets):
+            if (
+                ok
+                and not status.until
+                and not (status.tally and now >= known.told + SECOND if breaker.ratio else resets)
+            ):
                 return
             known.failing = not ok
             passed, known.passed, known.told = known.passed, (), now
@@ -109,7 +116,9 @@ class Breakers:
 
         def change(record: Record) -> Record:
             status = turn(breaker, rules.returned(record.status, began), now, began, passed)
-            return replace(record if place is None else record.with_gate(place), breaker=breaker, status=status)
+            return replace(
+                record if place is None else record.with_gate(place), breaker=breaker, status=status
+            )
 
         self._write(known, change)
 
@@ -150,9 +159,11 @@ class Breakers:
         """All of them, by name."""
         return rules.read_all(self._ledger.note)
 
-    def edit(self, name: str, change: Change, now: int, fallback: Record | None = None, anew: bool = False) -> Record | None:
-        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin with. `anew` sets its
-        gates also if nothing has changed. Blocks."""
+    def edit(
+        self, name: str, change: Change, now: int, fallback: Record | None = None, anew: bool = False
+    ) -> Record | None:
+        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin
+        with. `anew` sets its gates also if nothing has changed. Blocks."""
         while True:
             old, version = self.read(name)
             if (start := old or fallback) is None:
@@ -175,7 +186,9 @@ class Breakers:
         """Lift its gates and forget it. Code that declares it brings it back, as new."""
         while (
             record := self.edit(
-                name, lambda found: replace(found, status=rules.closed(found.status, now, "reset by hand")), now
+                name,
+                lambda found: replace(found, status=rules.closed(found.status, now, "reset by hand")),
+                now,
             )
         ) is not None:
             found, version = self.read(name)
@@ -229,7 +242,8 @@ class Breakers:
         self._go_on(known)
 
     def _go_on(self, known: _Known) -> None:
-        """Write what has to be written, one commit after the other; the next one starts where the last was heard."""
+        """Write what has to be written, one commit after the other; the next one starts where the last was
+        heard."""
         with self._lock:
             changes, known.changes = known.changes, []
             old, new = known.record, known.record
@@ -242,11 +256,15 @@ class Breakers:
             if known.version == 0 or _moved(old, new):
                 self._list(new.breaker.name)
             new = self._captured(old, new)
-            self._committer.post([_note(old, new, known.version)], partial(self._heard, known, changes, old, new))
+            self._committer.post(
+                [_note(old, new, known.version)], partial(self._heard, known, changes, old, new)
+            )
         except TowpathError as error:
             self._dropped(known, error)
 
-    def _heard(self, known: _Known, changes: Sequence[Change], old: Record, new: Record, replies: Sequence[Reply]) -> None:
+    def _heard(
+        self, known: _Known, changes: Sequence[Change], old: Record, new: Record, replies: Sequence[Reply]
+    ) -> None:
         """In the committing thread."""
         (reply,) = replies
         if isinstance(reply, Noted):
@@ -315,7 +333,9 @@ class Breakers:
         right = names - {name} if gone else names | {name}
         if right == names:
             return
-        note = Note(key=INDEX, value=msgspec.json.encode(sorted(right)), expect=0 if view is None else view.version)
+        note = Note(
+            key=INDEX, value=msgspec.json.encode(sorted(right)), expect=0 if view is None else view.version
+        )
 
         def again(replies: Sequence[Reply]) -> None:
             if isinstance(replies[0], NoteConflict):
@@ -378,8 +398,8 @@ class BreakerRounds:
         self._made_way: dict[str, int] = {}
 
     def due(self, now: int) -> int | None:
-        """Set gates again that somebody changed, make way where jobs are stuck in one, and tell which breakers are half open. When
-        to come again, None if only a commit can bring something."""
+        """Set gates again that somebody changed, make way where jobs are stuck in one, and tell which
+        breakers are half open. When to come again, None if only a commit can bring something."""
         at = self._looked_at
         if at is not None and at <= now < at + self._pause and (self._next is None or now < self._next):
             # What changes meanwhile is seen with one of the next commits; the caretaker makes some itself.
@@ -408,12 +428,16 @@ class BreakerRounds:
         return self._make_way(record, views, now)
 
     def _make_way(self, record: Record, views: Sequence[View], now: int) -> int | None:
-        """Jobs that fill a gate for a whole cool-down without a word do not count any more; those that have ended count again."""
+        """Jobs that fill a gate for a whole cool-down without a word do not count any more; those that have
+        ended count again."""
         name, limit = record.breaker.name, record.limit
         most = max((running(view) for view in views if view is not None), default=0)
         if most < record.status.stuck:
             self._count_stuck(record, most, now)
-        full = max((running(view) for view in views if view is not None and running(view) >= limit == view.cap), default=0)
+        full = max(
+            (running(view) for view in views if view is not None and running(view) >= limit == view.cap),
+            default=0,
+        )
         if not full:
             return None
         patience = max(record.status.until, self._made_way.get(name, 0)) + record.breaker.rest

@@ -1,9 +1,9 @@
-"""The caretaker: reaps, expires, wakes and purges what is due, fires schedules, and notices what other processes commit.
+"""The caretaker: reaps, expires, wakes and purges what is due, fires schedules, and notices what other
+processes commit.
 
-Every App has one; one in the whole fleet is elected by a note with a time to live and does the work, the others stand by.
-Noticing other processes is everybody's own affair. Nothing here is needed for safety: two that believe they are elected at the
-same time only do the same harmless thing twice.
-"""
+Every App has one; one in the whole fleet is elected by a note with a time to live and does the work, the
+others stand by. Noticing other processes is everybody's own affair. Nothing here is needed for safety: two
+that believe they are elected at the same time only do the same harmless thing twice."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ queues_log = get_logger("towpath.queues")
 
 CARETAKER_KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND
-"""A dead one is replaced after at most this and `STAND_BY`. Whoever is only slow for longer loses its place, which costs nothing."""
+"""A dead one is replaced after at most this and `STAND_BY`. Whoever is only slow for longer loses its place,
+which costs nothing."""
 RENEW: Final = 2 * SECOND
 """How often the elected one says that it is still there: a commit each, also in a ledger at rest."""
 STAND_BY: Final = SECOND // 4
-"""How often the others ask whether it is. They also look for work then: a rate limit that opens writes nothing that a watch
-could notice."""
+"""How often the others ask whether it is. They also look for work then: a rate limit that opens writes
+nothing that a watch could notice."""
 LEAST, LONGEST_LEAST = SECOND // 20, SECOND // 4
-"""Between two upkeeps, and between two looks at the schedules. Between two upkeeps also `SHARE` times as long as one took, up to the
-longer: what is due is claimed without it where there is much to do."""
+"""Between two upkeeps, and between two looks at the schedules. Between two upkeeps also `SHARE` times as long
+as one took, up to the longer: what is due is claimed without it where there is much to do."""
 SHARE: Final = 10
 MOST: Final = SECOND
-"""A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the job a while."""
+"""A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the
+job a while."""
 AGAIN: Final = SECOND
 """After an error."""
 MOST_DEAD: Final = 100
 """Owners that one upkeep reaps."""
 SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
-"""How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we commit ourselves,
-because then every batch of our own looks as well."""
+"""How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we
+commit ourselves, because then every batch of our own looks as well."""
 DEATHS, REMOTE_DEATHS = SECOND // 10, SECOND * 3 // 2
-"""Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a server a look is a statement,
-so it is less often there, unless an owner may be dead."""
+"""Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a
+server a look is a statement, so it is less often there, unless an owner may be dead."""
 REMOTE: Final = 5
 """How many times more seldom all of this is asked of a ledger on a server."""
 REMOTE_TTL: Final = 3
@@ -62,12 +64,19 @@ Heard = Callable[[bool], float | None]
 
 
 class Caretaker:
-    """`due(now)` fires the schedules that are due and says when the next one is. `heard(changed)` is called every time, with
-    whether anything was committed since; it may ask to be called again within so many seconds. `run_once` is everything that it
-    does, without a thread and without sleep; `start` calls it in a thread whenever there is a reason to."""
+    """`due(now)` fires the schedules that are due and says when the next one is. `heard(changed)` is called
+    every time, with whether anything was committed since; it may ask to be called again within so many
+    seconds. `run_once` is everything that it does, without a thread and without sleep; `start` calls it in a
+    thread whenever there is a reason to."""
 
     def __init__(
-        self, ledger: Ledger, committer: Committer, owner: str, clock: Clock, due: Due, heard: Heard | None = None
+        self,
+        ledger: Ledger,
+        committer: Committer,
+        owner: str,
+        clock: Clock,
+        due: Due,
+        heard: Heard | None = None,
     ) -> None:
         self._ledger = ledger
         self._committer = committer
@@ -91,7 +100,8 @@ class Caretaker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop and make way for another. A thread that is stuck in a locked ledger is left behind; it ends by itself."""
+        """Stop and make way for another. A thread that is stuck in a locked ledger is left behind; it ends by
+        itself."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(SLICE + 0.05)
@@ -99,7 +109,8 @@ class Caretaker:
         self._chair.resign()
 
     def run_once(self, now: int) -> int:
-        """Do what is due at `now`; the time to come back, if nothing is committed before. Raises only what is fatal."""
+        """Do what is due at `now`; the time to come back, if nothing is committed before. Raises only what is
+        fatal."""
         try:
             changed = self._ears.listen(now)
             self._chores.changed |= changed
@@ -184,7 +195,8 @@ class _Ears:
         return None if self._suspect is None else self._suspect[1]
 
     def listen(self, now: int) -> bool:
-        """Has anything been committed since the last time? If it was not us, or may not have been, look for work."""
+        """Has anything been committed since the last time? If it was not us, or may not have been, look for
+        work."""
         version = self._ledger.version()
         batches = self._batches
         changed = version != self.version
@@ -273,8 +285,8 @@ class _Chair:
         return self.held_until > now
 
     def _ask(self, now: int, dead: Sequence[str]) -> None:
-        """Write the note if there is none, if its holder is dead, or if it is ours: the fence tells, also when an answer to us was
-        lost."""
+        """Write the note if there is none, if its holder is dead, or if it is ours: the fence tells, also
+        when an answer to us was lost."""
         if self._note is not None and self._put(now, self._note.version):
             return
         view = self._ledger.note(CARETAKER_KEY)
@@ -286,7 +298,9 @@ class _Chair:
 
     def _put(self, now: int, expect: int) -> bool:
         try:
-            answer = self._committer.call(Note(key=CARETAKER_KEY, value=self._owner, expect=expect, ttl=self._ttl))
+            answer = self._committer.call(
+                Note(key=CARETAKER_KEY, value=self._owner, expect=expect, ttl=self._ttl)
+            )
         except NoteConflict:
             return False
         assert isinstance(answer, Noted)
@@ -302,7 +316,8 @@ class _Chair:
 
 
 class _Chores:
-    """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and then."""
+    """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and
+    then."""
 
     def __init__(self, committer: Committer, clock: Clock, remote: bool) -> None:
         self._committer = committer
@@ -316,7 +331,11 @@ class _Chores:
     def next(self) -> int:
         if self._last.more:
             return self._done_at
-        due = self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._done_at)
+        due = (
+            self._most
+            if self._last.next_due is None
+            else min(self._most, self._last.next_due - self._done_at)
+        )
         return self._done_at + (self._least if self.changed else max(LEAST, due))
 
     def do(self, now: int, dead: tuple[str, ...] = ()) -> bool:
@@ -332,7 +351,8 @@ class _Chores:
 
 
 class _Rounds:
-    """The schedules: at the time that the last round named, and soon after anything changed, which may be a schedule."""
+    """The schedules: at the time that the last round named, and soon after anything changed, which may be a
+    schedule."""
 
     def __init__(self, due: Due) -> None:
         self._due = due
@@ -401,7 +421,9 @@ class Depths:
             return None
         waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
         for queue in self._alarm.passed(limits, waiting):
-            queues_log.warning("queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue])
+            queues_log.warning(
+                "queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue]
+            )
             if self._host.bus.wants(QueueDeep):
                 self._host.bus.publish(QueueDeep(queue, waiting[queue], limits[queue]))
         return self._next

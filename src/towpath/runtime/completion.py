@@ -1,8 +1,8 @@
-"""Waiting for jobs to finish: one thread per App watches the ledger while somebody waits, and reads for all of them at once.
+"""Waiting for jobs to finish: one thread per App watches the ledger while somebody waits, and reads for all
+of them at once.
 
-A waiter registers first and looks itself afterwards; whatever commits after its look changes the ledger's version, and the
-watcher looks again. So nothing is missed and nobody polls.
-"""
+A waiter registers first and looks itself afterwards; whatever commits after its look changes the ledger's
+version, and the watcher looks again. So nothing is missed and nobody polls."""
 
 from __future__ import annotations
 

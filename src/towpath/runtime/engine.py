@@ -1,8 +1,8 @@
 """What is open in this process: the ledger, its committer, and those who work with them. Opened on first use.
 
-After a fork the child has nothing open: its next use opens a ledger of its own. What the parent had open is kept untouched in
-the child, because closing a copy of a database connection can destroy what the parent is writing.
-"""
+After a fork the child has nothing open: its next use opens a ledger of its own. What the parent had open is
+kept untouched in the child, because closing a copy of a database connection can destroy what the parent is
+writing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Parts:
         with self._attending:
             if self._caretaker is None:
                 self.ledger.owners.announce(self.owner)
-                self._caretaker = Caretaker(self.ledger, self.committer, self.owner, clock, due, self.lookout.go)
+                self._caretaker = Caretaker(
+                    self.ledger, self.committer, self.owner, clock, due, self.lookout.go
+                )
                 self._caretaker.start()
 
     def close(self) -> None:
@@ -123,7 +125,8 @@ class Engine:
         return (self._parts or self._open()).committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
-        """Several commands, in this order and in one commit. The first refusal is raised, after all were tried."""
+        """Several commands, in this order and in one commit. The first refusal is raised, after all were
+        tried."""
         replies: list[Reply] = []
         answered = threading.Event()
 
@@ -155,7 +158,8 @@ class Engine:
         return Document(self.parts.ledger, self.parts.committer, key, ttl)
 
     def attend(self) -> None:
-        """Have the ledger looked after (a caretaker: upkeep, schedules, other processes' commits). May be called again."""
+        """Have the ledger looked after (a caretaker: upkeep, schedules, other processes' commits). May be
+        called again."""
         self.parts.attend(self.clock, self._due)
 
     def _due(self, now: int) -> int | None:
@@ -164,7 +168,8 @@ class Engine:
 
     @contextlib.contextmanager
     def substituted(self, parts: Parts, clock: Clock) -> Iterator[None]:
-        """Work with these parts and this clock until the end of the block; what was open before stays open. For tests."""
+        """Work with these parts and this clock until the end of the block; what was open before stays open.
+        For tests."""
         before = self._parts, self.clock, self._closed
         self._parts, self.clock = parts, clock
         try:
@@ -173,7 +178,8 @@ class Engine:
             self._parts, self.clock, self._closed = before
 
     def close(self) -> None:
-        """Deliver the pending events, commit the waiting commands, then close the ledger. Later calls raise `LedgerClosed`."""
+        """Deliver the pending events, commit the waiting commands, then close the ledger. Later calls raise
+        `LedgerClosed`."""
         if self._parts is not None:
             self._parts.committer.refuse_nested()
             # While the ledger is open, so that a listener may still enqueue.
@@ -192,7 +198,9 @@ class Engine:
         self._closed = False
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:

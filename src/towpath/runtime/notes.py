@@ -1,4 +1,5 @@
-"""A JSON document in a note, with the version that it had when it was read: whoever saves it last must have seen it."""
+"""A JSON document in a note, with the version that it had when it was read: whoever saves it last must have
+seen it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _AT_HAND: Final[Any] = object()
 
 class Document:
     """`value` (None if there is none) at `version` (0). `save` writes it unless somebody else did in the
-    meantime (`NoteConflict`). The first look reads the ledger; `aload` does that without blocking an event loop."""
+    meantime (`NoteConflict`). The first look reads the ledger; `aload` does that without blocking an event
+    loop."""
 
     def __init__(self, ledger: Ledger, committer: Committer, key: str, ttl: int | None = None) -> None:
         self._ledger = ledger
@@ -68,7 +70,9 @@ class Document:
         try:
             content = msgspec.json.encode(value)
         except Exception as error:
-            raise InvalidInput(field="state", value=value, expected=f"something with a JSON form: {error}") from None
+            raise InvalidInput(
+                field="state", value=value, expected=f"something with a JSON form: {error}"
+            ) from None
         checks.finite("state", value, content)
         return Note(key=self._key, value=content, expect=self.version, ttl=self._ttl)
 

@@ -1,1 +1,2 @@
-"""Functions as jobs: tasks, their options, arguments as JSON, handles, the running job and one attempt at it."""
+"""Functions as jobs: tasks, their options, arguments as JSON, handles, the running job and one attempt at
+it."""

@@ -1,8 +1,9 @@
-"""One attempt at a job of a task: decode, run, say how it ended. The worker, its processes and the test bench all use this.
+"""One attempt at a job of a task: decode, run, say how it ended. The worker, its processes and the test bench
+all use this.
 
-A task with `process=True` runs in a spawned process: `Attempt.request` is what to do, `serve` does it there, and what comes back
-(progress on the way, the settle at the end) goes through `Attempt.heard`. Only JSON and MessagePack cross; no pickle.
-"""
+A task with `process=True` runs in a spawned process: `Attempt.request` is what to do, `serve` does it there,
+and what comes back (progress on the way, the settle at the end) goes through `Attempt.heard`. Only JSON and
+MessagePack cross; no pickle."""
 
 from __future__ import annotations
 
@@ -65,7 +66,19 @@ _requests = msgspec.msgpack.Decoder(Request)
 class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
-    __slots__ = ("_app", "_born", "_chance", "_report", "claim", "error", "mode", "running", "task", "throttled", "timeout")
+    __slots__ = (
+        "_app",
+        "_born",
+        "_chance",
+        "_report",
+        "claim",
+        "error",
+        "mode",
+        "running",
+        "task",
+        "throttled",
+        "timeout",
+    )
 
     def __init__(
         self,
@@ -122,7 +135,11 @@ class Attempt:
     def _raised(self, error: BaseException) -> Settle:
         if self._born != executors.generation():
             executors.leave(self.claim.id, error)
-        return self.stopped() if isinstance(error, outcomes.StopRequested) and self.running.cancelled else self.ended(error)
+        return (
+            self.stopped()
+            if isinstance(error, outcomes.StopRequested) and self.running.cancelled
+            else self.ended(error)
+        )
 
     def ended(self, error: BaseException) -> Settle:
         """It ended with this error, its own or one that says why it was stopped."""
@@ -131,8 +148,9 @@ class Attempt:
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
 
     def stopped(self) -> Settle:
-        """The handler was asked to stop and ended before its work was complete. A timeout is a failure; a stop of the worker costs
-        nothing. Of a later request to cancel the ledger knows: a canceled job never goes back to wait."""
+        """The handler was asked to stop and ended before its work was complete. A timeout is a failure; a
+        stop of the worker costs nothing. Of a later request to cancel the ledger knows: a canceled job never
+        goes back to wait."""
         reason = self.running.asked
         if reason is Reason.EXPIRED:
             return self.ended(TimedOut(f"it ran longer than {self.timeout or 0:g} s"))
@@ -141,8 +159,8 @@ class Attempt:
         return self._settle(Stop(error=str(reason)))
 
     def refused(self, refusal: Refused) -> Settle:
-        """What the handler wanted along with its end was refused. That is its failure: a function of `commit` that raises is
-        treated as if the handler had raised the same."""
+        """What the handler wanted along with its end was refused. That is its failure: a function of `commit`
+        that raises is treated as if the handler had raised the same."""
         cause = refusal.__cause__ if isinstance(refusal, UserFunctionFailed) else None
         return self.ended(cause or refusal)
 
@@ -167,22 +185,26 @@ class Attempt:
         return Settle(job.id, job.fence, outcome, *extras)
 
     def _tell(self, outcome: Outcome) -> None:
-        """What the handler did, once: a refusal of what it wanted along with it is another matter, and a service that was asked
-        too much is not down."""
+        """What the handler did, once: a refusal of what it wanted along with it is another matter, and a
+        service that was asked too much is not down."""
         report, self._report = self._report, None
         if report is not None and self.throttled is None:
             report(outcome)
 
     def _span(self) -> AbstractContextManager[None]:
         job = self.claim.job
-        return tracing.span(job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), QUIET)
+        return tracing.span(
+            job.kind, job.headers, tracing.job_attributes(job.id, job.queue, job.attempts), QUIET
+        )
 
     # In another process
 
     def request(self) -> bytes:
         """What a process needs to run it."""
         function = self.task.function
-        return msgspec.msgpack.encode(Request(function.__module__, function.__qualname__, self.task.kind, self.claim.job))
+        return msgspec.msgpack.encode(
+            Request(function.__module__, function.__qualname__, self.task.kind, self.claim.job)
+        )
 
     def heard(self, message: bytes) -> Settle | None:
         """A message of the process; the settle if it was the last."""
@@ -207,7 +229,8 @@ def _finished(coroutine: Any) -> Any:
 
 
 def serve(connection: Connection) -> None:
-    """The other process: answers requests until nobody asks any more. Ctrl-C is for the worker, which ends its processes."""
+    """The other process: answers requests until nobody asks any more. Ctrl-C is for the worker, which ends
+    its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="towpath-parent", daemon=True).start()
     while True:
@@ -231,7 +254,9 @@ def _answer(request: Request, connection: Connection) -> Answer:
     try:
         task = _find(request)
     except Exception as error:
-        return Answer(Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}"))
+        return Answer(
+            Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
+        )
     attempt = Attempt(_Remote(task, connection), Claim(request.job), task)
     settle = attempt.run()
     return Answer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
@@ -240,7 +265,9 @@ def _answer(request: Request, connection: Connection) -> Answer:
 def _find(request: Request) -> Task[..., Any]:
     """The task in its module, under its own name or in an app there."""
     main = sys.modules.get("__mp_main__") or sys.modules["__main__"]
-    module = main if request.module in ("__main__", "__mp_main__") else importlib.import_module(request.module)
+    module = (
+        main if request.module in ("__main__", "__mp_main__") else importlib.import_module(request.module)
+    )
     found: Any = module
     for name in request.name.split("."):
         found = getattr(found, name, None)
@@ -256,7 +283,8 @@ def _find(request: Request) -> Task[..., Any]:
 
 
 class _Remote:
-    """The app as seen by a running job in another process: progress goes through the pipe, reads through a ledger of its own."""
+    """The app as seen by a running job in another process: progress goes through the pipe, reads through a
+    ledger of its own."""
 
     def __init__(self, task: Task[..., Any], connection: Connection) -> None:
         self._engine: Any = task.app

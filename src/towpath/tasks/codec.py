@@ -22,7 +22,8 @@ from towpath.core import checks
 from towpath.errors import InvalidInput
 
 AFTER = "towpath-after"
-"""The name under which a job says what it waited for: a header, or beside the arguments, where no parameter can be called so."""
+"""The name under which a job says what it waited for: a header, or beside the arguments, where no parameter
+can be called so."""
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments, ready for the call."""
@@ -35,7 +36,8 @@ _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
 def _to_plain(value: Any) -> Any:
     """What msgspec does not know. Pydantic's models are known by their methods, without importing it."""
     if hasattr(value, "model_dump") and not isinstance(value, type):
-        # Under the names of the fields and without what is computed: so that `_from_plain` can read it, whatever the aliases.
+        # Under the names of the fields and without what is computed: so that `_from_plain` can read it,
+        # whatever the aliases.
         return value.model_dump(mode="json", by_alias=False, round_trip=True)
     raise TypeError(f"a {type(value).__name__} cannot be stored as JSON")
 
@@ -55,7 +57,9 @@ def _in_one_line(error: ValueError) -> str:
     if not hasattr(error, "errors"):
         return str(error)
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in found)
+    return "; ".join(
+        ": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in found
+    )
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_to_plain)
@@ -68,7 +72,9 @@ def encode(value: Any, field: str = "value") -> bytes:
     try:
         content = _encoder.encode(value)
     except Exception as error:
-        raise InvalidInput(field=field, value=value, expected=f"something that can be stored as JSON: {error}") from error
+        raise InvalidInput(
+            field=field, value=value, expected=f"something that can be stored as JSON: {error}"
+        ) from error
     checks.finite(field, value, content, _to_plain)
     return content
 
@@ -94,7 +100,9 @@ class Codec:
         self._required = {each.name for each in self.parameters.values() if _is_required(each)}
         self._names = frozenset(self.parameters)
         self._all_required = len(self._required) == len(self._names)
-        self._decode: Callable[[bytes], msgspec.Struct] = msgspec.json.Decoder(self._struct(hints), dec_hook=_from_plain).decode
+        self._decode: Callable[[bytes], msgspec.Struct] = msgspec.json.Decoder(
+            self._struct(hints), dec_hook=_from_plain
+        ).decode
         self._result = self._decoder_of(hints.get("return", Any), "return")
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
@@ -106,7 +114,8 @@ class Codec:
             elif each.kind is Parameter.VAR_KEYWORD:
                 hint = dict[str, hint]  # type: ignore[valid-type]
             self._decoder_of(hint, each.name)
-            fields.append((each.name, hint) if _is_required(each) else (each.name, Union[hint, UnsetType], UNSET))  # noqa: UP007
+            optional = Union[hint, UnsetType]  # type: ignore[valid-type]  # noqa: UP007
+            fields.append((each.name, hint) if _is_required(each) else (each.name, optional, UNSET))
         names = {"towpath__after": AFTER}
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, rename=names)
 
@@ -140,7 +149,9 @@ class Codec:
             return dict(inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs).arguments)
         except TypeError as error:
             shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
-            raise InvalidInput(field=f"{self.name}()", value=shown, expected=f"its own parameters: {error}") from None
+            raise InvalidInput(
+                field=f"{self.name}()", value=shown, expected=f"its own parameters: {error}"
+            ) from None
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidInput naming task, parameter and value."""
@@ -164,7 +175,9 @@ class Codec:
         try:
             checks.finite("", arguments, payload, _to_plain)
         except InvalidInput as error:
-            raise self._wrong(error.details["field"], error.details["value"], error.details["expected"]) from None
+            raise self._wrong(
+                error.details["field"], error.details["value"], error.details["expected"]
+            ) from None
 
     def canonical(self, arguments: Mapping[str, Any]) -> bytes:
         """The same bytes for equal arguments, whatever the order of dicts and sets."""
@@ -172,7 +185,11 @@ class Codec:
 
     def full(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with the defaults of what was left out."""
-        defaults = {each.name: each.default for each in self.parameters.values() if each.default is not Parameter.empty}
+        defaults = {
+            each.name: each.default
+            for each in self.parameters.values()
+            if each.default is not Parameter.empty
+        }
         return {**defaults, **arguments}
 
     # At run
@@ -209,7 +226,11 @@ class Codec:
             raise self._wrong(name, payload, said) from error
         values = asdict(found)
         del values["towpath__after"]
-        return values if self._all_required else {name: value for name, value in values.items() if value is not UNSET}
+        return (
+            values
+            if self._all_required
+            else {name: value for name, value in values.items() if value is not UNSET}
+        )
 
     # Results
 

@@ -1,4 +1,5 @@
-"""Several calls at once: chains, groups with a job that follows them, and batches. Each is one append: all or nothing."""
+"""Several calls at once: chains, groups with a job that follows them, and batches. Each is one append: all or
+nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Chain:
 
 
 class Group:
-    """Members and what follows them. Their ids follow from the group's, so that making it again makes nothing twice."""
+    """Members and what follows them. Their ids follow from the group's, so that making it again makes nothing
+    twice."""
 
     def __init__(self, engine: Engine, id: str | None, on_failure: str) -> None:
         self._engine = engine
@@ -59,9 +61,9 @@ class Group:
         self._then: Call[Any] | None = None
 
     def commands(self, calls: Iterable[Call[Any]], then: Then | None) -> list[list[Command]]:
-        """What to commit, step by step. A refused append must not let a group end, and what follows it run; so a `then` that
-        depends on how the group ends is sealed in a step of its own. The plain one is a job that waits for the group: it is
-        refused together with the members, and one step will do."""
+        """What to commit, step by step. A refused append must not let a group end, and what follows it run;
+        so a `then` that depends on how the group ends is sealed in a step of its own. The plain one is a job
+        that waits for the group: it is refused together with the members, and one step will do."""
         self._calls = list(calls)
         if not self._calls:
             raise InvalidInput(field="group", value=(), expected="at least one call")
@@ -72,13 +74,22 @@ class Group:
             return [[Open(self.id, self._on_failure, callbacks), Append(tuple(specs))], [Seal(self.id)]]
         if then is not None:
             self._then = then
-            specs.append(after(then, After(self.id, run_anyway=True, group=True), id=derived(self.id, "then")))
+            specs.append(
+                after(then, After(self.id, run_anyway=True, group=True), id=derived(self.id, "then"))
+            )
         return [[Open(self.id, self._on_failure), Append(tuple(specs)), Seal(self.id)]]
 
     def handle(self, answers: Sequence[Result]) -> GroupHandle[Any]:
         ids = ids_of(answers[1])
-        jobs = [JobHandle[Any](self._engine, id, call.task.decode_result) for id, call in zip(ids, self._calls, strict=False)]
-        follower = None if self._then is None else JobHandle[Any](self._engine, ids[-1], self._then.task.decode_result)
+        jobs = [
+            JobHandle[Any](self._engine, id, call.task.decode_result)
+            for id, call in zip(ids, self._calls, strict=False)
+        ]
+        follower = (
+            None
+            if self._then is None
+            else JobHandle[Any](self._engine, ids[-1], self._then.task.decode_result)
+        )
         return GroupHandle(self._engine, self.id, jobs, follower)
 
     def _member(self, call: Call[Any], n: int) -> Spec:
@@ -90,10 +101,11 @@ class Group:
 
 
 class Batch(Collector):
-    """Collects enqueues and appends them all at the end of its `with`; nothing if the block raises. Inside, `task.enqueue` of
-    the same thread or coroutine goes here too. The handles can be waited for after the block. With `on` the append is part of the
-    transaction on that connection. On SQLite the block is that transaction, if none is open: it begins with the write lock, is
-    committed at the end, and rolled back if the block raises."""
+    """Collects enqueues and appends them all at the end of its `with`; nothing if the block raises. Inside,
+    `task.enqueue` of the same thread or coroutine goes here too. The handles can be waited for after the
+    block. With `on` the append is part of the transaction on that connection. On SQLite the block is that
+    transaction, if none is open: it begins with the write lock, is committed at the end, and rolled back if
+    the block raises."""
 
     def __init__(self, engine: Engine, on: Any = None) -> None:
         super().__init__(engine)
@@ -110,13 +122,17 @@ class Batch(Collector):
         self._token = open_collector.set(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._leave()
         with self._ending(error):
             if error is None and self.specs:
                 specs = tuple(self.specs)
                 self.placed(
-                    self.engine.call(Append(specs)) if self._on is None else append_on(self.engine.ledger, self._on, specs)
+                    self.engine.call(Append(specs))
+                    if self._on is None
+                    else append_on(self.engine.ledger, self._on, specs)
                 )
 
     async def __aenter__(self) -> Self:
@@ -131,7 +147,11 @@ class Batch(Collector):
                 specs = tuple(self.specs)
                 on = self._on
                 self.placed(
-                    await (self.engine.acall(Append(specs)) if on is None else aappend_on(self.engine.ledger, on, specs))
+                    await (
+                        self.engine.acall(Append(specs))
+                        if on is None
+                        else aappend_on(self.engine.ledger, on, specs)
+                    )
                 )
 
     @contextmanager

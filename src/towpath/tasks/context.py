@@ -1,8 +1,8 @@
 """The running job, for the handler that runs it: `towpath.current()`.
 
-Whoever runs jobs makes a `Running` per attempt, enters it around the handler (`with running:`), tells it when the job is asked to
-stop (`ask`), and takes what the handler collected for the settling transaction (`outcome_extras`).
-"""
+Whoever runs jobs makes a `Running` per attempt, enters it around the handler (`with running:`), tells it when
+the job is asked to stop (`ask`), and takes what the handler collected for the settling transaction
+(`outcome_extras`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class Poster(Protocol):
-    """Takes the progress of a running job and calls back with the reply, unless a newer one took its place or the job was settled."""
+    """Takes the progress of a running job and calls back with the reply, unless a newer one took its place or
+    the job was settled."""
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None], /) -> None: ...
 
@@ -86,8 +87,9 @@ class Stoppable:
 
     @property
     def cancelled(self) -> bool:
-        """Is the job asked to stop, or the claim lost? A long handler checks this now and then. Once it has read True and returns,
-        the job has stopped and is not done, unless the handler returns `finished(value)`."""
+        """Is the job asked to stop, or the claim lost? A long handler checks this now and then. Once it has
+        read True and returns, the job has stopped and is not done, unless the handler returns
+        `finished(value)`."""
         if self.asked is None and not self.lost:
             return False
         self._seen = True
@@ -105,7 +107,8 @@ class Stoppable:
     def finished(self, value: V) -> V: ...
 
     def finished(self, value: Any = None) -> Any:
-        """`return current().finished(value)`: the work is complete, although the handler may have seen a request to stop."""
+        """`return current().finished(value)`: the work is complete, although the handler may have seen a
+        request to stop."""
         self._complete = True
         return value
 
@@ -145,13 +148,16 @@ class Running(Stoppable):
         "task",
     )
 
-    def __init__(self, app: Host, claim: Claim, task: Task[..., Any], span: AbstractContextManager[None] | None = None) -> None:
+    def __init__(
+        self, app: Host, claim: Claim, task: Task[..., Any], span: AbstractContextManager[None] | None = None
+    ) -> None:
         self.job: Job = claim.job
         self.task = task
         super().__init__(claim.job.cancel_requested)
         self._app = app
         self._cursor = claim.job.cursor
-        # Most handlers have neither, and every list that lives until the next commit is one more for the garbage collector.
+        # Most handlers have neither, and every list that lives until the next commit is one more for the
+        # garbage collector.
         self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
         self._state: Document | None = None
@@ -190,14 +196,15 @@ class Running(Stoppable):
 
     @property
     def state(self) -> Document:
-        """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It goes when the job
-        is done."""
+        """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It
+        goes when the job is done."""
         if self._state is None:
             self._state = self._app.document(f"state/{self.id}", STATE_TTL)
         return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
-        """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is left out."""
+        """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is
+        left out."""
         self.at = done, total
         self._app.committer.post_progress(Progress(self.id, self.fence, done, total), self.heard)
 
@@ -207,18 +214,21 @@ class Running(Stoppable):
         self._app.committer.post_progress(Progress(self.id, self.fence, cursor=self._cursor), self.heard)
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
-        """A child: it is enqueued in the transaction that settles this job as done, and not at all if the attempt fails."""
+        """A child: it is enqueued in the transaction that settles this job as done, and not at all if the
+        attempt fails."""
         spec = call.spec()
         with _telling:
             self._spawn = self._spawn or {}
             if spec.id in self._spawn:
-                raise InvalidInput(field="id", value=spec.id, expected="an id that no other child of this attempt has")
+                raise InvalidInput(
+                    field="id", value=spec.id, expected="an id that no other child of this attempt has"
+                )
             self._spawn[spec.id] = spec
         return JobHandle(call.task.app, spec.id, call.task.decode_result)
 
     def commit(self, function: Callable[[Any], object]) -> None:
-        """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or neither. Needs a
-        ledger with a database."""
+        """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or
+        neither. Needs a ledger with a database."""
         if not self._app.transactional:
             raise Unsupported(
                 what="run a function in the settle of this job, which needs a ledger with a database, in this process "
@@ -229,9 +239,9 @@ class Running(Stoppable):
             self._functions.append(function)
 
     def results(self, *, errors: bool = False) -> list[Any]:
-        """What the jobs it waited for returned, in the order of `after`; a group gives all of its members. One that did not
-        end well is raised as JobFailed or JobCanceled, one that does not fit its task's return annotation as InvalidInput;
-        with `errors` they stand in their places."""
+        """What the jobs it waited for returned, in the order of `after`; a group gives all of its members.
+        One that did not end well is raised as JobFailed or JobCanceled, one that does not fit its task's
+        return annotation as InvalidInput; with `errors` they stand in their places."""
         return [self._value(job, errors) for job in self._awaited()]
 
     # For whoever runs it
@@ -241,7 +251,11 @@ class Running(Stoppable):
         if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
             return None
         children = tuple((self._spawn or {}).values())
-        notes = (Note(key=f"state/{self.id}", value=None),) if self._state is not None or self.job.fence > 1 else ()
+        notes = (
+            (Note(key=f"state/{self.id}", value=None),)
+            if self._state is not None or self.job.fence > 1
+            else ()
+        )
         return children, notes, self._within()
 
     def __enter__(self) -> Running:
@@ -250,7 +264,9 @@ class Running(Stoppable):
             self._span.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._token is not None
         if self._span is not None:
             self._span.__exit__(kind, error, trace)
@@ -268,7 +284,10 @@ class Running(Stoppable):
             except Exception:
                 raise
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                if (
+                    isinstance(error, KeyboardInterrupt)
+                    and threading.current_thread() is threading.main_thread()
+                ):
                     raise
                 # This thread commits for everybody; it is not the function's to end.
                 raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
@@ -283,8 +302,8 @@ class Running(Stoppable):
             self.lose()
 
     def _awaited(self) -> list[Job]:
-        """What it waited for. A job that was refused for its key, or superseded, is represented by the one that it waited for in
-        its place."""
+        """What it waited for. A job that was refused for its key, or superseded, is represented by the one
+        that it waited for in its place."""
         after = waited_for(self.job)
         ledger = self._app.ledger
         names = {winner.id: winner.winner or winner.id for winner in ledger.winners(job=self.id)}

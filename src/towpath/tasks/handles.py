@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from towpath.core.commands import Abort, Appended, Cancel, Canceled, Result, Revive, Revived, Seal, Selector, Unseal
+from towpath.core.commands import (
+    Abort,
+    Appended,
+    Cancel,
+    Canceled,
+    Result,
+    Revive,
+    Revived,
+    Seal,
+    Selector,
+    Unseal,
+)
 from towpath.core.explain import Explanation, blame
 from towpath.core.job import CANCELED, DONE, FINISHED, Job, Reason, Spec
 from towpath.core.views import MAX_PAGE, GroupView, Query
@@ -34,14 +45,17 @@ class JobHandle(Generic[R_co]):
         return f"<job {self.id}>"
 
     def result(self, timeout: float | None = None) -> R_co:
-        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, TimeoutError after `timeout` seconds, or
-        InvalidInput if what it returned is not what the task's return annotation says."""
+        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, TimeoutError after
+        `timeout` seconds, or InvalidInput if what it returned is not what the task's return annotation
+        says."""
         return self._value(self.finished(timeout))
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         job = await self.afinished(timeout)
         # Only how a dependency failed is read from the ledger, which must not block the event loop.
-        return await asyncio.to_thread(self._value, job) if job.reason is Reason.DEPENDENCY else self._value(job)
+        return (
+            await asyncio.to_thread(self._value, job) if job.reason is Reason.DEPENDENCY else self._value(job)
+        )
 
     def finished(self, timeout: float | None = None) -> Job:
         """Wait until it has finished, however it ended."""
@@ -81,12 +95,14 @@ class JobHandle(Generic[R_co]):
 
 
 def value_of(ledger: Ledger, job: Job, decode: Decode) -> Any:
-    """What a finished job returned, or how it ended as an error. An unfinished one is that of a group that was aborted, which does
-    not wait for the jobs that represent its members."""
+    """What a finished job returned, or how it ended as an error. An unfinished one is that of a group that
+    was aborted, which does not wait for the jobs that represent its members."""
     if job.state is DONE:
         return decode(job.result)
     if job.state is CANCELED or job.state not in FINISHED:
-        raise JobCanceled(id=job.id, reason=job.reason.value if job.state is CANCELED else Reason.ABORTED.value)
+        raise JobCanceled(
+            id=job.id, reason=job.reason.value if job.state is CANCELED else Reason.ABORTED.value
+        )
     error, culprit = job.error, None
     if job.reason is Reason.DEPENDENCY:
         error, culprit = _blamed(ledger, job)
@@ -117,10 +133,15 @@ def _revived(id: str, answer: Result) -> None:
 
 
 class GroupHandle(Generic[R_co]):
-    """A group of jobs. `jobs` are its members as they were enqueued, `then` the job that follows it, if there is one."""
+    """A group of jobs. `jobs` are its members as they were enqueued, `then` the job that follows it, if there
+    is one."""
 
     def __init__(
-        self, engine: Engine, id: str, jobs: Sequence[JobHandle[R_co]] = (), then: JobHandle[Any] | None = None
+        self,
+        engine: Engine,
+        id: str,
+        jobs: Sequence[JobHandle[R_co]] = (),
+        then: JobHandle[Any] | None = None,
     ) -> None:
         self.id = id
         self.jobs = tuple(jobs)
@@ -138,7 +159,8 @@ class GroupHandle(Generic[R_co]):
         return view
 
     def result(self, timeout: float | None = None) -> list[R_co]:
-        """Wait until it is closed; what the jobs returned, in their order. Raises the first failure or cancellation."""
+        """Wait until it is closed; what the jobs returned, in their order. Raises the first failure or
+        cancellation."""
         self.closed(timeout)
         return self._values()
 
@@ -161,7 +183,8 @@ class GroupHandle(Generic[R_co]):
         await self._engine.acall(Abort(self.id))
 
     def pause(self, why: str | None = None) -> None:
-        """Those of its jobs that wait do not start until `resume`; those that run go on, and wait as well if they come back."""
+        """Those of its jobs that wait do not start until `resume`; those that run go on, and wait as well if
+        they come back."""
         self._engine.call(Unseal(self.id, why))
 
     async def apause(self, why: str | None = None) -> None:
@@ -179,8 +202,8 @@ class GroupHandle(Generic[R_co]):
 
 
 def members(ledger: Ledger, group: str) -> list[Job]:
-    """Every job of a group, in the order in which they were added. A member that was refused for its key is represented by the job
-    that held the key."""
+    """Every job of a group, in the order in which they were added. A member that was refused for its key is
+    represented by the job that held the key."""
     found: list[Job] = []
     page: str | None = None
     while True:
@@ -193,7 +216,9 @@ def members(ledger: Ledger, group: str) -> list[Job]:
     if not winners:
         return found
     jobs = jobs_of(ledger, [winner.winner or winner.id for winner in winners])
-    places = [(job.seq, job) for job in found] + list(zip([winner.place for winner in winners], jobs, strict=True))
+    places = [(job.seq, job) for job in found] + list(
+        zip([winner.place for winner in winners], jobs, strict=True)
+    )
     return [job for _, job in sorted(places, key=lambda entry: entry[0])]
 
 
@@ -208,7 +233,8 @@ def jobs_of(ledger: Ledger, ids: Sequence[str]) -> list[Job]:
 
 
 class Collector:
-    """Gathers specs for one append. The handles it gives know their final ids once `placed` was told the answer."""
+    """Gathers specs for one append. The handles it gives know their final ids once `placed` was told the
+    answer."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

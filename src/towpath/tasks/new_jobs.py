@@ -39,7 +39,8 @@ class _SharedSource:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent held."""
+        """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent
+        held."""
         self._next = IdSource(_Entropy().take).new
         self._now = SystemClock().now
         self._lock = threading.Lock()
@@ -70,8 +71,8 @@ running: ContextVar[Running | None] = ContextVar("towpath_running", default=None
 
 
 def inherited(job: Job, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec that `job` enqueues: its correlation id, and the trace of its handler (its own, if nobody traces
-    here), unless they say otherwise."""
+    """The fields of a spec that `job` enqueues: its correlation id, and the trace of its handler (its own, if
+    nobody traces here), unless they say otherwise."""
     headers = fields.get("headers", {})
     if not isinstance(headers, Mapping):
         # Whoever makes the spec says what is wrong with them.
@@ -102,12 +103,15 @@ async def aappend_on(ledger: Ledger, connection: Any, specs: Sequence[Spec]) -> 
 
 
 def begin_on(ledger: Ledger, connection: Any) -> bool:
-    """On SQLite: begin a transaction with the write lock, in turn with the processes that use the ledger. False if one is open."""
+    """On SQLite: begin a transaction with the write lock, in turn with the processes that use the ledger.
+    False if one is open."""
     users = getattr(_transactional(ledger), "users", None)
     return users is not None and bool(users.begin(connection))
 
 
 def _transactional(ledger: Ledger) -> Transactional:
     if not ledger.capabilities.transactional:
-        raise Unsupported(what="an append in a transaction of yours; that needs a ledger on SQLite or PostgreSQL")
+        raise Unsupported(
+            what="an append in a transaction of yours; that needs a ledger on SQLite or PostgreSQL"
+        )
     return cast(Transactional, ledger)

@@ -1,4 +1,5 @@
-"""What may be said of a task (`@app.task(...)`) and of one call of it (`task.options(...)`), and the spec fields that follow."""
+"""What may be said of a task (`@app.task(...)`) and of one call of it (`task.options(...)`), and the spec
+fields that follow."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ from towpath.tasks.handles import GroupHandle, JobHandle
 from towpath.tasks.outcomes import Span
 
 MAX_NAMED = 32 * 1024
-"""Characters of the header with the jobs (and `@` groups) that a job waited for. Where they are more, they go with the payload."""
+"""Characters of the header with the jobs (and `@` groups) that a job waited for. Where they are more, they go
+with the payload."""
 
 Naming = str | Callable[..., str]
-"""A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same parameters."""
+"""A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same
+parameters."""
 Dependency = JobHandle[Any] | GroupHandle[Any] | After | str
 Conflict = Literal["keep", "replace", "serial"]
 
@@ -47,8 +50,8 @@ class TaskOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What `task.options(...)` takes. Spans are seconds or timedeltas. `on` is a connection of yours to the ledger's database: the job
-    is part of its transaction."""
+    """What `task.options(...)` takes. Spans are seconds or timedeltas. `on` is a connection of yours to the
+    ledger's database: the job is part of its transaction."""
 
     on: Any
     delay: Span
@@ -93,7 +96,11 @@ class Terms(msgspec.Struct, frozen=True):
     """Do the arguments decide over a key, a part or the queue?"""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "named", any(each not in (None, False) for each in (self.unique, self.part, self.key, self.route)))
+        force_setattr(
+            self,
+            "named",
+            any(each not in (None, False) for each in (self.unique, self.part, self.key, self.route)),
+        )
 
 
 def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
@@ -105,15 +112,23 @@ def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = 
     route = options.get("route")
     if route is not None and not (callable(route) or isinstance(route, str)):
         raise InvalidInput(
-            field=f"route of {kind}", value=route, expected="a function of its parameters, or a template of them"
+            field=f"route of {kind}",
+            value=route,
+            expected="a function of its parameters, or a template of them",
         )
     if options.get("resource") is not None:
         checks.name(f"resource of {kind}", options["resource"])
-    fields: dict[str, Any] = {"queue": queue, "priority": priorities["normal"], **_common(options, priorities)}
+    fields: dict[str, Any] = {
+        "queue": queue,
+        "priority": priorities["normal"],
+        **_common(options, priorities),
+    }
     breaker = breaker_of(options.get("breaker"))
     if breaker is not None and options.get("part") is None:
         fields["part"] = breaker.part
-    return Terms(kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"), route=route)
+    return Terms(
+        kind=kind, fields=fields, unique=options.get("unique", False), part=options.get("part"), route=route
+    )
 
 
 def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
@@ -137,7 +152,9 @@ def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int]
     checks.optional_text("key", options.get("key"), checks.MAX_KEY)
     policy = POLICIES.get(options.get("on_conflict", "keep"))
     if policy is None:
-        raise InvalidInput(field="on_conflict", value=options["on_conflict"], expected="keep, replace or serial")
+        raise InvalidInput(
+            field="on_conflict", value=options["on_conflict"], expected="keep, replace or serial"
+        )
     return Terms(
         kind=terms.kind,
         fields=fields,
@@ -164,7 +181,9 @@ def names(terms: Terms, codec: Codec, arguments: Mapping[str, Any]) -> dict[str,
         digest = hashlib.blake2b(codec.canonical(codec.full(arguments)), digest_size=16).hexdigest()
         fields["key"] = Key(f"{terms.kind}:{digest}", terms.policy, terms.window)
     elif terms.unique is not None and terms.unique is not False:
-        fields["key"] = Key(f"{terms.kind}:{_named(terms.unique, 'unique', codec, arguments)}", terms.policy, terms.window)
+        fields["key"] = Key(
+            f"{terms.kind}:{_named(terms.unique, 'unique', codec, arguments)}", terms.policy, terms.window
+        )
     if terms.part is not None:
         fields["part"] = _named(terms.part, "part", codec, arguments)
     if terms.route is not None:
@@ -235,7 +254,10 @@ def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mappin
     after: Sequence[After] = fields["after"]
     header = ",".join(f"@{each.id}" if each.group else each.id for each in after)
     if len(header) <= MAX_NAMED and not any("," in each.id or each.id.startswith("@") for each in after):
-        return payload, {**fields, "headers": {**fields.get("headers", {}), AFTER: header}} if after else fields
+        return payload, {
+            **fields,
+            "headers": {**fields.get("headers", {}), AFTER: header},
+        } if after else fields
     waiting = msgspec.json.encode(_Waiting([_Group(each.id) if each.group else each.id for each in after]))
     return (payload[:-1] + b"," + waiting[1:] if len(payload) > 2 else waiting), fields
 
@@ -285,4 +307,6 @@ def _span(field: str, value: Span | None) -> int | None:
 def _known(options: Mapping[str, Any], kind: type, field: str) -> None:
     unknown = sorted(set(options) - set(kind.__annotations__))
     if unknown:
-        raise InvalidInput(field=field, value=unknown[0], expected=f"one of {', '.join(kind.__annotations__)}")
+        raise InvalidInput(
+            field=field, value=unknown[0], expected=f"one of {', '.join(kind.__annotations__)}"
+        )

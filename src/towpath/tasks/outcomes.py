@@ -1,4 +1,5 @@
-"""What a handler raises to say how its attempt ends. Anything else it raises is a failure and follows the task's backoff."""
+"""What a handler raises to say how its attempt ends. Anything else it raises is a failure and follows the
+task's backoff."""
 
 from __future__ import annotations
 
@@ -41,13 +42,15 @@ class Snooze(Control):
 
 
 class BreakerOpen(Control):
-    """A breaker that the handler wanted to pass is open (see `towpath.breaker`). The job goes back and comes again later, without
-    spending anything; a handler may catch it and do without."""
+    """A breaker that the handler wanted to pass is open (see `towpath.breaker`). The job goes back and comes
+    again later, without spending anything; a handler may catch it and do without."""
 
     def __init__(self, name: str, after: Span) -> None:
         self.name = name
         self.after = checks.micros(after, "after")
-        super().__init__(f"breaker {name} lets nothing through for another {self.after / checks.SECOND:.1f} s")
+        super().__init__(
+            f"breaker {name} lets nothing through for another {self.after / checks.SECOND:.1f} s"
+        )
 
 
 class Cancel(Control):
@@ -78,8 +81,9 @@ MAX_RETRY_AFTER = 3600.0
 
 
 def throttling(error: BaseException) -> int | None:
-    """Does the error, or what it was raised from, say that a service was asked too much? Microseconds after which it wants to be
-    asked again (0: it does not say), else None. Errors of HTTP clients with the status 429 do (httpx, requests, aiohttp, urllib)."""
+    """Does the error, or what it was raised from, say that a service was asked too much? Microseconds after
+    which it wants to be asked again (0: it does not say), else None. Errors of HTTP clients with the status
+    429 do (httpx, requests, aiohttp, urllib)."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
@@ -96,12 +100,18 @@ def throttling(error: BaseException) -> int | None:
 def _status(error: BaseException) -> Any:
     response = getattr(error, "response", None)
     found = [getattr(response, name, None) for name in ("status_code", "status")]
-    return next((each for each in (*found, *[getattr(error, name, None) for name in ("status", "code")]) if each), None)
+    return next(
+        (each for each in (*found, *[getattr(error, name, None) for name in ("status", "code")]) if each),
+        None,
+    )
 
 
 def _retry_after(error: BaseException) -> int:
-    """The header in seconds. A date there is as good as nothing: it would be compared with another machine's clock."""
-    headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None)
+    """The header in seconds. A date there is as good as nothing: it would be compared with another machine's
+    clock."""
+    headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(
+        error, "headers", None
+    )
     try:
         said = headers.get("Retry-After") or headers.get("retry-after")
         seconds = min(MAX_RETRY_AFTER, max(0.0, float(said or 0.0)))

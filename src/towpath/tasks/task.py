@@ -27,7 +27,16 @@ from towpath.tasks import outcomes
 from towpath.tasks.codec import Bound, Codec
 from towpath.tasks.handles import JobHandle, collecting, open_collector
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running
-from towpath.tasks.options import CallOptions, TaskOptions, breaker_of, call_terms, names, policy_of, task_terms, with_after
+from towpath.tasks.options import (
+    CallOptions,
+    TaskOptions,
+    breaker_of,
+    call_terms,
+    names,
+    policy_of,
+    task_terms,
+    with_after,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,8 +125,8 @@ class Task(Generic[P, R]):
         return other
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch; with `on`: when that
-        transaction is committed)."""
+        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the
+        batch; with `on`: when that transaction is committed)."""
         specs = (self.spec_for(args, kwargs),)
         if self._on is None and open_collector.get() is None:  # as most often; the rest is for the others
             return self._handle(self.app.call(Append(specs)))
@@ -147,10 +156,16 @@ class Task(Generic[P, R]):
         return [batch.collect(spec, self.decode_result) for spec in specs]
 
     def _append(self, specs: tuple[Spec, ...]) -> Result:
-        return self.app.call(Append(specs)) if self._on is None else append_on(self.app.ledger, self._on, specs)
+        return (
+            self.app.call(Append(specs)) if self._on is None else append_on(self.app.ledger, self._on, specs)
+        )
 
     def _aappend(self, specs: tuple[Spec, ...]) -> Coroutine[Any, Any, Result]:
-        return self.app.acall(Append(specs)) if self._on is None else aappend_on(self.app.ledger, self._on, specs)
+        return (
+            self.app.acall(Append(specs))
+            if self._on is None
+            else aappend_on(self.app.ledger, self._on, specs)
+        )
 
     def _handle(self, answer: Result) -> JobHandle[R]:
         assert type(answer) is Appended
@@ -164,9 +179,7 @@ class Task(Generic[P, R]):
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
         if self._on is not None:
-            expected = (
-                "enqueue, app.batch(on=...) or task.options(on=...).enqueue_many(...): a call by itself is not written down"
-            )
+            expected = "enqueue, app.batch(on=...) or task.options(on=...).enqueue_many(...): a call by itself is not written down"
             raise InvalidInput(field="on", value=self._on, expected=expected)
         codec = self.codec
         arguments = codec.bind(args, kwargs)
@@ -190,7 +203,11 @@ class Task(Generic[P, R]):
         if "after" in fields:
             payload, fields = with_after(payload, fields)
         if "id" in fields or "headers" in fields:
-            fields = {**fields, "id": fields.get("id") or new_id(), "headers": inject(fields.get("headers", _NO_HEADERS))}
+            fields = {
+                **fields,
+                "id": fields.get("id") or new_id(),
+                "headers": inject(fields.get("headers", _NO_HEADERS)),
+            }
             return Spec(kind=terms.kind, payload=payload, **fields)
         spec = Spec(id=new_id(), kind=terms.kind, payload=payload, headers=inject(_NO_HEADERS), **fields)
         if fields is terms.fields and not spec.headers:
@@ -200,7 +217,8 @@ class Task(Generic[P, R]):
     # For whoever runs its jobs
 
     def decode(self, job: Job) -> Bound:
-        """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would help."""
+        """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would
+        help."""
         try:
             return (self._codec or self.codec).decode(job.payload)
         except InvalidInput as error:
@@ -222,7 +240,8 @@ class AsyncTask(Task[P, R]):
 
 
 class Call(Generic[R_co]):
-    """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two jobs."""
+    """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two
+    jobs."""
 
     __slots__ = ("arguments", "payload", "task")
 
@@ -259,18 +278,23 @@ def make_task(engine: Engine, function: Callable[..., Any], options: TaskOptions
     if not callable(function):
         raise InvalidInput(field="task", value=function, expected="a function")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise InvalidInput(field="task", value=function, expected="a function that returns; generators yield to nobody")
+        raise InvalidInput(
+            field="task", value=function, expected="a function that returns; generators yield to nobody"
+        )
     kind = AsyncTask if inspect.iscoroutinefunction(function) else Task
     return kind(engine, function, options)
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """`module.function`. A script that is run has the name under which a worker imports it, not `__main__`."""
+    """`module.function`. A script that is run has the name under which a worker imports it, not
+    `__main__`."""
     module = getattr(function, "__module__", None) or "function"
     if module in ("__main__", "__mp_main__"):
         main = sys.modules.get(module)
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name.removesuffix(".__main__") if spec is not None else Path(file).stem if file else module
+        module = (
+            spec.name.removesuffix(".__main__") if spec is not None else Path(file).stem if file else module
+        )
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 

@@ -1,8 +1,8 @@
-"""Tests of your own tasks: `with app.testing() as bench`. A fresh memory ledger, a clock that you move, everything inline.
+"""Tests of your own tasks: `with app.testing() as bench`. A fresh memory ledger, a clock that you move,
+everything inline.
 
-Nothing runs by itself and nothing sleeps: `drain()` runs what is ready, `advance(seconds)` lets time pass with every retry,
-delay and schedule in it, so that a month takes milliseconds.
-"""
+Nothing runs by itself and nothing sleeps: `drain()` runs what is ready, `advance(seconds)` lets time pass
+with every retry, delay and schedule in it, so that a month takes milliseconds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Bench:
 
     @property
     def database(self) -> apsw.Connection:
-        """With `app.testing(database=True)`: a connection to the ledger's file, to make your tables and to look at your rows."""
+        """With `app.testing(database=True)`: a connection to the ledger's file, to make your tables and to
+        look at your rows."""
         from towpath.ledger.sqlite.ledger import SqliteLedger
 
         if not isinstance(self.ledger, SqliteLedger):
@@ -102,7 +103,8 @@ class Bench:
         return self.app.ledger
 
     def drain(self) -> int:
-        """Run everything that is ready, and what becomes ready by it, until nothing is; how many attempts that took."""
+        """Run everything that is ready, and what becomes ready by it, until nothing is; how many attempts
+        that took."""
         _refuse_inside_a_loop("drain")
         ran = 0
         while claims := self._claim():
@@ -136,7 +138,8 @@ class Bench:
         return ran
 
     def advance(self, seconds: float | timedelta) -> int:
-        """Let time pass: at every moment at which something is due, do what is due and drain; how many attempts that took."""
+        """Let time pass: at every moment at which something is due, do what is due and drain; how many
+        attempts that took."""
         ran = self.drain()
         for _ in self._moments(checks.micros(seconds, "seconds")):
             ran += self.drain()
@@ -161,19 +164,24 @@ class Bench:
             query = Query(kind=query.kind, states=states, oldest_first=True, limit=1000, page=page.next)
 
     def assert_enqueued(self, task: Task[..., Any], **arguments: Any) -> Job:
-        """There is a job of this task with these arguments, whatever its others and its state; the first one."""
+        """There is a job of this task with these arguments, whatever its others and its state; the first
+        one."""
         jobs = self.jobs(task)
         for job in jobs:
             if _fits(task, job, arguments):
                 return job
         seen = "\n".join(f"  {job.payload.decode('utf-8', 'replace')} ({job.state})" for job in jobs[:20])
-        raise AssertionError(f"no job of {task.kind} with {arguments}; there are {len(jobs)}:\n{seen}".rstrip(":\n"))
+        raise AssertionError(
+            f"no job of {task.kind} with {arguments}; there are {len(jobs)}:\n{seen}".rstrip(":\n")
+        )
 
     def assert_not_enqueued(self, task: Task[..., Any], **arguments: Any) -> None:
         """There is no such job."""
         fitting = [job for job in self.jobs(task) if _fits(task, job, arguments)]
         if fitting:
-            raise AssertionError(f"{len(fitting)} jobs of {task.kind} with {arguments}, the first is {fitting[0].id}")
+            raise AssertionError(
+                f"{len(fitting)} jobs of {task.kind} with {arguments}, the first is {fitting[0].id}"
+            )
 
     def _moments(self, span: int) -> Iterator[int]:
         """Every moment within the span at which something is due, the clock being there, and the end."""
@@ -196,7 +204,11 @@ class Bench:
             assert isinstance(upkept, Upkept)
         fires = self._scheduler.due(self.clock.now())
         return min(
-            (due for due in (upkept.next_due, fires, self.app.parts.rounds.due(self.clock.now())) if due is not None),
+            (
+                due
+                for due in (upkept.next_due, fires, self.app.parts.rounds.due(self.clock.now()))
+                if due is not None
+            ),
             default=None,
         )
 
@@ -271,12 +283,16 @@ class InlineCommitter(Committer):
     async def acall(self, command: Command) -> Result:
         return self.call(command)
 
-    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
+    def post(
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+    ) -> None:
         with self._one:
             call(self._apply(commands))
             self.kick()
 
-    def post_settles(self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object) -> None:
+    def post_settles(
+        self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object
+    ) -> None:
         self.post(settles, call)
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
@@ -314,7 +330,9 @@ class InlineWatch(Watch):
     def group(self, id: str, timeout: float | None = None) -> GroupView:
         view = self._shut(id)
         if view is None:
-            raise TimeoutError(f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance() first")
+            raise TimeoutError(
+                f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance() first"
+            )
         return view
 
     async def agroup(self, id: str, timeout: float | None = None) -> GroupView:

@@ -2,8 +2,8 @@
 
     SqliteLedger(path, SqliteOptions(fault=die_at("written", nth=3)))
 
-ends the process like a power switch the third time a batch is written but not committed. `points()` names the places.
-"""
+ends the process like a power switch the third time a batch is written but not committed. `points()` names the
+places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def points() -> tuple[str, ...]:
 
 
 def die_at(point: str, nth: int = 1) -> Fault:
-    """A fault that kills this process (SIGKILL: nothing is cleaned up) when `point` is passed for the nth time."""
+    """A fault that kills this process (SIGKILL: nothing is cleaned up) when `point` is passed for the nth
+    time."""
     return _at(point, nth, _die)
 
 

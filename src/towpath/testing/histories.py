@@ -2,9 +2,8 @@
 
     python -m towpath.testing.histories --seeds 1-200 --steps 300 --left model --right sqlite
 
-Every step plays one batch of random commands on both ledgers and compares the answers, and every few steps everything
-else. A failure names its seed, and the history is shortened before it is shown.
-"""
+Every step plays one batch of random commands on both ledgers and compares the answers, and every few steps
+everything else. A failure names its seed, and the history is shortened before it is shown."""
 
 from __future__ import annotations
 
@@ -34,15 +33,20 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def play(seed: int, steps: int, left: Factory, right: Factory, every: int = EVERY) -> list[Turn]:
-    """Play the history of `seed`; raises `Mismatch` with the shortest history that still shows the difference."""
+    """Play the history of `seed`; raises `Mismatch` with the shortest history that still shows the
+    difference."""
     turns: list[Turn] = []
     try:
         _play(seed, steps, left, right, every, turns)
     except Mismatch as found:
         short = shorten(turns, left, right)
-        story = "\n".join(f"{turn.now - START:>16,} µs  {_terse(command)}" for turn in short for command in turn.batch)
+        story = "\n".join(
+            f"{turn.now - START:>16,} µs  {_terse(command)}" for turn in short for command in turn.batch
+        )
         message = replay(short, left, right) or found
-        raise Mismatch(f"seed {seed}, step {len(turns)}: {message}\n\nThe history, shortened:\n{story}") from found
+        raise Mismatch(
+            f"seed {seed}, step {len(turns)}: {message}\n\nThe history, shortened:\n{story}"
+        ) from found
     return turns
 
 
@@ -110,7 +114,11 @@ def _terse(command: object) -> str:
         defaults = dict(
             zip(reversed(command.__struct_fields__), reversed(command.__struct_defaults__), strict=False),
         )
-        said = [f"{field}={_terse(value)}" for field, value in fields if field not in defaults or value != defaults[field]]
+        said = [
+            f"{field}={_terse(value)}"
+            for field, value in fields
+            if field not in defaults or value != defaults[field]
+        ]
         return f"{type(command).__name__}({', '.join(said)})"
     if isinstance(command, tuple):
         return f"({', '.join(_terse(each) for each in command)}{',' * (len(command) == 1)})"
@@ -120,7 +128,8 @@ def _terse(command: object) -> str:
 
 
 def factory(kind: str, folder: Path) -> Factory:
-    """A maker of empty ledgers: model, memory, sqlite, or postgresql://... (one ledger, emptied each time)."""
+    """A maker of empty ledgers: model, memory, sqlite, or postgresql://... (one ledger, emptied each
+    time)."""
     count = iter(range(sys.maxsize))
 
     def memory() -> Ledger:
@@ -152,12 +161,18 @@ def factory(kind: str, folder: Path) -> Factory:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m towpath.testing.histories", description="Compare two ledgers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m towpath.testing.histories", description="Compare two ledgers."
+    )
     parser.add_argument("--seeds", default="1-100", help="one seed, or first-last")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--every", type=int, default=EVERY, help="steps between two comparisons of everything")
     parser.add_argument(
-        "--left", default="model", help="model, memory, sqlite, or postgresql://... of a database that may be emptied"
+        "--every", type=int, default=EVERY, help="steps between two comparisons of everything"
+    )
+    parser.add_argument(
+        "--left",
+        default="model",
+        help="model, memory, sqlite, or postgresql://... of a database that may be emptied",
     )
     parser.add_argument("--right", default="sqlite")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first difference")
@@ -174,7 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failed += 1
                 if not options.go_on:
                     break
-    print(f"{failed} of the seeds {options.seeds} failed" if failed else f"seeds {options.seeds}: no difference")
+    print(
+        f"{failed} of the seeds {options.seeds} failed" if failed else f"seeds {options.seeds}: no difference"
+    )
     return 1 if failed else 0
 
 

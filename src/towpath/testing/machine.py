@@ -1,4 +1,5 @@
-"""A Hypothesis state machine that plays the same history on two ledgers. Its failures shrink to a few commands."""
+"""A Hypothesis state machine that plays the same history on two ledgers. Its failures shrink to a few
+commands."""
 
 from __future__ import annotations
 
@@ -32,7 +33,20 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Refuse, Release, Retry, Snooze, Spec, State, Stop
+from towpath.core.job import (
+    After,
+    Done,
+    Fail,
+    Key,
+    KeyPolicy,
+    Refuse,
+    Release,
+    Retry,
+    Snooze,
+    Spec,
+    State,
+    Stop,
+)
 from towpath.core.limits import Rate
 from towpath.testing.clock import START
 from towpath.testing.moves import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
@@ -47,7 +61,9 @@ _spans = st.sampled_from((0, 1, SECOND, 30 * SECOND))
 def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """A few of the fields: with all of them at once, nothing would ever run."""
     single = st.one_of([st.fixed_dictionaries({name: values}) for name, values in fields.items()])
-    return st.lists(single, max_size=2).map(lambda chosen: {name: value for each in chosen for name, value in each.items()})
+    return st.lists(single, max_size=2).map(
+        lambda chosen: {name: value for each in chosen for name, value in each.items()}
+    )
 
 
 _afters = st.builds(After, _ids, st.booleans()) | st.builds(After, _groups, st.booleans(), st.just(True))
@@ -92,8 +108,13 @@ _tokens = st.sampled_from(("", "", "t"))
 _selectors = st.builds(
     lambda ids, fields: Selector(ids=tuple(ids), **fields),
     st.lists(_ids, min_size=1, max_size=4, unique=True),
-    _optional(queue=st.sampled_from(PATTERNS), states=st.lists(st.sampled_from(State), min_size=1, max_size=3).map(tuple)),
-) | st.builds(lambda fields: Selector(queue="*", **fields), _optional(group=_groups, key=st.sampled_from(KEYS)))
+    _optional(
+        queue=st.sampled_from(PATTERNS),
+        states=st.lists(st.sampled_from(State), min_size=1, max_size=3).map(tuple),
+    ),
+) | st.builds(
+    lambda fields: Selector(queue="*", **fields), _optional(group=_groups, key=st.sampled_from(KEYS))
+)
 _gates: dict[str, st.SearchStrategy[Any]] = {
     "paused": st.booleans(),
     "cap": st.none() | st.integers(0, 2),
@@ -148,9 +169,14 @@ class LedgerMachine(_Played):
     def append(self, specs: tuple[Spec, ...]) -> None:
         self.play(Append(specs))
 
-    @rule(ids=st.lists(_ids, min_size=1, max_size=3, unique=True), afters=st.lists(_afters, min_size=1, max_size=2))
+    @rule(
+        ids=st.lists(_ids, min_size=1, max_size=3, unique=True),
+        afters=st.lists(_afters, min_size=1, max_size=2),
+    )
     def append_linked(self, ids: list[str], afters: list[After]) -> None:
-        self.play(Append(tuple(Spec(id=id, queue=QUEUES[n], after=tuple(afters)) for n, id in enumerate(ids))))
+        self.play(
+            Append(tuple(Spec(id=id, queue=QUEUES[n], after=tuple(afters)) for n, id in enumerate(ids)))
+        )
 
     @rule(
         wants=st.lists(_wants, min_size=1, max_size=2),
@@ -180,26 +206,45 @@ class LedgerMachine(_Played):
         self.play(Renew(tuple({extra: 1, **dict(self.held)}.items()), lease))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), fields=_optional(done=st.integers(0, 9), total=st.integers(0, 9), cursor=st.binary(max_size=2)))
+    @rule(
+        data=st.data(),
+        fields=_optional(done=st.integers(0, 9), total=st.integers(0, 9), cursor=st.binary(max_size=2)),
+    )
     def progress(self, data: st.DataObject, fields: dict[str, Any]) -> None:
         id, fence = data.draw(st.sampled_from(self.held))
         self.play(Progress(id, fence, **fields))
 
-    @rule(where=_selectors, kind=st.sampled_from((Cancel, Revive, Purge)), limit=st.sampled_from((1, 2, 1000)), token=_tokens)
+    @rule(
+        where=_selectors,
+        kind=st.sampled_from((Cancel, Revive, Purge)),
+        limit=st.sampled_from((1, 2, 1000)),
+        token=_tokens,
+    )
     def bulk(self, where: Selector, kind: type[Cancel | Revive | Purge], limit: int, token: str) -> None:
         self.play(kind(where=where, limit=limit, token=token and f"{kind.__name__}-{token}"))
 
     @rule(
-        group=_groups, on_failure=st.sampled_from(OnFailure), endings=st.sets(st.sampled_from(("done", "failed", "canceled")))
+        group=_groups,
+        on_failure=st.sampled_from(OnFailure),
+        endings=st.sets(st.sampled_from(("done", "failed", "canceled"))),
     )
     def open(self, group: str, on_failure: OnFailure, endings: set[str]) -> None:
-        self.play(Open(group, on_failure, {ending: (Spec(id="then", queue=QUEUES[0]),) for ending in sorted(endings)}))
+        self.play(
+            Open(
+                group, on_failure, {ending: (Spec(id="then", queue=QUEUES[0]),) for ending in sorted(endings)}
+            )
+        )
 
     @rule(group=_groups, kind=st.sampled_from((Seal, Seal, Unseal, Abort)))
     def seal_or_abort(self, group: str, kind: type[Seal | Unseal | Abort]) -> None:
         self.play(kind(group))
 
-    @rule(queue=_queues, fields=_optional(**_gates, capacity=st.none() | st.integers(0, 5), keep=st.none() | st.integers(0, 2)))
+    @rule(
+        queue=_queues,
+        fields=_optional(
+            **_gates, capacity=st.none() | st.integers(0, 5), keep=st.none() | st.integers(0, 2)
+        ),
+    )
     def set_queue(self, queue: str, fields: dict[str, Any]) -> None:
         self.play(SetQueue(queue=queue, **fields))
 
@@ -211,7 +256,10 @@ class LedgerMachine(_Played):
     def note(self, note: Note) -> None:
         self.play(note)
 
-    @rule(limit=st.sampled_from((1, 3, 1000)), dead=st.sampled_from(((), (), (), *((owner,) for owner in OWNERS))))
+    @rule(
+        limit=st.sampled_from((1, 3, 1000)),
+        dead=st.sampled_from(((), (), (), *((owner,) for owner in OWNERS))),
+    )
     def upkeep(self, limit: int, dead: tuple[str, ...]) -> None:
         self.play(Upkeep(limit, dead))
 

@@ -67,8 +67,8 @@ LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
 
 
 class Draws:
-    """Values drawn from `chance`. `held` and `known` are the claims and ids heard of; `made` and `opened` count the ids and
-    groups thought of, so that old ones fall out of use."""
+    """Values drawn from `chance`. `held` and `known` are the claims and ids heard of; `made` and `opened`
+    count the ids and groups thought of, so that old ones fall out of use."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -99,12 +99,18 @@ class Draws:
     def _pair(self) -> tuple[str, int]:
         """Somebody's claim; now and then a stale or invented one."""
         if self.held and self._maybe(0.9):
-            return self.held.pop(self.chance.randrange(len(self.held))) if self._maybe(0.8) else self.chance.choice(self.held)
+            return (
+                self.held.pop(self.chance.randrange(len(self.held)))
+                if self._maybe(0.8)
+                else self.chance.choice(self.held)
+            )
         return self._id(), self.chance.randint(0, 4)
 
     def specs(self, most: int) -> tuple[Spec, ...]:
         """Some specs that may depend on each other, in both directions."""
-        ids = [self._id() if self._maybe(0.2) else self._new_id() for _ in range(self.chance.randint(1, most))]
+        ids = [
+            self._id() if self._maybe(0.2) else self._new_id() for _ in range(self.chance.randint(1, most))
+        ]
         return tuple(self.spec(id, ids) for id in dict.fromkeys(ids))
 
     def _new_id(self) -> str:
@@ -148,7 +154,9 @@ class Draws:
         return After(self.chance.choice(peers) if peers and self._maybe(0.25) else self._id(), anyway)
 
     def _key(self, serial: bool) -> Key:
-        policy = self.chance.choice((KeyPolicy.UNIQUE, KeyPolicy.REPLACE, KeyPolicy.REPLACE, *([KeyPolicy.SERIAL] * serial)))
+        policy = self.chance.choice(
+            (KeyPolicy.UNIQUE, KeyPolicy.REPLACE, KeyPolicy.REPLACE, *([KeyPolicy.SERIAL] * serial))
+        )
         window = self.chance.choice((0, 0, SECOND, HOUR)) if policy is KeyPolicy.UNIQUE else 0
         return Key(self.chance.choice(KEYS), policy, window)
 
@@ -220,40 +228,58 @@ class Moves(Draws):
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
 
     def _plain(self) -> list[Command]:
-        """What is sent most of the time: plain jobs, or the ends of some and the claim of those that are next. Stores have short ways
-        for these."""
+        """What is sent most of the time: plain jobs, or the ends of some and the claim of those that are
+        next. Stores have short ways for these."""
         queue = self.chance.choice(QUEUES)
         if self._maybe(0.4):
             once = self.chance.choice((1, 3, 3, 3))
             return [
                 Append(
-                    tuple(Spec(id=self._new_id(), queue=queue, max_attempts=once) for _ in range(self.chance.randint(1, 12)))
+                    tuple(
+                        Spec(id=self._new_id(), queue=queue, max_attempts=once)
+                        for _ in range(self.chance.randint(1, 12))
+                    )
                 )
             ]
         pairs = dict(self._pair() for _ in range(self.chance.choice((0, 1, 1, 3, 8))))
-        ends = [Settle(id, fence, Done(self.chance.choice((None, None, b"result")))) for id, fence in pairs.items()]
+        ends = [
+            Settle(id, fence, Done(self.chance.choice((None, None, b"result"))))
+            for id, fence in pairs.items()
+        ]
         want = Want(
             queue,
             self.chance.choice((1, 5, 20)),
             self.chance.choice((None, None, 0, 1)),
             suspects=self.chance.choice(SUSPECTS),
         )
-        return [*ends, Claim(owner=self.chance.choice(OWNERS), wants=(want,), lease=self.chance.choice(LEASES))]
+        return [
+            *ends,
+            Claim(owner=self.chance.choice(OWNERS), wants=(want,), lease=self.chance.choice(LEASES)),
+        ]
 
     def _family(self) -> list[Command]:
-        """A group with callbacks, members that others may represent, and jobs that wait for it, in one batch."""
+        """A group with callbacks, members that others may represent, and jobs that wait for it, in one
+        batch."""
         self.opened += 1
         group, queue = f"g{self.opened}", self.chance.choice(QUEUES)
         opening = self.open()
         ids = [self._new_id() for _ in range(self.chance.randint(2, 6))]
         unique = (None, None, Key(self.chance.choice(KEYS), KeyPolicy.UNIQUE, self.chance.choice((0, HOUR))))
-        specs = [Spec(id=id, queue=queue, key=self.chance.choice(unique), group=group, max_attempts=1) for id in ids]
+        specs = [
+            Spec(id=id, queue=queue, key=self.chance.choice(unique), group=group, max_attempts=1)
+            for id in ids
+        ]
         for _ in range(self.chance.randint(0, 3)):
-            after = [After(group, self._maybe(0.4), group=True), *([self._after(ids)] if self._maybe(0.3) else [])]
+            after = [
+                After(group, self._maybe(0.4), group=True),
+                *([self._after(ids)] if self._maybe(0.3) else []),
+            ]
             member = f"g{self.opened - 1}" if self._maybe(0.3) else None
             specs.append(Spec(id=self._new_id(), queue=queue, after=tuple(after), group=member))
         sealed = [Seal(group)] if self._maybe(0.8) else []
-        claim = Claim(owner=self.chance.choice(OWNERS), wants=(Want(queue, 5),), lease=self.chance.choice(LEASES))
+        claim = Claim(
+            owner=self.chance.choice(OWNERS), wants=(Want(queue, 5),), lease=self.chance.choice(LEASES)
+        )
         return [Open(group, opening.on_failure, opening.then), Append(tuple(specs)), *sealed, claim]
 
     def _revival(self) -> list[Command]:
@@ -295,14 +321,22 @@ class Moves(Draws):
             )
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
-        owner, lease, once = self.chance.choice(OWNERS), self.chance.choice(LEASES), self.chance.choice((None, None, 0, 2))
+        owner, lease, once = (
+            self.chance.choice(OWNERS),
+            self.chance.choice(LEASES),
+            self.chance.choice((None, None, 0, 2)),
+        )
         token, suspects = self._token("claim"), self.chance.choice(SUSPECTS)
         return Claim(owner=owner, wants=wants, lease=lease, once=once, suspects=suspects, token=token)
 
     def settle(self) -> Settle:
         id, fence = self._pair()
         spawn = self.specs(2) if self._maybe(0.15) else ()
-        notes = tuple(self.note(token=False) for _ in range(self.chance.randint(1, 2))) if self._maybe(0.1) else ()
+        notes = (
+            tuple(self.note(token=False) for _ in range(self.chance.randint(1, 2)))
+            if self._maybe(0.1)
+            else ()
+        )
         return Settle(id, fence, self.outcome(), spawn, notes)
 
     def renew(self) -> Renew:
@@ -337,7 +371,11 @@ class Moves(Draws):
         endings = [ending for ending in ("done", "failed", "canceled") if self._maybe(0.3)]
         then = {
             ending: tuple(
-                Spec(id="then", queue=self.chance.choice(QUEUES), key=self._key(True) if self._maybe(0.3) else None)
+                Spec(
+                    id="then",
+                    queue=self.chance.choice(QUEUES),
+                    key=self._key(True) if self._maybe(0.3) else None,
+                )
                 for _ in range(self.chance.randint(1, 2))
             )
             for ending in endings
@@ -346,7 +384,11 @@ class Moves(Draws):
         return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
 
     def seal(self) -> Seal | Unseal:
-        return Unseal(self._group(), "a pause" if self._maybe(0.5) else None) if self._maybe(0.3) else Seal(self._group())
+        return (
+            Unseal(self._group(), "a pause" if self._maybe(0.5) else None)
+            if self._maybe(0.3)
+            else Seal(self._group())
+        )
 
     def abort(self) -> Abort:
         return Abort(self._group())
@@ -390,7 +432,9 @@ class Moves(Draws):
         ttl = self.chance.choice((None, None, *SPANS))
         gates = (self.set_part(), self.set_queue()) if token and self._maybe(0.2) else ()
         name = self._token("note") if token else ""
-        return Note(key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=name, gates=gates)
+        return Note(
+            key=self.chance.choice(NOTES), value=value, expect=expect, ttl=ttl, token=name, gates=gates
+        )
 
     def upkeep(self) -> Upkeep:
         dead = tuple(owner for owner in OWNERS if self._maybe(0.1))

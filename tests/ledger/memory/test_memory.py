@@ -37,7 +37,9 @@ def append(*ids: str, queue: str = "q", part: str | None = None) -> Append:
     return Append(tuple([Spec(id=id, queue=queue, part=part) for id in ids]))
 
 
-def claim(ledger: MemoryLedger, n: int = 1, now: int | None = NOW, lease: int = 60 * SECOND) -> tuple[ClaimedJob, ...]:
+def claim(
+    ledger: MemoryLedger, n: int = 1, now: int | None = NOW, lease: int = 60 * SECOND
+) -> tuple[ClaimedJob, ...]:
     [answer] = ledger.apply([Claim(owner="w", wants=(Want("q", n),), lease=lease)], now)
     assert isinstance(answer, Claimed)
     return answer.claims
@@ -75,7 +77,9 @@ def test_what_changes_nothing_wakes_nobody() -> None:
     ledger = MemoryLedger()
     ledger.apply([append("a")], NOW)
     seen = ledger.version()
-    ledger.apply([append("a"), Renew((), SECOND), Upkeep(), Claim(owner="w", wants=(Want("none"),), lease=1)], NOW + 5)
+    ledger.apply(
+        [append("a"), Renew((), SECOND), Upkeep(), Claim(owner="w", wants=(Want("none"),), lease=1)], NOW + 5
+    )
     assert ledger.version() == seen
     assert ledger.dump()["last"] == NOW
 
@@ -110,9 +114,13 @@ def test_stale_entries_do_not_pile_up() -> None:
     ledger.apply([append("a")], NOW)
     for n in range(5_000):
         [held] = claim(ledger, now=NOW + n)
-        ledger.apply([Renew(((held.id, held.fence),), SECOND), Settle(held.id, held.fence, Release())], NOW + n)
+        ledger.apply(
+            [Renew(((held.id, held.fence),), SECOND), Settle(held.id, held.fence, Release())], NOW + n
+        )
     for n in range(0, 5_000, 10):
-        ledger.apply([append(*[f"{n}-{k}" for k in range(10)], part="p"), Cancel(where=Selector(part="p"))], NOW + n)
+        ledger.apply(
+            [append(*[f"{n}-{k}" for k in range(10)], part="p"), Cancel(where=Selector(part="p"))], NOW + n
+        )
     book = ledger._book
     assert book.leases == {}
     heaps = (book.queues["q"].loose, book.queues["q"].parts["p"].line)

@@ -47,7 +47,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def specs(prefix: str = "j", n: int = N, **fields: Any) -> list[Spec]:
-    return [Spec(**{"id": f"{prefix}{at:05}", "queue": "q", "payload": b"%d" % at, **fields}) for at in range(n)]
+    return [
+        Spec(**{"id": f"{prefix}{at:05}", "queue": "q", "payload": b"%d" % at, **fields}) for at in range(n)
+    ]
 
 
 def mixed() -> list[Spec]:
@@ -81,7 +83,9 @@ def test_it_writes_what_the_memory_ledger_has(desk: Desk, loads: list[bool]) -> 
     assert len(wanted) > N
     memory = MemoryLedger()
     ledgers: list[Ledger] = [memory, desk.ledger]
-    answers = [ledger.apply([Append(tuple(wanted[:50])), Append(tuple(wanted[50:]))], START) for ledger in ledgers]
+    answers = [
+        ledger.apply([Append(tuple(wanted[:50])), Append(tuple(wanted[50:]))], START) for ledger in ledgers
+    ]
     assert answers[0] == answers[1]
     assert memory.dump() == desk.ledger.dump()
     assert loads == [True]
@@ -144,7 +148,9 @@ def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
     assert loads == []  # it raised
 
 
-def test_numbers_that_others_took_some_of_are_taken_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_others_took_some_of_are_taken_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, gaps = PostgresDb.one, iter([3])
 
     def torn(self: PostgresDb, name: str, args: Any = ()) -> Any:
@@ -171,7 +177,9 @@ def test_what_is_not_plain_goes_the_general_way(desk: Desk, loads: list[bool]) -
     assert desk.job("y").headers == {"a": "b"}
 
 
-def test_nothing_is_written_under_a_schema_that_is_too_new(desk: Desk, loads: list[bool], postgres_url: str) -> None:
+def test_nothing_is_written_under_a_schema_that_is_too_new(
+    desk: Desk, loads: list[bool], postgres_url: str
+) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE towpath.meta SET schema = 99, min_schema = 99")
         with pytest.raises(NewerSchema):

@@ -93,7 +93,9 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
         connection.execute("LOCK TABLE towpath.turn IN ACCESS EXCLUSIVE MODE")
         thread = threading.Thread(target=lambda: answers.append(put(ledger, id)))
         thread.start()
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        waiting = (
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
         while connection.execute(waiting).fetchone() is None:
             time.sleep(0)
         before = time.thread_time_ns(), time.process_time_ns()
@@ -126,8 +128,13 @@ def test_one_that_is_interrupted_while_it_dozes_is_there_once(
     assert ledger.queues()["q"].counts.ready == 3
 
 
-def test_others_hear_again_after_the_connection_of_the_ringing_was_lost(ledger: PostgresLedger, postgres_url: str) -> None:
-    with closing(PostgresLedger(postgres_url)) as other, psycopg.connect(postgres_url, autocommit=True) as connection:
+def test_others_hear_again_after_the_connection_of_the_ringing_was_lost(
+    ledger: PostgresLedger, postgres_url: str
+) -> None:
+    with (
+        closing(PostgresLedger(postgres_url)) as other,
+        psycopg.connect(postgres_url, autocommit=True) as connection,
+    ):
         for _ in range(3):
             seen = other.version()
             put(ledger, new_id())

@@ -44,7 +44,9 @@ class ServerShell(Shell):
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> ServerShell:
-    for name in [name for name in os.environ if name.startswith("TOWPATH_") and name != "TOWPATH_TEST_POSTGRES"]:
+    for name in [
+        name for name in os.environ if name.startswith("TOWPATH_") and name != "TOWPATH_TEST_POSTGRES"
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TOWPATH_URL", postgres_url)
@@ -57,10 +59,18 @@ def test_looking_makes_nothing(shell: ServerShell) -> None:
     assert "There is no ledger in postgresql://" in said
     assert "towpath ledger migrate" in said
     assert shell("doctor", "--json").json["ledger"] == {"state": "not there yet"}
-    for words in (("jobs", "list"), ("workers", "list"), ("schedules", "list"), ("ledger", "vacuum"), ("check",)):
+    for words in (
+        ("jobs", "list"),
+        ("workers", "list"),
+        ("schedules", "list"),
+        ("ledger", "vacuum"),
+        ("check",),
+    ):
         shell(*words, code=4)
     with psycopg.connect(shell.url) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'towpath'").fetchone() == (0,)
+        assert connection.execute(
+            "SELECT count(*) FROM pg_namespace WHERE nspname = 'towpath'"
+        ).fetchone() == (0,)
 
 
 def test_migrate(shell: ServerShell) -> None:
@@ -159,7 +169,9 @@ def test_copy(shell: ServerShell) -> None:
     assert shell("jobs", "show", id, "--url", "sqlite:///copy.db", "--json").json["id"] == id
     assert "1 jobs" in shell("ledger", "copy", "sqlite:///copy.db", "sqlite:///again.db").out
     assert "1 rows in job" in shell("ledger", "copy", "sqlite:///copy.db", shell.url, code=2).err
-    assert "There is no ledger at none.db" in shell("ledger", "copy", "sqlite:///none.db", shell.url, code=4).err
+    assert (
+        "There is no ledger at none.db" in shell("ledger", "copy", "sqlite:///none.db", shell.url, code=4).err
+    )
     assert not Path("none.db").exists()
 
 
@@ -218,15 +230,21 @@ def test_doctor(shell: ServerShell) -> None:
 def test_doctor_on_settings_of_the_database(shell: ServerShell) -> None:
     shell.put()
     with psycopg.connect(shell.url, autocommit=True) as connection:
-        connection.execute(f"ALTER DATABASE {shell.url.rpartition('/')[2]} SET synchronous_commit = off".encode())
+        connection.execute(
+            f"ALTER DATABASE {shell.url.rpartition('/')[2]} SET synchronous_commit = off".encode()
+        )
     assert "synchronous_commit is off: a crash can lose the last acknowledged jobs" in findings(shell)
-    assert "Wake-ups are by polling: the URL says pooled=true" in findings(shell, "--url", f"{shell.url}?pooled=true")
+    assert "Wake-ups are by polling: the URL says pooled=true" in findings(
+        shell, "--url", f"{shell.url}?pooled=true"
+    )
 
 
 def test_doctor_on_the_state_of_things(shell: ServerShell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.put()
     monkeypatch.setattr("towpath.ledger.postgres.maintenance.LONG", -1)
-    monkeypatch.setattr(psycopg.Connection, "notifies", lambda connection, **how: iter(()))  # as behind a pooler
+    monkeypatch.setattr(
+        psycopg.Connection, "notifies", lambda connection, **how: iter(())
+    )  # as behind a pooler
     monkeypatch.setattr("towpath.cli.doctor.MANY_TALLIES", 0)
     real = SystemClock.now
     monkeypatch.setattr(SystemClock, "now", lambda clock: real(clock) - 60_000_000)

@@ -1,4 +1,5 @@
-"""Workers with wrong clocks: the database's time decides, so none of them loses a claim, takes another's, or runs a job too early."""
+"""Workers with wrong clocks: the database's time decides, so none of them loses a claim, takes another's, or
+runs a job too early."""
 
 from __future__ import annotations
 
@@ -37,11 +38,14 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
         late = [tasks.step.options(delay=1.5).enqueue("late") for _ in range(10)]
         fleet.wait_for_runs("began", "held", HELD)
         ran = fleet.wait_for_runs("returned", "late", len(late))
-        # For two leases they are held by heartbeats alone, while the others look for leases that have run out.
+        # For two leases they are held by heartbeats alone, while the others look for leases that have run
+        # out.
         threading.Event().wait(2 * LEASE)
         fleet.release()
         fleet.until(lambda: at_rest(app), "everything is done")
-        assert [job.status().fence for job in (*held, *late)] == [1] * (HELD + len(late)), "nobody was given another's job"
+        assert [job.status().fence for job in (*held, *late)] == [1] * (HELD + len(late)), (
+            "nobody was given another's job"
+        )
         assert min(line.at for line in ran) - asked >= 1.5e9, "a delay is a delay"
         ended = SystemClock().now()
         for job in judge(app, fleet).values():
@@ -51,14 +55,18 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
 
 
 @pytest.mark.parametrize("victim", range(len(SKEWS)))
-def test_the_claims_of_the_dead_are_free_after_a_lease(victim: int, postgres_url: str, tmp_path: Path) -> None:
+def test_the_claims_of_the_dead_are_free_after_a_lease(
+    victim: int, postgres_url: str, tmp_path: Path
+) -> None:
     """Not at once because a clock is ahead, and not in an hour because one is behind."""
     with App(postgres_url) as app, Fleet(postgres_url, tmp_path, SKEWS, lease=LEASE) as fleet:
         tasks = Tasks(app)
         fleet.wait_for_all(app)
         for name in fleet.members.keys() - {f"w{victim}"}:
             app.workers.pause(name)
-        fleet.until(lambda: sum(view.paused for view in app.workers.list()) == len(SKEWS) - 1, "the others are paused")
+        fleet.until(
+            lambda: sum(view.paused for view in app.workers.list()) == len(SKEWS) - 1, "the others are paused"
+        )
         job = tasks.hold.enqueue("held")
         (first,) = fleet.wait_for_runs("began", "held", 1)
         fleet.kill(f"w{victim}")
@@ -69,6 +77,7 @@ def test_the_claims_of_the_dead_are_free_after_a_lease(victim: int, postgres_url
         fleet.release()
         assert job.result(30) == "held"
         assert (first.id, first.fence, second.id, second.fence) == (job.id, 1, job.id, 2)
-        # The last heartbeat was at most a third of a lease before; the rest of the bound is for a busy machine.
+        # The last heartbeat was at most a third of a lease before; the rest of the bound is for a busy
+        # machine.
         assert LEASE / 2 < (second.at - killed) / 1e9 < LEASE + 20
         assert job.status().losses == 1

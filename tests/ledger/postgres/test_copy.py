@@ -83,7 +83,9 @@ ROUTES = [("sqlite", "postgres"), ("postgres", "sqlite"), ("sqlite", "sqlite"), 
 
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize(("kind", "other"), ROUTES)
-def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(kind: str, other: str, seed: int, place: Places) -> None:
+def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(
+    kind: str, other: str, seed: int, place: Places
+) -> None:
     source, target = place(kind), place(other)
     ledger, moves = open_ledger(source), Moves(random.Random(seed))
     now = play([ledger], moves, START, 80)
@@ -101,8 +103,8 @@ def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(kind: str, ot
 
 
 def test_a_batch_sees_what_it_counted_itself(place: Places) -> None:
-    """Found by going on after a copy: the reaped lease made a part ready, and the claim behind it in the batch read the part as it
-    had been before."""
+    """Found by going on after a copy: the reaped lease made a part ready, and the claim behind it in the
+    batch read the part as it had been before."""
     moves = Moves(random.Random(4))
     ledgers = [open_ledger("memory://"), open_ledger(place("postgres"))]
     play(ledgers, moves, START, 130)
@@ -113,7 +115,10 @@ def test_a_batch_sees_what_it_counted_itself(place: Places) -> None:
 def test_leases_parts_notes_and_large_bodies(place: Places) -> None:
     source = place("sqlite")
     ledger = open_ledger(source)
-    jobs = [Spec(id=f"j{n}", queue="q", payload=bytes([n]) * (n * 700_000), headers={"n": str(n)}) for n in range(6)]
+    jobs = [
+        Spec(id=f"j{n}", queue="q", payload=bytes([n]) * (n * 700_000), headers={"n": str(n)})
+        for n in range(6)
+    ]
     serial = Spec(id="s", queue="only/parts", key=Key("k", KeyPolicy.SERIAL))
     commands: list[Command] = [
         Append((*jobs, serial)),
@@ -142,7 +147,9 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize(("kind", "other"), ROUTES[:2])
-def test_it_goes_on_wherever_it_was_interrupted(kind: str, other: str, place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_on_wherever_it_was_interrupted(
+    kind: str, other: str, place: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "ROWS", 7)
     source, target = place(kind), place(other)
     written(source, 3, 100)
@@ -283,7 +290,9 @@ def test_an_append_that_cannot_be_played_must_go_first(place: Places) -> None:
     source, target = place("postgres"), place("sqlite")
     append_in_a_transaction(source, "mine")
     on_the_server(source, "UPDATE towpath.inbox SET specs = '[7]'")
-    with pytest.raises(InvalidInput, match=r"number 1 in the table inbox is one \(ValidationError: .*; delete it, or mend"):
+    with pytest.raises(
+        InvalidInput, match=r"number 1 in the table inbox is one \(ValidationError: .*; delete it, or mend"
+    ):
         maintenance.copy(source, target, silent)
     assert not maintenance.is_there(target)
     on_the_server(source, "DELETE FROM towpath.inbox")
@@ -314,7 +323,11 @@ def test_two_copies_into_one_target_at_once_are_refused(other: str, place: Place
     maintenance.copy(source, target, meanwhile)
     assert refused
     assert differences(dump(source), dump(target)) == []
-    assert [path for path in Path(source.removeprefix("sqlite:///")).parent.iterdir() if path.name.endswith("-copy")] == []
+    assert [
+        path
+        for path in Path(source.removeprefix("sqlite:///")).parent.iterdir()
+        if path.name.endswith("-copy")
+    ] == []
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])
@@ -363,7 +376,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_content_is_never_in_memory_as_a_whole(place: Places) -> None:
-    """192 MB of payloads in 24 jobs, and as many rows as make several chunks; the interpreter with its modules has about 60 MB."""
+    """192 MB of payloads in 24 jobs, and as many rows as make several chunks; the interpreter with its
+    modules has about 60 MB."""
     source, far, back = place("sqlite"), place("postgres"), place("sqlite")
     ledger = open_ledger(source)
     for n in range(24):
@@ -371,5 +385,7 @@ def test_the_content_is_never_in_memory_as_a_whole(place: Places) -> None:
         ledger.apply([Append((large, *(Spec(id=f"{n}-{m}", queue="q", payload=b"{}") for m in range(1000))))])
     ledger.close()
     for one, other in ((source, far), (far, back)):
-        ended = subprocess.run([sys.executable, "-c", MEASURED, one, other], capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", MEASURED, one, other], capture_output=True, text=True, check=True
+        )
         assert int(ended.stdout) < 190_000

@@ -1,4 +1,5 @@
-"""docs/deploy-postgres.md: its statements run as they stand, and its roles can do what it says and nothing else."""
+"""docs/deploy-postgres.md: its statements run as they stand, and its roles can do what it says and nothing
+else."""
 
 from __future__ import annotations
 

@@ -63,10 +63,15 @@ def test_one_statement_for_what_a_worker_sends(ledger: PostgresLedger, said: lis
     assert len(said) == 1
     assert settled == [Settled("a", State.DONE), Settled("b", State.DONE)]
     assert isinstance(second, Claimed)
-    assert [(each.id, each.fence, each.job.payload, each.job.attempts) for each in second.claims] == [("c", 1, b"x", 1)]
+    assert [(each.id, each.fence, each.job.payload, each.job.attempts) for each in second.claims] == [
+        ("c", 1, b"x", 1)
+    ]
     (third,) = second.claims
     said.clear()
-    assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [Settled("c", State.DONE), Claimed(())]
+    assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [
+        Settled("c", State.DONE),
+        Claimed(()),
+    ]
     assert len(said) == 1
     job = ledger.get("c")
     assert job is not None
@@ -74,7 +79,10 @@ def test_one_statement_for_what_a_worker_sends(ledger: PostgresLedger, said: lis
     counts = ledger.queues()["q"].counts
     assert (counts.ready, counts.running, counts.done) == (0, 0, 3)
     # Nobody minds if it comes again.
-    assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [Settled("c", State.DONE), Claimed(())]
+    assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [
+        Settled("c", State.DONE),
+        Claimed(()),
+    ]
 
 
 def test_an_empty_result_is_one(ledger: PostgresLedger) -> None:
@@ -130,7 +138,9 @@ def test_a_job_with_one_attempt_is_not_hoarded(ledger: PostgresLedger) -> None:
     assert names(ledger.apply([claim(once=5)])[0]) == ["b", "c"]
 
 
-def test_it_is_undone_if_somebody_changed_one_of_them_meanwhile(ledger: PostgresLedger, postgres_url: str) -> None:
+def test_it_is_undone_if_somebody_changed_one_of_them_meanwhile(
+    ledger: PostgresLedger, postgres_url: str
+) -> None:
     append(ledger, "a", "b", "c")
     (first,) = ledger.apply([claim(2)])
     answers: list[Any] = []
@@ -163,7 +173,9 @@ def test_a_row_that_makes_no_sense_spares_the_others(
     assert states(ledger) == {"a": State.RUNNING, "b": State.RUNNING}
 
 
-def test_the_relations_are_not_held_for_longer_than_they_are_needed(ledger: PostgresLedger, said: list[bytes]) -> None:
+def test_the_relations_are_not_held_for_longer_than_they_are_needed(
+    ledger: PostgresLedger, said: list[bytes]
+) -> None:
     """Whoever holds them keeps all others from theirs."""
     append(ledger, "a", "b", "c", "d")
     ledger.apply([Note(key="n", value=b"1"), Note(key="n", value=b"2"), Note(key="n", value=b"3")])

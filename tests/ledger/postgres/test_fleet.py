@@ -1,4 +1,5 @@
-"""Eight processes with groups, dependencies, keys and parts: nothing lost, nothing twice, nobody out of turn, no deadlock."""
+"""Eight processes with groups, dependencies, keys and parts: nothing lost, nothing twice, nobody out of turn,
+no deadlock."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     server: Server = request.getfixturevalue("postgres")
     yield (url := request.getfixturevalue("postgres_url"))
-    # A deadlock would be seen by nobody: the batch is played again. But the order of locks is such that there is none.
+    # A deadlock would be seen by nobody: the batch is played again. But the order of locks is such that there
+    # is none.
     database = url.rpartition("/")[2]
     assert server.query("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", [database]) == [(0,)]
 

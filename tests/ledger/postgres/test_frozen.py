@@ -31,7 +31,9 @@ LOCK = "SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)"
 
 @contextmanager
 def frozen_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, frozen.__file__, url], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, frozen.__file__, url], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "frozen\n"
@@ -100,7 +102,10 @@ def refused(enqueue: Callable[[], object]) -> str:
 
 def test_no_lease_is_reaped_while_somebody_waits_for_the_lock(postgres_url: str) -> None:
     options = PostgresOptions(lock_timeout=60.0)
-    with closing(PostgresLedger(postgres_url)) as ledger, closing(PostgresLedger(postgres_url, options)) as waiting:
+    with (
+        closing(PostgresLedger(postgres_url)) as ledger,
+        closing(PostgresLedger(postgres_url, options)) as waiting,
+    ):
         ledger.apply([Append((Spec(id="a", queue="q"),))])
         with psycopg.connect(postgres_url) as holder:
             holder.execute(LOCK)

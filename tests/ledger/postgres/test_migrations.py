@@ -1,4 +1,5 @@
-"""The schema: made once, by a role that owns nothing else, under any name, beside others; and given up when it is too new."""
+"""The schema: made once, by a role that owns nothing else, under any name, beside others; and given up when
+it is too new."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ print(*maintenance.migrate(sys.argv[1]))
 
 def test_many_processes_start_at_once_and_one_migrates(postgres_url: str) -> None:
     command = [sys.executable, "-c", STARTED, postgres_url]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     processes = [subprocess.Popen(command, **pipes) for _ in range(6)]
     for process in processes:
         assert process.stdout is not None
@@ -79,7 +85,8 @@ def test_many_threads_open_it_at_once(postgres_url: str) -> None:
 
 @pytest.fixture
 def narrow_url(postgres: Server, postgres_url: str) -> str:
-    """Of a role that owns one schema and may do nothing else in the database. It goes away with the server."""
+    """Of a role that owns one schema and may do nothing else in the database. It goes away with the
+    server."""
     name = postgres_url.rpartition("/")[2]
     for statement in (
         f"CREATE ROLE {name} LOGIN",
@@ -138,7 +145,10 @@ def test_two_schemas_of_one_database_do_not_disturb_each_other(postgres_url: str
         holder.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
         holder.execute("SELECT pg_advisory_xact_lock(hashtext('towpath migration of towpath'))")
         holder.execute("LOCK TABLE towpath.queue IN ACCESS EXCLUSIVE MODE")
-        do(postgres_url, f"ALTER ROLE CURRENT_USER IN DATABASE {postgres_url.rpartition('/')[2]} SET lock_timeout = '5s'")
+        do(
+            postgres_url,
+            f"ALTER ROLE CURRENT_USER IN DATABASE {postgres_url.rpartition('/')[2]} SET lock_timeout = '5s'",
+        )
         third = PostgresLedger(postgres_url, PostgresOptions(schema="third"))
         for ledger in (other, third):
             ledger.apply([Append((spec,)), SetPart(queue="q", part="p", cap=1), Note(key="n", value=b"2")], 1)
@@ -167,7 +177,9 @@ def test_a_wake_up_is_heard_in_its_own_schema_only(postgres_url: str) -> None:
 @pytest.mark.parametrize("schema", [ODD, "it's", "tow.path", "towpath.", "Ü 木", "$1", "%s", "a" * 63])
 def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
     ledger = open_ledger(f"{postgres_url}?schema={quote(schema)}")
-    ledger.apply([Append(tuple(Spec(id=f"j{n}", queue="q", part="p") for n in range(20))), Note(key="n", value=b"1")])
+    ledger.apply(
+        [Append(tuple(Spec(id=f"j{n}", queue="q", part="p") for n in range(20))), Note(key="n", value=b"1")]
+    )
     [claimed] = ledger.apply([Claim(owner="me", wants=(Want("*", 9),), lease=1_000_000)])
     assert isinstance(claimed, Claimed)
     assert len(claimed.claims) == 9
@@ -185,7 +197,10 @@ def test_what_of_a_url_is_ours(postgres: Server, postgres_url: str) -> None:
     assert (options.schema, options.pooled) == ("x", True)
     assert conninfo.conninfo_to_dict(url) == {"dbname": "db", "options": "-c search_path=y", "host": "/tmp"}
     name = postgres_url.rpartition("/")[2]
-    local = postgres.url(name, socket=True).replace("postgres@", "") + "&user=postgres&options=-c%20work_mem%3D7MB"
+    local = (
+        postgres.url(name, socket=True).replace("postgres@", "")
+        + "&user=postgres&options=-c%20work_mem%3D7MB"
+    )
     ledger = open_ledger(local)
     ledger.apply([Append((Spec(id="a", queue="q"),))])
     ledger.close()
@@ -206,7 +221,9 @@ def test_a_server_that_is_too_old() -> None:
 
 def test_a_step_that_fails_leaves_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = migrations.steps()
-    monkeypatch.setattr(migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int); SELECT 1 / 0"))
+    monkeypatch.setattr(
+        migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int); SELECT 1 / 0")
+    )
     connection = connect(postgres_url, PostgresOptions())
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrations.migrate(connection, Statements("towpath"), "here")
@@ -255,7 +272,9 @@ def test_a_worker_that_became_too_old_drains_and_ends(postgres_url: str) -> None
     ended = asyncio.run(asyncio.wait_for(_raise_it_while_a_job_runs(postgres_url), 60))
     assert ended[0] == "the job"
     assert "has schema 99, which needs at least version 99" in ended[1]
-    assert do(postgres_url, "SELECT state FROM towpath.job") == [("running",)]  # and comes back when its lease has run out
+    assert do(postgres_url, "SELECT state FROM towpath.job") == [
+        ("running",)
+    ]  # and comes back when its lease has run out
 
 
 def test_the_command_ends_with_a_clear_message(postgres_url: str, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A transaction of the user's that stays open holds nobody up; a function inside a settle only those who need that job.
+"""A transaction of the user's that stays open holds nobody up; a function inside a settle only those who need
+that job.
 
-It stays open until the others have done their work: whoever waited for it would wait for ever, however slow the machine is.
-"""
+It stays open until the others have done their work: whoever waited for it would wait for ever, however slow
+the machine is."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def everything(desk: Desk, turn: str) -> None:
     desk.append(spec(f"key{turn}", key=unique(f"u{turn}")))
     desk.append(spec(f"new{turn}", key=replace("r")))
     desk.open(f"g{turn}")
-    desk.append(spec(f"member{turn}", group=f"g{turn}"), spec(f"then{turn}", after=(whole_group(f"g{turn}"),)))
+    desk.append(
+        spec(f"member{turn}", group=f"g{turn}"), spec(f"then{turn}", after=(whole_group(f"g{turn}"),))
+    )
     desk.append(spec(f"after{turn}", after=(f"plain{turn}",)))
     desk.seal(f"g{turn}")
     desk.write(f"note{turn}")
@@ -100,7 +103,9 @@ def test_a_transaction_held_open_stops_nobody(
         mine.execute("CREATE TABLE mine AS SELECT 1 AS a")
         others[0].open("open")
         ledger.append_on(mine, [spec("m1"), spec("m2", part="p")])
-        ledger.append_on(mine, [spec("m3", key=unique("mine")), spec("m4", after=("m1",)), spec("m5", group="open")])
+        ledger.append_on(
+            mine, [spec("m3", key=unique("mine")), spec("m4", after=("m1",)), spec("m5", group="open")]
+        )
         ledger.append_on(mine, [spec("m6", key=replace("r"))])
         for turn in turns(began):
             # The very same keys and group, too.
@@ -139,7 +144,9 @@ def function() -> Iterator[Any]:
     made.go.set()
 
 
-def held_open(ledger: PostgresLedger, function: Any, id: str, **fields: Any) -> tuple[threading.Thread, list[Any]]:
+def held_open(
+    ledger: PostgresLedger, function: Any, id: str, **fields: Any
+) -> tuple[threading.Thread, list[Any]]:
     """A settle whose function is in the middle."""
     held = Now(ledger).started(id, **fields)
     answers: list[Any] = []
@@ -176,7 +183,9 @@ def test_an_append_that_waits_for_a_job_being_settled_keeps_others_from_nothing(
         Append((spec("newer", key=replace("k")),)),
     ],
 )
-def test_also_not_who_wants_to_stop_it(ledger: PostgresLedger, others: list[Desk], function: Any, command: Any) -> None:
+def test_also_not_who_wants_to_stop_it(
+    ledger: PostgresLedger, others: list[Desk], function: Any, command: Any
+) -> None:
     settling, answers = held_open(ledger, function, "slow", key=replace("k"))
     waiting = threading.Thread(target=lambda: others[0].ask(command))
     waiting.start()

@@ -1,4 +1,5 @@
-"""The server goes away and comes back, in every way it can: workers go on, finish what they hold, and lose nothing they acknowledged."""
+"""The server goes away and comes back, in every way it can: workers go on, finish what they hold, and lose
+nothing they acknowledged."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ CONNECTIONS = 30
 
 @pytest.fixture
 def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
-    with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}", max_connections=CONNECTIONS) as server:
+    with Server.start(
+        postgres_place / f"{tmp_path.name}-{os.getpid()}", max_connections=CONNECTIONS
+    ) as server:
         yield server
 
 
@@ -97,7 +100,9 @@ def no_connection_left(server: Server, url: str) -> Iterator[None]:
         killer = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
         take_all()
         database = url.rpartition("/")[2]
-        killer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database])
+        killer.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database]
+        )
         take_all()
         yield
         passing(SECONDS)
@@ -131,7 +136,8 @@ TROUBLES: list[Trouble] = [
 
 
 class Customer:
-    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again changes nothing."""
+    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again
+    changes nothing."""
 
     def __init__(self, app: App, folder: Path) -> None:
         self._tasks = Tasks(app, folder, "customer")
@@ -186,7 +192,8 @@ def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> No
                 fleet.wait_for_runs("began", "held", HELD)
                 fleet.until(lambda: customer.acknowledged > 5, "jobs are acknowledged before")
                 with trouble(server, url):
-                    # What is held ends while nobody can be told, or while the connections have just been lost.
+                    # What is held ends while nobody can be told, or while the connections have just been
+                    # lost.
                     fleet.release()
                     fleet.wait_for_runs("returned", "held", HELD)
                 before = customer.acknowledged
@@ -197,7 +204,9 @@ def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> No
         jobs = judge(other, fleet)
         assert all(job.state is State.DONE for job in jobs.values())
         names = [url.rpartition("/")[2]]
-        idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE 'idle in transaction%%'"
+        idle = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE 'idle in transaction%%'"
+        )
         assert server.query(idle, names) == [(0,)]
 
 

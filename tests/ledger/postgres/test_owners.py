@@ -1,4 +1,5 @@
-"""The locks of owners on the server: free when the process has ended, and taken again when only its connection was lost."""
+"""The locks of owners on the server: free when the process has ended, and taken again when only its
+connection was lost."""
 
 from __future__ import annotations
 
@@ -97,7 +98,9 @@ def test_an_orderly_close_withdraws(postgres_url: str) -> None:
     assert rows(postgres_url) == []
 
 
-def test_the_living_are_not_dead_when_their_connections_are_ended(postgres: Server, postgres_url: str) -> None:
+def test_the_living_are_not_dead_when_their_connections_are_ended(
+    postgres: Server, postgres_url: str
+) -> None:
     with closing(PostgresLedger(postgres_url)) as alive, closing(PostgresLedger(postgres_url)) as other:
         alive.owners.announce("a#1")
         for _ in range(3):

@@ -1,4 +1,5 @@
-"""Behind pgbouncer in transaction mode: a session is ours for one transaction, so nothing of ours may be left in it.
+"""Behind pgbouncer in transaction mode: a session is ours for one transaction, so nothing of ours may be left
+in it.
 
 These tests are skipped where there is no pgbouncer. No wheel has it, so it cannot be had everywhere.
 """
@@ -45,12 +46,16 @@ SIZE = 2
 
 
 @contextlib.contextmanager
-def pooler_of(server: Server, folder: Path, mode: PoolMode = "transaction", size: int = SIZE) -> Iterator[PgBouncer]:
+def pooler_of(
+    server: Server, folder: Path, mode: PoolMode = "transaction", size: int = SIZE
+) -> Iterator[PgBouncer]:
     try:
         pgbouncer_program()
     except ServerFailed as why:
         pytest.skip(str(why))
-    with PgBouncer.start(folder / f"pooler-{server.port}-{mode}-{size}-{os.getpid()}", server, mode=mode, size=size) as pooler:
+    with PgBouncer.start(
+        folder / f"pooler-{server.port}-{mode}-{size}-{os.getpid()}", server, mode=mode, size=size
+    ) as pooler:
         yield pooler
 
 
@@ -75,7 +80,9 @@ def direct(postgres: Server) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-class TestPooled(BatchSuite, RepeatSuite, AppendSuite, UniqueSuite, ClaimSuite, PartSuite, SettleSuite, NoteSuite):
+class TestPooled(
+    BatchSuite, RepeatSuite, AppendSuite, UniqueSuite, ClaimSuite, PartSuite, SettleSuite, NoteSuite
+):
     @pytest.fixture
     def ledger(self, clock: ManualClock, direct: str, pooler: PgBouncer) -> Iterator[Ledger]:
         empty(direct)
@@ -84,7 +91,9 @@ class TestPooled(BatchSuite, RepeatSuite, AppendSuite, UniqueSuite, ClaimSuite, 
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_same_answers_as_the_memory_ledger(seed: int, direct: str, pooler: PgBouncer, tmp_path: Path) -> None:
+def test_the_same_answers_as_the_memory_ledger(
+    seed: int, direct: str, pooler: PgBouncer, tmp_path: Path
+) -> None:
     def pooled() -> Ledger:
         empty(direct)
         return PostgresLedger(pooler.url(direct), PostgresOptions(pooled=True))
@@ -104,7 +113,14 @@ def sessions(pooler: PgBouncer, direct: str) -> Iterator[psycopg.Connection[tupl
 def leftovers(pooler: PgBouncer, direct: str) -> list[tuple[object, ...]]:
     """What somebody who is given one of the sessions next would find there."""
     # What a pooler itself sets for each client, and what is so from the start.
-    theirs = ("application_name", "client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "IntervalStyle")
+    theirs = (
+        "application_name",
+        "client_encoding",
+        "DateStyle",
+        "TimeZone",
+        "standard_conforming_strings",
+        "IntervalStyle",
+    )
     found: list[tuple[object, ...]] = []
     for connection in sessions(pooler, direct):
         settings = "SELECT name, setting FROM pg_settings WHERE source = 'session' AND NOT name = ANY (%s)"
@@ -201,7 +217,9 @@ def unwarned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     return caplog
 
 
-def test_a_pooler_that_nobody_told_of(pooler: PgBouncer, postgres_url: str, unwarned: pytest.LogCaptureFixture) -> None:
+def test_a_pooler_that_nobody_told_of(
+    pooler: PgBouncer, postgres_url: str, unwarned: pytest.LogCaptureFixture
+) -> None:
     url = pooler.url(postgres_url)
     with App(url) as app, App(url) as other:
         Tasks(app).step.enqueue("one")
@@ -246,7 +264,9 @@ def test_doctor_says_what_happens(
 
     def told(url: str) -> tuple[str, str]:
         found = shell("doctor", "--json", "--url", url).json
-        return found["ledger"]["wake_ups"], "\n".join(f"{each['what']} {each['advice']}" for each in found["findings"])
+        return found["ledger"]["wake_ups"], "\n".join(
+            f"{each['what']} {each['advice']}" for each in found["findings"]
+        )
 
     shell("put", "orders", "{}", "--url", postgres_url)
     ups, findings = told(f"{pooler.url(postgres_url)}?pooled=true")
@@ -268,7 +288,12 @@ def test_workers_outlast_a_restart_behind_it(mode: str, postgres_place: Path, tm
         pooler_of(server, postgres_place) as pooler,
     ):
         url = f"{pooler.url(server.create_database())}?pooled=true"
-        with App(url) as app, App(url) as other, Fleet(url, tmp_path, [0, 0]) as fleet, Customer(app, tmp_path) as customer:
+        with (
+            App(url) as app,
+            App(url) as other,
+            Fleet(url, tmp_path, [0, 0]) as fleet,
+            Customer(app, tmp_path) as customer,
+        ):
             fleet.wait_for_all(other)
             fleet.until(lambda: customer.acknowledged > 5, "jobs are acknowledged before")
             for _ in range(3):
@@ -281,7 +306,10 @@ def test_workers_outlast_a_restart_behind_it(mode: str, postgres_place: Path, tm
 
 
 def test_a_ledger_that_pgbouncer_cannot_reach_is_away(postgres_place: Path) -> None:
-    with Server.start(postgres_place / f"reached-{os.getpid()}") as server, pooler_of(server, postgres_place) as pooler:
+    with (
+        Server.start(postgres_place / f"reached-{os.getpid()}") as server,
+        pooler_of(server, postgres_place) as pooler,
+    ):
         ledger = towpath.open_ledger(f"{pooler.url(server.create_database())}?pooled=true")
         over = threading.Event()
         raised: list[LedgerError] = []

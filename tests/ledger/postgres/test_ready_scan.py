@@ -94,7 +94,9 @@ def test_what_is_committed_late_is_found_at_once(ledger: PostgresLedger, postgre
     pytest.fail("there is no mark")
 
 
-def test_what_somebody_does_not_claim_after_all_is_found_at_once(ledger: PostgresLedger, postgres_url: str) -> None:
+def test_what_somebody_does_not_claim_after_all_is_found_at_once(
+    ledger: PostgresLedger, postgres_url: str
+) -> None:
     append(ledger, "first", "held")
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM towpath.job WHERE id = 'held' FOR UPDATE")
@@ -151,7 +153,9 @@ def quiet_url(postgres_place: Path, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_claim_does_not_walk_over_what_was_claimed(quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_does_not_walk_over_what_was_claimed(
+    quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a transaction that is open for long nothing can be swept."""
     monkeypatch.setattr(ready_scan, "AGAIN", 3600.0)
     ledger = PostgresLedger(quiet_url)
@@ -173,5 +177,6 @@ def test_a_claim_does_not_walk_over_what_was_claimed(quiet_url: str, reads: bool
             ).fetchone()
             assert row is not None
             read = row[0]
-    # Each job once, and those of the last few rounds again; over all that was claimed before it would be 30 times as many.
+    # Each job once, and those of the last few rounds again; over all that was claimed before it would be 30
+    # times as many.
     assert rounds * each <= read <= 8 * rounds * each

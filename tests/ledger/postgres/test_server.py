@@ -18,7 +18,9 @@ from towpath.testing.postgres import Mode, Server, ServerFailed, bin_directory, 
 
 @pytest.fixture
 def server(postgres_place: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server.start(postgres_place / f"own-{os.getpid()}-{request.node.name.replace('/', '-')[:20]}") as server:
+    with Server.start(
+        postgres_place / f"own-{os.getpid()}-{request.node.name.replace('/', '-')[:20]}"
+    ) as server:
         yield server
 
 
@@ -96,7 +98,10 @@ def test_settings(postgres_place: Path) -> None:
         folder, fsync=True, max_connections=17, settings={"statement_timeout": "1s", "work_mem": "1MB"}
     ) as server:
         server.restart()
-        shown = [server.query(f"SHOW {name}")[0][0] for name in ("fsync", "max_connections", "statement_timeout", "work_mem")]
+        shown = [
+            server.query(f"SHOW {name}")[0][0]
+            for name in ("fsync", "max_connections", "statement_timeout", "work_mem")
+        ]
     assert shown == ["on", "17", "1s", "1MB"]
     assert not folder.exists()
 
@@ -130,7 +135,8 @@ def test_without_the_wheel_the_sentence_says_what_to_install(monkeypatch: pytest
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has directories that the server's user cannot reach")
 def test_root_with_the_wheel_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a virtual environment under /root. Nothing above it is opened for others; the server gets a copy."""
+    """As in a virtual environment under /root. Nothing above it is opened for others; the server gets a
+    copy."""
     monkeypatch.delenv("PG_BINDIR", raising=False)
     package = bin_directory().parent.parent
     hidden = tmp_path / "hidden"
@@ -146,7 +152,9 @@ def test_root_with_the_wheel_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has directories that the server's user cannot reach")
 def test_a_directory_out_of_reach_is_named(tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0o700)
-    with pytest.raises(ServerFailed, match=r"(?s)initdb failed as the user nobody: .*shut/template.*Permission denied"):
+    with pytest.raises(
+        ServerFailed, match=r"(?s)initdb failed as the user nobody: .*shut/template.*Permission denied"
+    ):
         Server.start(tmp_path / "shut" / "one")
 
 
@@ -162,7 +170,11 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
     (tmp_path / "test_it.py").write_text(textwrap.dedent(test))
     (tmp_path / "seen").mkdir()
     root = Path(__file__).parents[3]
-    environment = {**os.environ, "SEEN": str(tmp_path / "seen"), "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    environment = {
+        **os.environ,
+        "SEEN": str(tmp_path / "seen"),
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")]),
+    }
     command = [
         sys.executable,
         "-m",
@@ -176,7 +188,9 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
         str(tmp_path),
         str(tmp_path),
     ]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     seen = {path.name.partition("-")[0]: path.read_text() for path in (tmp_path / "seen").iterdir()}
     assert len(seen) == 2, "both processes ran some"
@@ -189,7 +203,9 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
 
 def test_without_pgbouncer_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PGBOUNCER", str(tmp_path / "none"))
-    with pytest.raises(ServerFailed, match=r"PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"):
+    with pytest.raises(
+        ServerFailed, match=r"PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"
+    ):
         pgbouncer_program()
     monkeypatch.delenv("PGBOUNCER")
     monkeypatch.setattr("shutil.which", lambda name, path: None)

@@ -70,7 +70,9 @@ Trouble = Callable[[Server, str, PostgresLedger], AbstractContextManager[None]]
 
 
 @pytest.mark.parametrize("trouble", [away, away_from_who_only_reads, locked])
-def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(trouble: Trouble, server: Server) -> None:
+def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(
+    trouble: Trouble, server: Server
+) -> None:
     url = server.create_database()
     with closing(PostgresLedger(url)) as reaper, closing(PostgresLedger(url)) as holder:
         server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET statement_timeout = '500ms'")

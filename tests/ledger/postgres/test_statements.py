@@ -1,4 +1,5 @@
-"""Both dialects know every statement that the rules ask for, and PostgreSQL's has none that nobody asks for. They stay prepared."""
+"""Both dialects know every statement that the rules ask for, and PostgreSQL's has none that nobody asks for.
+They stay prepared."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def prepared(db: PostgresDb | None) -> set[str]:
 
 
 def test_what_was_prepared_stays_so_when_nothing_came_of_it(postgres_url: str) -> None:
-    """The driver forgets all that it prepared when it sees a ROLLBACK, and planning takes longer than all the rest."""
+    """The driver forgets all that it prepared when it sees a ROLLBACK, and planning takes longer than all the
+    rest."""
     ledger = PostgresLedger(postgres_url)
     for n in range(9):
         ledger.apply([Append((Spec(queue="q", kind="k", id=f"a{n}"), Spec(queue="q", kind="k", id=f"b{n}")))])

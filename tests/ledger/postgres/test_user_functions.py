@@ -135,7 +135,16 @@ def test_the_transaction_is_not_the_functions(desk: Desk, theirs: Connection, na
 
 
 @pytest.mark.parametrize(
-    "statement", ["COMMIT", "END", "COMMIT AND CHAIN", "ROLLBACK", "ABORT", "ROLLBACK AND CHAIN", "PREPARE TRANSACTION 'x'"]
+    "statement",
+    [
+        "COMMIT",
+        "END",
+        "COMMIT AND CHAIN",
+        "ROLLBACK",
+        "ABORT",
+        "ROLLBACK AND CHAIN",
+        "PREPARE TRANSACTION 'x'",
+    ],
 )
 @pytest.mark.parametrize("hidden", [False, True])
 def test_also_not_by_a_statement(desk: Desk, theirs: Connection, statement: str, hidden: bool) -> None:

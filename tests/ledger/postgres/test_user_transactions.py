@@ -71,13 +71,21 @@ LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kept", [True, False])
-def test_it_commits_and_rolls_back_with_the_users_rows(desk: Desk, mine: Mine, level: str, kept: bool) -> None:
+def test_it_commits_and_rolls_back_with_the_users_rows(
+    desk: Desk, mine: Mine, level: str, kept: bool
+) -> None:
     ledger = desk.ledger
     assert isinstance(ledger, PostgresLedger)
     mine.execute(sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(sql.SQL(level)))
-    assert ledger.append_on(mine, [spec("a", payload=b"1", headers={"h": "ü"}), spec("p", part="x")])[0].id == "a"
+    assert (
+        ledger.append_on(mine, [spec("a", payload=b"1", headers={"h": "ü"}), spec("p", part="x")])[0].id
+        == "a"
+    )
     add_row(mine)
-    assert ledger.append_on(mine, [spec("b", after=("a",)), spec("c", key=unique("k"))]) == (Placed("b", 0), Placed("c", 0))
+    assert ledger.append_on(mine, [spec("b", after=("a",)), spec("c", key=unique("k"))]) == (
+        Placed("b", 0),
+        Placed("c", 0),
+    )
     ledger.append_on(mine, [spec("d", after=("b",), delay=5)])
     assert ledger.get("a") is None
     (mine.commit if kept else mine.rollback)()
@@ -92,7 +100,9 @@ def test_it_commits_and_rolls_back_with_the_users_rows(desk: Desk, mine: Mine, l
 
 
 def test_many_at_once(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
-    placed = ledger.append_on(mine, [spec(f"j{n}", payload=b"%d" % n, part=f"p{n % 3}" if n % 2 else None) for n in range(500)])
+    placed = ledger.append_on(
+        mine, [spec(f"j{n}", payload=b"%d" % n, part=f"p{n % 3}" if n % 2 else None) for n in range(500)]
+    )
     mine.commit()
     assert [each.seq for each in placed] == list(range(placed[0].seq, placed[0].seq + 500))
     assert desk.counts().ready == 500
@@ -206,7 +216,9 @@ def test_a_repeated_append_is_the_same(ledger: PostgresLedger, desk: Desk, mine:
 def test_keys_groups_and_parts(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
     desk.open("g")
     desk.add("old", key=replace("k"))
-    ledger.append_on(mine, [spec("new", key=replace("k"), group="g", part="p"), spec("s", "other", key=serial("z"))])
+    ledger.append_on(
+        mine, [spec("new", key=replace("k"), group="g", part="p"), spec("s", "other", key=serial("z"))]
+    )
     ledger.append_on(mine, [spec("t", "other", key=serial("z"))])
     mine.commit()
     desk.ask(Upkeep())
@@ -216,7 +228,9 @@ def test_keys_groups_and_parts(ledger: PostgresLedger, desk: Desk, mine: Mine) -
     assert len(desk.claim("other", n=5)) == 1
 
 
-def test_the_next_batch_of_anybody_has_it(ledger: PostgresLedger, desk: Desk, mine: Mine, postgres_url: str) -> None:
+def test_the_next_batch_of_anybody_has_it(
+    ledger: PostgresLedger, desk: Desk, mine: Mine, postgres_url: str
+) -> None:
     """Appended, and claimed in the same commit."""
     with closing(PostgresLedger(postgres_url, PostgresOptions(), ManualClock())) as other:
         ledger.append_on(mine, [spec("a", key=unique("k"))])
@@ -225,7 +239,9 @@ def test_the_next_batch_of_anybody_has_it(ledger: PostgresLedger, desk: Desk, mi
         assert [claim.id for claim in Desk(other).claim()] == ["a"]
 
 
-def test_two_transactions_with_one_key(desk: Desk, ledger: PostgresLedger, mine: Mine, postgres_url: str) -> None:
+def test_two_transactions_with_one_key(
+    desk: Desk, ledger: PostgresLedger, mine: Mine, postgres_url: str
+) -> None:
     with closing(psycopg.connect(postgres_url)) as theirs:
         ledger.append_on(mine, [spec("a", key=unique("k"))])
         ledger.append_on(theirs, [spec("b", key=unique("k"))])
@@ -242,7 +258,9 @@ def test_two_transactions_with_one_key(desk: Desk, ledger: PostgresLedger, mine:
     assert desk.at("after") == "ready"
 
 
-def test_what_is_refused_after_the_commit_is_a_dead_letter(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
+def test_what_is_refused_after_the_commit_is_a_dead_letter(
+    desk: Desk, ledger: PostgresLedger, mine: Mine
+) -> None:
     desk.open("g")
     ledger.append_on(mine, [spec("a", group="g", part="p", payload=b"x"), spec("b", key=unique("k"))])
     desk.seal("g")
@@ -256,7 +274,9 @@ def test_what_is_refused_after_the_commit_is_a_dead_letter(desk: Desk, ledger: P
     assert desk.at("a", "b") == "ready/revived ready/revived"
 
 
-def test_a_full_queue_refuses_nothing_after_the_commit(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
+def test_a_full_queue_refuses_nothing_after_the_commit(
+    desk: Desk, ledger: PostgresLedger, mine: Mine
+) -> None:
     desk.set_queue(capacity=1)
     ledger.append_on(mine, [spec("a", key=unique("k"))])
     desk.add("b")
@@ -279,7 +299,9 @@ def test_an_append_that_cannot_be_read_harms_nobody(ledger: PostgresLedger, desk
     mine.commit()
 
 
-def test_the_connections_settings_do_not_matter(desk: Desk, ledger: PostgresLedger, postgres_url: str) -> None:
+def test_the_connections_settings_do_not_matter(
+    desk: Desk, ledger: PostgresLedger, postgres_url: str
+) -> None:
     class Odd(TextLoader):
         def load(self, data: Any) -> Any:
             raise AssertionError("the user's loader was asked")
@@ -293,7 +315,9 @@ def test_the_connections_settings_do_not_matter(desk: Desk, ledger: PostgresLedg
             raise AssertionError("the user's dumper was asked")
 
     options = "-c search_path=nowhere -c DateStyle=German -c client_encoding=latin1 -c standard_conforming_strings=off"
-    with closing(psycopg.connect(postgres_url, row_factory=dict_row, prepare_threshold=0, options=options)) as mine:
+    with closing(
+        psycopg.connect(postgres_url, row_factory=dict_row, prepare_threshold=0, options=options)
+    ) as mine:
         for kind in ("text", "int8", "int4", "json"):
             mine.adapters.register_loader(kind, Odd if kind == "text" else OddNumbers)
         for python in (str, bytes, int, list):
@@ -307,7 +331,9 @@ def test_the_connections_settings_do_not_matter(desk: Desk, ledger: PostgresLedg
     assert desk.job("a€").payload == "€".encode()
 
 
-def test_serializable_transactions_do_not_stop_each_other(ledger: PostgresLedger, desk: Desk, postgres_url: str) -> None:
+def test_serializable_transactions_do_not_stop_each_other(
+    ledger: PostgresLedger, desk: Desk, postgres_url: str
+) -> None:
     desk.add("seen")
     connections = [psycopg.connect(postgres_url) for _ in range(3)]
     for connection in connections:
@@ -335,7 +361,9 @@ def test_an_old_snapshot_does_not_hide_a_dependency(ledger: PostgresLedger, desk
     assert desk.at("a") == "blocked"
 
 
-def test_connections_that_are_not_right(ledger: PostgresLedger, postgres: Server, mine: Mine, postgres_url: str) -> None:
+def test_connections_that_are_not_right(
+    ledger: PostgresLedger, postgres: Server, mine: Mine, postgres_url: str
+) -> None:
     for wrong in ("a", None, threading.Lock()):
         with pytest.raises(WrongConnection, match=r"expected a psycopg\.Connection"):
             ledger.append_on(wrong, [spec("a")])
@@ -454,7 +482,9 @@ def test_workers_hear_of_it_at_the_commit(ledger: PostgresLedger, mine: Mine, po
         waiter.join()
 
 
-def test_append_after_commit_by_an_ordinary_batch_sees_it(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
+def test_append_after_commit_by_an_ordinary_batch_sees_it(
+    desk: Desk, ledger: PostgresLedger, mine: Mine
+) -> None:
     ledger.append_on(mine, [spec("a", key=unique("k"))])
     mine.commit()
     desk.ask(Append((spec("b", after=("a",)),)))

@@ -1,4 +1,5 @@
-"""The reply to COMMIT was lost. The caller repeats the batch: the same answers, and the state as if applied once."""
+"""The reply to COMMIT was lost. The caller repeats the batch: the same answers, and the state as if applied
+once."""
 
 from __future__ import annotations
 
@@ -91,17 +92,29 @@ def appends(desk: Desk) -> list[Command]:
     return [
         Append((spec("a"), spec("b", after=("a", "needed")))),
         Append((spec("refused", key=unique("u")), spec("c", after=("refused",)))),
-        Append((spec("newer", key=newest("r"), part="p"), spec("late", delay=SECOND, headers={"h": "v"}, payload=b"{}"))),
+        Append(
+            (
+                spec("newer", key=newest("r"), part="p"),
+                spec("late", delay=SECOND, headers={"h": "v"}, payload=b"{}"),
+            )
+        ),
     ]
 
 
 def refused_append(desk: Desk) -> list[Command]:
     desk.set_queue("small", capacity=1)
-    return [Append((spec("a", after=("nobody",)),)), Append((spec("b", "small"), spec("c", "small"))), Append((spec("d"),))]
+    return [
+        Append((spec("a", after=("nobody",)),)),
+        Append((spec("b", "small"), spec("c", "small"))),
+        Append((spec("d"),)),
+    ]
 
 
 def claim(desk: Desk) -> list[Command]:
-    desk.append(*(spec(f"{n}", payload=b"p", part="ab"[n % 2]) for n in range(4)), spec("solo", "other", max_attempts=1))
+    desk.append(
+        *(spec(f"{n}", payload=b"p", part="ab"[n % 2]) for n in range(4)),
+        spec("solo", "other", max_attempts=1),
+    )
     desk.set_queue("other", rate=Rate(1))
     return [Claim(owner="me", wants=(Want("q", 3), Want("*", 2)), lease=LEASE, token="t")]
 
@@ -115,7 +128,11 @@ def renew(desk: Desk) -> list[Command]:
 
 def progress(desk: Desk) -> list[Command]:
     held = desk.started("a")
-    return [Progress(held.id, held.fence, 3, 7, b"cursor"), Progress(held.id, held.fence, 4), Progress("a", 9)]
+    return [
+        Progress(held.id, held.fence, 3, 7, b"cursor"),
+        Progress(held.id, held.fence, 4),
+        Progress("a", 9),
+    ]
 
 
 def settle_with(outcome: Outcome) -> Case:
@@ -126,7 +143,11 @@ def settle_with(outcome: Outcome) -> Case:
         desk.append(spec("b", after=("a",)), spec("member", "members", group="g"))
         desk.seal("g")
         member = desk.take("members")
-        return [Settle(held.id, held.fence, outcome), Settle(member.id, member.fence, outcome), Settle("a", 7, outcome)]
+        return [
+            Settle(held.id, held.fence, outcome),
+            Settle(member.id, member.fence, outcome),
+            Settle("a", 7, outcome),
+        ]
 
     return settle
 
@@ -137,7 +158,9 @@ def settle_with_children(desk: Desk) -> list[Command]:
     notes = (Note(key="n", value=b"after"), Note(key="lock", value=b"1", expect=0, ttl=SECOND))
     conflict = (Note(key="lock", value=b"2", expect=0),)
     return [
-        Settle("a", held.fence, Done(b"r"), spawn=(spec("child"), spec("next", after=("child",))), notes=notes),
+        Settle(
+            "a", held.fence, Done(b"r"), spawn=(spec("child"), spec("next", after=("child",))), notes=notes
+        ),
         Settle("b", other.fence, Done(), spawn=(spec("unborn"),), notes=conflict),
     ]
 
@@ -149,7 +172,9 @@ def cancel(desk: Desk) -> list[Command]:
 
 
 def revive(desk: Desk) -> list[Command]:
-    desk.append(spec("a"), spec("b", after=("a",)), spec("older", key=newest("k")), spec("newer", key=newest("k")))
+    desk.append(
+        spec("a"), spec("b", after=("a",)), spec("older", key=newest("k")), spec("newer", key=newest("k"))
+    )
     desk.cancel("a")
     return [Revive(where=Selector(ids=("a", "b", "older")), token="t")]
 
@@ -189,12 +214,20 @@ def abort(desk: Desk) -> list[Command]:
 def set_queue(desk: Desk) -> list[Command]:
     desk.add("a")
     rate = Rate(5, burst=2)
-    return [SetQueue(queue="q", paused=True, why="w", capacity=9, cap=1, rate=rate, not_before=7, retention=0, keep=1)]
+    return [
+        SetQueue(
+            queue="q", paused=True, why="w", capacity=9, cap=1, rate=rate, not_before=7, retention=0, keep=1
+        )
+    ]
 
 
 def set_part(desk: Desk) -> list[Command]:
     desk.add("a", part="p")
-    return [SetPart(queue="q", part="p", paused=True, why="w", cap=2, rate=Rate(5), not_before=desk.now + 9, weight=3)]
+    return [
+        SetPart(
+            queue="q", part="p", paused=True, why="w", cap=2, rate=Rate(5), not_before=desk.now + 9, weight=3
+        )
+    ]
 
 
 def note(desk: Desk) -> list[Command]:
@@ -333,7 +366,13 @@ def test_a_claim_without_a_token_is_found_and_given_back(desk: Desk, line: Line)
     for job in unknown:
         assert desk.ask(Settle(job.id, job.fence, Release())) == [Settled(job.id, State.READY)]
         back = desk.job(job.id)
-        assert (back.state, back.reason, back.attempts, back.failures, back.losses) == (State.READY, Reason.RELEASED, 0, 0, 0)
+        assert (back.state, back.reason, back.attempts, back.failures, back.losses) == (
+            State.READY,
+            Reason.RELEASED,
+            0,
+            0,
+            0,
+        )
     assert [claim.id for claim in desk.claim(n=9)] == ["1", "2"]
 
 
@@ -350,7 +389,9 @@ class LossySync(apsw.VFSFile):
             self._line.cut = False
             raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
 
-    def excepthook(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def excepthook(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         """It is expected."""
         return True
 
@@ -366,8 +407,8 @@ class LossyVfs(apsw.VFS):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Desk, line: Line, case: Case) -> None:
-    """COMMIT itself raises, with the commit already in the log. For this process it did not happen; for whoever finds
-    the files after a power cut it did. Both repeat the batch."""
+    """COMMIT itself raises, with the commit already in the log. For this process it did not happen; for
+    whoever finds the files after a power cut it did. Both repeat the batch."""
     vfs = LossyVfs(line)
     with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(vfs="lossy"), ManualClock())) as ledger:
         desk = Desk(ledger)
@@ -379,7 +420,10 @@ def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Desk, line: Lin
         with pytest.raises(Damaged):
             desk.ask(*commands)
         assert ledger.dump() == before
-        for suffix in ("", "-wal"):  # by another process: to close a database's file is to drop this process's locks on it
+        for suffix in (
+            "",
+            "-wal",
+        ):  # by another process: to close a database's file is to drop this process's locks on it
             subprocess.run(["cp", tmp_path / f"a.db{suffix}", tmp_path / f"after.db{suffix}"], check=True)
         assert desk.ask(*commands) == first
         assert ledger.dump() == calm.ledger.dump()

@@ -69,7 +69,9 @@ def _write(path: Path, pipe: Connection) -> None:
     """Two rows in each transaction, until told to stop."""
     writer = connect(path, OPTIONS)
     for number in itertools.count():
-        writer.execute("BEGIN IMMEDIATE; INSERT INTO theirs (b) VALUES (1); INSERT INTO theirs (b) VALUES (2); COMMIT")
+        writer.execute(
+            "BEGIN IMMEDIATE; INSERT INTO theirs (b) VALUES (1); INSERT INTO theirs (b) VALUES (2); COMMIT"
+        )
         if number == 10:
             pipe.send("writing")
         if pipe.poll():

@@ -1,4 +1,5 @@
-"""Kill -9 anywhere inside a batch: what was acknowledged is there, what was not is there whole or not at all."""
+"""Kill -9 anywhere inside a batch: what was acknowledged is there, what was not is there whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ EVERY_BATCH = [point for point in FAULT_POINTS if point != "checkpointed"]
 def first(kind: type[Command]) -> int:
     """The number of the first batch with such a command."""
     return next(
-        number for number, (batch, _) in enumerate(script().batches, 1) if any(isinstance(each, kind) for each in batch)
+        number
+        for number, (batch, _) in enumerate(script().batches, 1)
+        if any(isinstance(each, kind) for each in batch)
     )
 
 
@@ -45,14 +48,18 @@ def play(path: Path, *how: str) -> tuple[int, int, list[str]]:
 
 
 def prove(path: Path, acknowledged: int, big: bool) -> int:
-    """The file holds all that was acknowledged and nothing in part, and the rest of the history ends where it should.
-    How many batches it holds."""
+    """The file holds all that was acknowledged and nothing in part, and the rest of the history ends where it
+    should. How many batches it holds."""
     history = script(big)
     ledger = SqliteLedger(path, SqliteOptions(synchronous="normal"), ManualClock())
     try:
         assert ledger.integrity() == []
         found = ledger.dump()
-        held = [number for number in (acknowledged, acknowledged + 1) if found in history.dumps[number : number + 1]]
+        held = [
+            number
+            for number in (acknowledged, acknowledged + 1)
+            if found in history.dumps[number : number + 1]
+        ]
         assert held, f"neither the state after {acknowledged} batches nor after one more"
         # The one without an answer may have been applied: the caller cannot know and repeats it.
         for number, (commands, now) in enumerate(history.batches[acknowledged:], acknowledged):
@@ -73,7 +80,11 @@ def killed(path: Path, *how: str) -> int:
 
 def test_the_points_are_those_the_ledger_passes() -> None:
     tree = ast.parse(inspect.getsource(sqlite))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._fault"]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._fault"
+    ]
     assert {ast.literal_eval(call.args[0]) for call in calls} == set(FAULT_POINTS)
     assert faults.points() == FAULT_POINTS
 
@@ -88,7 +99,9 @@ def test_a_point_that_is_none_is_refused() -> None:
 def test_the_history_may_be_repeated_batch_by_batch() -> None:
     """What the proofs below rest on."""
     history, model = script(), MemoryLedger(ManualClock())
-    for (commands, now), dump, answers in zip(history.batches, history.dumps[1:], history.answers, strict=True):
+    for (commands, now), dump, answers in zip(
+        history.batches, history.dumps[1:], history.answers, strict=True
+    ):
         assert model.apply(commands, now) == answers
         model.apply(commands, now)
         assert model.dump() == dump
@@ -151,7 +164,9 @@ def test_killed_before_a_sync_of_the_log(tmp_path: Path, small_trace: list[str],
 
 
 @pytest.mark.parametrize("share", evenly(3))
-def test_killed_while_the_log_is_copied_at_the_end(tmp_path: Path, small_trace: list[str], share: float) -> None:
+def test_killed_while_the_log_is_copied_at_the_end(
+    tmp_path: Path, small_trace: list[str], share: float
+) -> None:
     nth = sample(small_trace, "write -db", share)
     prove(tmp_path / "a.db", killed(tmp_path / "a.db", "io", str(nth), "torn"), big=False)
 
@@ -165,8 +180,18 @@ def test_killed_while_the_file_is_made(tmp_path: Path, small_trace: list[str], w
 
 @pytest.mark.parametrize(
     ("what", "share"),
-    [*(("write -db", share) for share in evenly(5)), *(("sync -db", share) for share in evenly(3)), ("write -wal", 0.9)],
+    [
+        *(("write -db", share) for share in evenly(5)),
+        *(("sync -db", share) for share in evenly(3)),
+        ("write -wal", 0.9),
+    ],
 )
-def test_killed_while_the_log_is_copied_between_batches(tmp_path: Path, big_trace: list[str], what: str, share: float) -> None:
+def test_killed_while_the_log_is_copied_between_batches(
+    tmp_path: Path, big_trace: list[str], what: str, share: float
+) -> None:
     torn = ["torn"] if what.startswith("write") else []
-    prove(tmp_path / "a.db", killed(tmp_path / "a.db", "io", str(sample(big_trace, what, share)), *torn, "big"), big=True)
+    prove(
+        tmp_path / "a.db",
+        killed(tmp_path / "a.db", "io", str(sample(big_trace, what, share)), *torn, "big"),
+        big=True,
+    )

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from towpath.core.commands import Append, Cancel, Claim, Note, Purge, Renew, Revive, Selector, Settle, Upkeep, Want
+from towpath.core.commands import (
+    Append,
+    Cancel,
+    Claim,
+    Note,
+    Purge,
+    Renew,
+    Revive,
+    Selector,
+    Settle,
+    Upkeep,
+    Want,
+)
 from towpath.core.job import Done
 from towpath.core.views import Query
 from towpath.errors import Damaged, NotALedger, UnknownJob
@@ -25,9 +37,16 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with closing(SqliteLedger(path, SqliteOptions(), ManualClock())) as ledger:
         desk = Desk(ledger)
         desk.open("g", then={"done": (spec("then"),)})
-        desk.append(*(spec(f"job-{n}", payload=bytes(300), headers={"h": "v"}, part="p", group="g") for n in range(100)))
+        desk.append(
+            *(
+                spec(f"job-{n}", payload=bytes(300), headers={"h": "v"}, part="p", group="g")
+                for n in range(100)
+            )
+        )
         desk.seal("g")
-        desk.append(*(spec(f"after-{n}", "other", after=(f"job-{n}",), key=unique(f"{n}")) for n in range(50)))
+        desk.append(
+            *(spec(f"after-{n}", "other", after=(f"job-{n}",), key=unique(f"{n}")) for n in range(50))
+        )
         for claim in desk.claim(n=30, token="t"):
             desk.done(claim, notes=[Note(key=claim.id, value=b"v")])
         desk.claim(n=30)
@@ -53,8 +72,15 @@ def calls(ledger: SqliteLedger) -> list[Callable[[], object]]:
             Claim(owner="me", wants=(Want("*", 200),), lease=LEASE),
             Claim(owner="me", wants=(Want("q"),), lease=LEASE, token="t"),
         ],
-        [Renew(tuple(held), LEASE), *(Settle(id, fence, Done(), spawn=(spec(f"{id}-child"),)) for id, fence in held)],
-        [Cancel(where=Selector(queue="other")), Revive(where=Selector(queue="*")), Purge(where=Selector(queue="*"))],
+        [
+            Renew(tuple(held), LEASE),
+            *(Settle(id, fence, Done(), spawn=(spec(f"{id}-child"),)) for id, fence in held),
+        ],
+        [
+            Cancel(where=Selector(queue="other")),
+            Revive(where=Selector(queue="*")),
+            Purge(where=Selector(queue="*")),
+        ],
         [Note(key="k", value=b"v"), Upkeep()],
     )
     return [

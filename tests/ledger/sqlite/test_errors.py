@@ -104,7 +104,9 @@ class FullFile(apsw.VFSFile):
             raise apsw.exception_for(apsw.SQLITE_FULL)
         super().xWrite(data, offset)
 
-    def excepthook(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def excepthook(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         """It is expected."""
         return True
 
@@ -178,7 +180,10 @@ def test_a_stranger_holds_the_lock_too_long(desk: Desk, ledger: SqliteLedger, pa
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN IMMEDIATE; UPDATE towpath_meta SET last = last")
     for _ in range(2):
-        with desk.unchanged(), pytest.raises(LedgerBusy, match=r"locked by somebody else for more than 0\.2 s"):
+        with (
+            desk.unchanged(),
+            pytest.raises(LedgerBusy, match=r"locked by somebody else for more than 0\.2 s"),
+        ):
             desk.add("b")
     assert desk.found() == ["a"]
     stranger.execute("ROLLBACK")
@@ -282,7 +287,9 @@ ledger.close()
 
 
 def test_a_forked_child_is_told_to_open_its_own(path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKS, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKS, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ran.stdout.splitlines() == ["child []", "parent 3 []"], ran.stderr
 
 
@@ -324,9 +331,14 @@ print(ended.count(0), flush=True)
 
 
 def test_a_fork_beside_busy_threads_leaves_the_child_no_locked_library(path: Path) -> None:
-    """SQLite's own mutexes are copied as they are: one that another thread held would be locked in the child for ever."""
+    """SQLite's own mutexes are copied as they are: one that another thread held would be locked in the child
+    for ever."""
     ran = subprocess.run(
-        [sys.executable, "-c", BUSY_FORKS, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", BUSY_FORKS, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert ran.stdout == "60\n", ran.stderr
 
@@ -363,11 +375,13 @@ def test_a_defect_in_one_command_spares_its_neighbours(desk: Desk, path: Path) -
 
 @pytest.mark.parametrize("column", ["reason", "kind"])
 def test_a_settle_does_not_mind_what_it_need_not_know(desk: Desk, path: Path, column: str) -> None:
-    """The handler has done its work, and the ledger knows enough to write that down. Whoever reads the row is still told."""
+    """The handler has done its work, and the ledger knows enough to write that down. Whoever reads the row is
+    still told."""
     held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
     value = "'nonsense'" if column == "reason" else "x'ff'"
     execute(
-        path, f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'"
+        path,
+        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
     )
     with pytest.raises(Damaged):
         desk.job("hurt")
@@ -384,7 +398,8 @@ def test_a_row_that_makes_no_sense_spares_the_others(desk: Desk, path: Path, col
     held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
     value = "'nonsense'" if column != "key" else "x'ff'"
     execute(
-        path, f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'"
+        path,
+        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
     )
     failed, settled = desk.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
     assert isinstance(failed, CommandFailed)

@@ -1,4 +1,5 @@
-"""The short ways of plain batches: what they write and answer is what the reference model does, and they really are taken."""
+"""The short ways of plain batches: what they write and answer is what the reference model does, and they
+really are taken."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from towpath.core.commands import Append, Appended, Claim, Claimed, Command, SetQueue, Settle, Settled, Upkeep, Want
+from towpath.core.commands import (
+    Append,
+    Appended,
+    Claim,
+    Claimed,
+    Command,
+    SetQueue,
+    Settle,
+    Settled,
+    Upkeep,
+    Want,
+)
 from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
@@ -123,7 +135,10 @@ def test_an_id_between_theirs_is_none_of_them(both: Both, long_ways: list[str]) 
 def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_payloads(
     both: Both, long_ways: list[str]
 ) -> None:
-    some = tuple(Spec(id=f"b{n}", queue="q", payload=bytes(n), delay=n % 2 * 1000, headers={"n": str(n)}) for n in range(5))
+    some = tuple(
+        Spec(id=f"b{n}", queue="q", payload=bytes(n), delay=n % 2 * 1000, headers={"n": str(n)})
+        for n in range(5)
+    )
     large = Spec(id="large", queue="q", payload=bytes(3 * 1024 * 1024))
     answers = both.apply(Append(some), Append((large,)), *one_each(["c"], ttl=5))
     assert seqs(answers) == [[2, 3, 4, 5, 6], [7], [8]]
@@ -149,8 +164,12 @@ def test_an_id_that_is_known_has_its_first_answer(both: Both, ids: Sequence[str]
     both.apply(*one_each(ids))
 
 
-@pytest.mark.parametrize("odd", [{"key": Key("k")}, {"part": "p"}, {"queue": "new"}], ids=lambda odd: next(iter(odd)))
-def test_one_that_is_not_plain_takes_the_others_along(both: Both, long_ways: list[str], odd: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "odd", [{"key": Key("k")}, {"part": "p"}, {"queue": "new"}], ids=lambda odd: next(iter(odd))
+)
+def test_one_that_is_not_plain_takes_the_others_along(
+    both: Both, long_ways: list[str], odd: dict[str, object]
+) -> None:
     strange = Spec(**{"id": "odd", "queue": "q", **odd})  # type: ignore[arg-type]
     both.apply(*one_each("ab"), Append((strange,)), *one_each("c"))
     assert long_ways
@@ -159,7 +178,9 @@ def test_one_that_is_not_plain_takes_the_others_along(both: Both, long_ways: lis
 def test_settles_with_and_without_results(both: Both, long_ways: list[str]) -> None:
     both.apply(*one_each("abc"))
     held = both.hold(4)
-    answers = both.apply(*[Settle(id, fence, Done(None if id == "a" else id.encode())) for id, fence in held.items()])
+    answers = both.apply(
+        *[Settle(id, fence, Done(None if id == "a" else id.encode())) for id, fence in held.items()]
+    )
     assert answers == [Settled(id, DONE) for id in held]
     assert long_ways == []
     assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == answers
@@ -171,7 +192,9 @@ def test_those_with_consequences_are_settled_beside_them(both: Both, long_ways: 
     both.apply(*one_each("abcd"), keyed)
     held = both.hold(6)
     ends: dict[str, Outcome] = {"b": Retry(5), "keyed": Done()}
-    settles = [Settle(id, fence, ends.get(id, Done()), (child,) if id == "c" else ()) for id, fence in held.items()]
+    settles = [
+        Settle(id, fence, ends.get(id, Done()), (child,) if id == "c" else ()) for id, fence in held.items()
+    ]
     assert [type(answer) for answer in both.apply(*settles)] == [Settled] * 6
     assert "settle" in long_ways
 
@@ -199,7 +222,9 @@ def test_a_retention_that_is_set_in_the_same_batch_counts(both: Both, long_ways:
 def test_settles_of_two_queues(both: Both) -> None:
     both.apply(*one_each("ab"), Append((Spec(id="there", queue="other"),)))
     held = both.hold(3) | both.hold(1, "other")
-    assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == [Settled(id, DONE) for id in held]
+    assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == [
+        Settled(id, DONE) for id in held
+    ]
 
 
 def waiting(queues: str = "q", **more: Any) -> Claim:
@@ -224,8 +249,12 @@ def idle(both: Both) -> Both:
         waiting(wants=(Want("q", 9, upto=1),), once=1),
     ],
 )
-def test_one_that_a_worker_waits_for_begins_as_one_it_holds(idle: Both, claim: Claim, long_ways: list[str]) -> None:
-    appended, claimed = idle.apply(*one_each(["a"], max_attempts=1, timeout=5, correlation_id="c", parent="first"), claim)
+def test_one_that_a_worker_waits_for_begins_as_one_it_holds(
+    idle: Both, claim: Claim, long_ways: list[str]
+) -> None:
+    appended, claimed = idle.apply(
+        *one_each(["a"], max_attempts=1, timeout=5, correlation_id="c", parent="first"), claim
+    )
     assert seqs([appended]) == [[3]]
     assert isinstance(claimed, Claimed)
     [held] = claimed.claims
@@ -265,7 +294,9 @@ def test_where_there_is_more_to_a_claim_it_goes_the_general_way(
     assert long_ways
 
 
-@pytest.mark.parametrize("odd", [{"delay": 5}, {"ttl": 5}, {"headers": {"a": "b"}}, {"payload": b""}, {"queue": "new"}])
+@pytest.mark.parametrize(
+    "odd", [{"delay": 5}, {"ttl": 5}, {"headers": {"a": "b"}}, {"payload": b""}, {"queue": "new"}]
+)
 def test_a_spec_that_is_not_so_plain_is_claimed_the_general_way(idle: Both, odd: dict[str, Any]) -> None:
     idle.apply(Append((Spec(**{"id": "a", "queue": "q", "payload": b"1", **odd}),)), waiting("q,new"))
 

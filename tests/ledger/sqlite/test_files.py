@@ -17,8 +17,25 @@ from typing import Any
 import apsw
 import pytest
 
-from towpath.errors import Damaged, DiskFull, InvalidInput, LedgerBusy, LedgerClosed, NotALedger, StoreFailed, TowpathError
-from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader, network_kind, open_beside, options_of, translate
+from towpath.errors import (
+    Damaged,
+    DiskFull,
+    InvalidInput,
+    LedgerBusy,
+    LedgerClosed,
+    NotALedger,
+    StoreFailed,
+    TowpathError,
+)
+from towpath.ledger.sqlite.files import (
+    SqliteOptions,
+    connect,
+    connect_reader,
+    network_kind,
+    open_beside,
+    options_of,
+    translate,
+)
 from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.operations import maintenance
 
@@ -96,7 +113,14 @@ def test_the_writer_is_set_up_as_promised(tmp_path: Path) -> None:
     writer = connect(tmp_path / "new.db", SqliteOptions(cache_mb=3, busy_timeout=1.5, max_pages=5000))
     told = {
         name: pragma(writer, name)
-        for name in ("journal_mode", "synchronous", "wal_autocheckpoint", "cache_size", "foreign_keys", "temp_store")
+        for name in (
+            "journal_mode",
+            "synchronous",
+            "wal_autocheckpoint",
+            "cache_size",
+            "foreign_keys",
+            "temp_store",
+        )
     }
     assert told == {
         "journal_mode": "wal",
@@ -150,7 +174,9 @@ def test_the_tables_of_others_are_welcome(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["with space.db", "per%cent?mode=memory", "file:x.db", ":memory:", "zażółć.db"])
+@pytest.mark.parametrize(
+    "name", ["with space.db", "per%cent?mode=memory", "file:x.db", ":memory:", "zażółć.db"]
+)
 def test_odd_names_are_files_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     connect(Path(name), OPTIONS).close()
@@ -252,7 +278,10 @@ def test_a_read_only_directory(open_directory: Path) -> None:
         assert as_somebody_else(path, "connect(path, OPTIONS)").startswith("ReadOnly")
     assert as_somebody_else(old, "Turnstile(path, 1.0)").startswith("ReadOnly")
     # A bell that cannot be hung is only slower.
-    assert as_somebody_else(old, "w = Wake(path); w.ring(); w.watch().__enter__().wait(0.01); w.close()") == "fine"
+    assert (
+        as_somebody_else(old, "w = Wake(path); w.ring(); w.watch().__enter__().wait(0.01); w.close()")
+        == "fine"
+    )
 
 
 def test_too_many_open_files_is_not_called_a_matter_of_permissions(open_directory: Path) -> None:
@@ -274,7 +303,12 @@ BESIDE = ("", "-wal", "-shm", "-next", "-turn", "-wake")
 
 @pytest.mark.parametrize(
     ("query", "umask", "mode"),
-    [("", 0o022, 0o600), ("", 0o000, 0o600), ("?mode=0660", 0o077, 0o660), ("?synchronous=normal&mode=644", 0o002, 0o644)],
+    [
+        ("", 0o022, 0o600),
+        ("", 0o000, 0o600),
+        ("?mode=0660", 0o077, 0o660),
+        ("?synchronous=normal&mode=644", 0o002, 0o644),
+    ],
 )
 def test_the_mode_of_a_new_ledger(tmp_path: Path, query: str, umask: int, mode: int) -> None:
     act = f"""
@@ -305,7 +339,8 @@ def test_a_wrong_mode_is_refused(mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory"])
 def test_files_beside_must_be_regular(tmp_path: Path, kind: str) -> None:
-    """In a directory that others can write, a link leads to a file of their choice and a FIFO blocks whoever opens it."""
+    """In a directory that others can write, a link leads to a file of their choice and a FIFO blocks whoever
+    opens it."""
     path, beside, victim = tmp_path / "a.db", tmp_path / "a.db-next", tmp_path / "victim"
     make(path)
     if kind == "fifo":
@@ -397,7 +432,9 @@ def test_what_is_not_the_ledgers_fault_is_told_as_sqlite_told_it(tmp_path: Path)
     writer = connect(tmp_path / "a.db", OPTIONS)
     with pytest.raises(apsw.SQLError) as caught:
         writer.execute("SELECT * FROM nowhere")
-    assert translate(caught.value, Path("a.db"), OPTIONS) == StoreFailed(path="a.db", error="no such table: nowhere")
+    assert translate(caught.value, Path("a.db"), OPTIONS) == StoreFailed(
+        path="a.db", error="no such table: nowhere"
+    )
     writer.close()
     with pytest.raises(apsw.ConnectionClosedError) as closed:
         writer.execute("SELECT 1")
@@ -412,7 +449,9 @@ def test_without_shared_memory_there_is_no_wal(tmp_path: Path) -> None:
 def _create(path: Path, barrier: Barrier) -> None:
     barrier.wait(60)
     connection = connect(path, OPTIONS)
-    connection.execute("BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS theirs (a); INSERT INTO theirs VALUES (1); COMMIT")
+    connection.execute(
+        "BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS theirs (a); INSERT INTO theirs VALUES (1); COMMIT"
+    )
     connection.close()
 
 
@@ -424,7 +463,10 @@ def _create_many(directory: Path, rounds: int, barrier: Barrier) -> None:
 def test_processes_may_create_one_file_at_once(tmp_path: Path) -> None:
     processes, rounds = 4, 25
     barrier = SPAWN.Barrier(processes)
-    children = [SPAWN.Process(target=_create_many, args=(tmp_path, rounds, barrier), daemon=True) for _ in range(processes)]
+    children = [
+        SPAWN.Process(target=_create_many, args=(tmp_path, rounds, barrier), daemon=True)
+        for _ in range(processes)
+    ]
     for child in children:
         child.start()
     for child in children:

@@ -25,7 +25,8 @@ OPTIONS = SqliteOptions(synchronous="normal")
 
 
 class Gauge:
-    """How many run, seen from outside: counted up after the claim is committed and down before the settle is."""
+    """How many run, seen from outside: counted up after the claim is committed and down before the settle
+    is."""
 
     def __init__(self) -> None:
         self.now: Any = SPAWN.Value("i", 0)
@@ -44,7 +45,9 @@ def _work(path: Path, name: str, everything: Gauge, of_a: Gauge, start: Barrier)
         held: list[Held] = []
         settles: list[Settle] = []
         while time.monotonic() < until:
-            (*_, answer) = ledger.apply([*settles, Claim(owner=name, wants=(Want("q", 3),), lease=60 * SECOND)])
+            (*_, answer) = ledger.apply(
+                [*settles, Claim(owner=name, wants=(Want("q", 3),), lease=60 * SECOND)]
+            )
             assert isinstance(answer, Claimed)
             held += answer.claims
             everything.add(len(answer.claims))
@@ -60,9 +63,14 @@ def test_a_cap_of_n_is_never_n_plus_one(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     with closing(SqliteLedger(path, OPTIONS)) as ledger:
         jobs = [spec(f"{part}{n}", part=part, max_attempts=1_000_000) for part in "abc" for n in range(20)]
-        ledger.apply([Append(tuple(jobs)), SetQueue(queue="q", cap=CAP), SetPart(queue="q", part="a", cap=CAP_OF_A)])
+        ledger.apply(
+            [Append(tuple(jobs)), SetQueue(queue="q", cap=CAP), SetPart(queue="q", part="a", cap=CAP_OF_A)]
+        )
         everything, of_a, start = Gauge(), Gauge(), SPAWN.Barrier(PROCESSES + 1)
-        work = [SPAWN.Process(target=_work, args=(path, f"w{n}", everything, of_a, start)) for n in range(PROCESSES)]
+        work = [
+            SPAWN.Process(target=_work, args=(path, f"w{n}", everything, of_a, start))
+            for n in range(PROCESSES)
+        ]
         for process in work:
             process.start()
         start.wait(60)
@@ -93,7 +101,12 @@ def _drain(path: Path, name: str, start: Barrier) -> None:
 def test_a_rate_is_exact_in_a_fleet(tmp_path: Path) -> None:
     path, rate = tmp_path / "work.db", Rate(40, SECOND, 4)
     with closing(SqliteLedger(path, OPTIONS)) as ledger:
-        ledger.apply([Append(tuple([spec(f"j{n}", part="p") for n in range(900)])), SetPart(queue="q", part="p", rate=rate)])
+        ledger.apply(
+            [
+                Append(tuple([spec(f"j{n}", part="p") for n in range(900)])),
+                SetPart(queue="q", part="p", rate=rate),
+            ]
+        )
         start = SPAWN.Barrier(PROCESSES)
         work = [SPAWN.Process(target=_drain, args=(path, f"w{n}", start)) for n in range(PROCESSES)]
         for process in work:

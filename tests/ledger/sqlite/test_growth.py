@@ -1,4 +1,5 @@
-"""Four times the work takes about four times the steps: no batch is quadratic, no queue pattern is worse than its length."""
+"""Four times the work takes about four times the steps: no batch is quadratic, no queue pattern is worse than
+its length."""
 
 from __future__ import annotations
 
@@ -46,14 +47,19 @@ class Meter:
 
 
 def held(ledger: SqliteLedger, specs: Sequence[Spec]) -> list[Held]:
-    answers = ledger.apply([Append(tuple(specs)), Claim(owner="me", wants=(Want("q", len(specs)),), lease=10**9)])
+    answers = ledger.apply(
+        [Append(tuple(specs)), Claim(owner="me", wants=(Want("q", len(specs)),), lease=10**9)]
+    )
     assert isinstance(answers[1], Claimed)
     assert len(answers[1].claims) == len(specs)
     return list(answers[1].claims)
 
 
 def plain(ledger: SqliteLedger, n: int) -> list[Command]:
-    return [Settle(claim.id, claim.fence, Done(b"r")) for claim in held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])]
+    return [
+        Settle(claim.id, claim.fence, Done(b"r"))
+        for claim in held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
+    ]
 
 
 def retried(ledger: SqliteLedger, n: int) -> list[Command]:
@@ -72,7 +78,9 @@ def failed_with_dependents(ledger: SqliteLedger, n: int) -> list[Command]:
 def with_children(ledger: SqliteLedger, n: int) -> list[Command]:
     claims = held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
     return [
-        Settle(c.id, c.fence, Done(), spawn=(Spec(id=f"{c.id}-b", queue="b"),)) if i % 2 else Settle(c.id, c.fence, Done())
+        Settle(c.id, c.fence, Done(), spawn=(Spec(id=f"{c.id}-b", queue="b"),))
+        if i % 2
+        else Settle(c.id, c.fence, Done())
         for i, c in enumerate(claims)
     ]
 
@@ -132,7 +140,9 @@ def test_statements_stay_prepared_whatever_the_size_of_a_batch(tmp_path: Path) -
         def prepared(turn: int) -> int:
             before = ledger._db.cache_stats()["misses"]
             for size in range(2, N):
-                ledger.apply([Append((Spec(id=f"{turn}-{size}-{i}", queue="q", payload=b"p"),)) for i in range(size)])
+                ledger.apply(
+                    [Append((Spec(id=f"{turn}-{size}-{i}", queue="q", payload=b"p"),)) for i in range(size)]
+                )
             return int(ledger._db.cache_stats()["misses"]) - before
 
         assert prepared(1) <= 40

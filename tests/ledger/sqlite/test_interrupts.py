@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment of a batch: the batch has happened wholly or not at all, and the ledger goes on, for everybody."""
+"""Ctrl-C at any moment of a batch: the batch has happened wholly or not at all, and the ledger goes on, for
+everybody."""
 
 from __future__ import annotations
 
@@ -108,8 +109,9 @@ def test_interrupts_at_random_moments(tmp_path: Path, most: int) -> None:
 
 
 class Interrupts:
-    """KeyboardInterrupt at the entry of the nth Python function that is called inside: that is where Python looks for signals.
-    With `twice` another one at the next entry, which is where the first one is cleaned up. `hits` names the functions."""
+    """KeyboardInterrupt at the entry of the nth Python function that is called inside: that is where Python
+    looks for signals. With `twice` another one at the next entry, which is where the first one is cleaned up.
+    `hits` names the functions."""
 
     def __init__(self, n: int, twice: bool) -> None:
         self._left = n
@@ -143,8 +145,11 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-def every_entry(action: Callable[[int], object], after: Callable[[int, bool], None], twice: bool = False) -> list[str]:
-    """Interrupt the action at each of its entries, one after the other, until it gets through. Where it was hit."""
+def every_entry(
+    action: Callable[[int], object], after: Callable[[int, bool], None], twice: bool = False
+) -> list[str]:
+    """Interrupt the action at each of its entries, one after the other, until it gets through. Where it was
+    hit."""
     hits: list[str] = []
     for n in range(1, 10_000):
         interrupts = Interrupts(n, twice)
@@ -166,21 +171,31 @@ def test_a_batch_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None
     with closing(SqliteLedger(path, OPTIONS)) as ledger, closing(SqliteLedger(path, OPTIONS)) as other:
 
         def batch(n: int) -> list[Append | Note]:
-            return [Append((Spec(id=f"{n}", queue="q"), Spec(id=f"{n}-b", queue="q"))), Note(key=f"{n}", value=b"v")]
+            return [
+                Append((Spec(id=f"{n}", queue="q"), Spec(id=f"{n}-b", queue="q"))),
+                Note(key=f"{n}", value=b"v"),
+            ]
 
         def after(n: int, interrupted: bool) -> None:
             if twice:
-                # A second interrupt may have come before the first one's transaction was undone; the next call does it.
+                # A second interrupt may have come before the first one's transaction was undone; the next
+                # call does it.
                 ledger.apply([Upkeep()])
             other.apply([Note(key="other", value=b"%d" % n)])
-            there = [other.get(f"{n}") is not None, other.get(f"{n}-b") is not None, other.note(f"{n}") is not None]
+            there = [
+                other.get(f"{n}") is not None,
+                other.get(f"{n}-b") is not None,
+                other.note(f"{n}") is not None,
+            ]
             assert len(set(there)) == 1
             assert interrupted or all(there)
             ledger.apply(batch(n))
             assert other.get(f"{n}") is not None
 
         hits = every_entry(lambda n: ledger.apply(batch(n)), after, twice)
-        assert {"Turnstile.__enter__", "Turnstile.__exit__", "SqliteLedger._attempt", "Batch.finish"} <= set(hits)
+        assert {"Turnstile.__enter__", "Turnstile.__exit__", "SqliteLedger._attempt", "Batch.finish"} <= set(
+            hits
+        )
         assert not twice or "SqliteLedger._undo" in hits
         assert ledger.integrity() == []
 
@@ -222,8 +237,9 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: str) -> None:
-    """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody else's call goes
-    through, and so does the close. A caller leads if it is alone; in company its command is the thread's."""
+    """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody
+    else's call goes through, and so does the close. A caller leads if it is alone; in company its command is
+    the thread's."""
     with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
         committer, ids = Committer(ledger), count()
         committer.start()
@@ -236,7 +252,8 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: 
             thread.start()
             thread.join(20)
             assert not thread.is_alive(), "a lock was left behind"
-            # The next caller shall lead, so the committer's own thread must be done with what the interrupt left to it.
+            # The next caller shall lead, so the committer's own thread must be done with what the interrupt
+            # left to it.
             deadline = time.monotonic() + 20
             while not committer._idle:
                 assert time.monotonic() < deadline, "the committer's thread does not come to rest"

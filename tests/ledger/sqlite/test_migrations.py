@@ -85,7 +85,9 @@ def test_version_1_is_upgraded_with_its_data(path: Path, clock: ManualClock, tmp
     with closing(SqliteLedger(path, SqliteOptions(), clock)) as ledger:
         execute(tmp_path / "sum.db", "".join(steps()))
         assert schema(path) == schema(tmp_path / "sum.db")
-        assert content(path) == {table: [(*row, *LATER.get(table, ())) for row in rows] for table, rows in before.items()}
+        assert content(path) == {
+            table: [(*row, *LATER.get(table, ())) for row in rows] for table, rows in before.items()
+        }
         assert execute(path, "SELECT schema FROM towpath_meta") == [(NEWEST,)]
         assert ledger.integrity() == []
 
@@ -151,7 +153,9 @@ def test_a_newer_schema_that_is_not_is_refused_when_opened(ledger: SqliteLedger,
     Desk(ledger).add("a")
     execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
     before = content(ledger.path)
-    with pytest.raises(NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"):
+    with pytest.raises(
+        NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"
+    ):
         SqliteLedger(ledger.path, SqliteOptions(), clock)
     assert content(ledger.path) == before
 
@@ -162,7 +166,9 @@ def test_also_when_it_becomes_so_in_the_middle_of_life(ledger: SqliteLedger) -> 
     execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
     before = content(ledger.path)
     for _ in range(2):
-        with pytest.raises(NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"):
+        with pytest.raises(
+            NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"
+        ):
             desk.add("b")
     assert content(ledger.path) == before
     execute(ledger.path, f"UPDATE towpath_meta SET schema = {NEWEST}, min_schema = 1")
@@ -216,15 +222,27 @@ def test_the_schema_admits_exactly_the_reasons_of_the_core(ledger: SqliteLedger)
 
 
 FOLDER = Path(str(towpath.ledger.sqlite.__file__)).parent
-SOURCES = [ast.parse(path.read_text("utf-8")) for room in ("sqlite", "tables") for path in FOLDER.parent.glob(f"{room}/*.py")]
+SOURCES = [
+    ast.parse(path.read_text("utf-8"))
+    for room in ("sqlite", "tables")
+    for path in FOLDER.parent.glob(f"{room}/*.py")
+]
 NODES = [node for tree in SOURCES for node in ast.walk(tree)]
 
 
 def asked_names() -> set[str]:
     """What `named(...)` and the methods of a `Db` are called with, where it is a plain text."""
-    calls = [node for node in NODES if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)]
+    calls = [
+        node
+        for node in NODES
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
+    ]
     names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
-    asked = [call.args[0] for call, name in zip(calls, names, strict=True) if name in ("named", "rows", "one", "run", "count")]
+    asked = [
+        call.args[0]
+        for call, name in zip(calls, names, strict=True)
+        if name in ("named", "rows", "one", "run", "count")
+    ]
     return {each.value for each in asked if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 

@@ -123,7 +123,9 @@ def test_the_file_is_deleted(ledger: SqliteLedger, path: Path) -> None:
         assert other.owners.dead() == ("b#1",)
 
 
-def test_without_the_file_leases_decide(ledger: SqliteLedger, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_file_leases_decide(
+    ledger: SqliteLedger, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.with_name("work.db-live").symlink_to(path.with_name("elsewhere"))
     with caplog.at_level(logging.WARNING):
         ledger.owners.announce("a#1")

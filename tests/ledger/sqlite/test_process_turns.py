@@ -80,7 +80,8 @@ def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
     log = tmp_path / "log"
     barrier = SPAWN.Barrier(processes)
     children = [
-        SPAWN.Process(target=_take_turns, args=(tmp_path / "a.db", turns, barrier, log), daemon=True) for _ in range(processes)
+        SPAWN.Process(target=_take_turns, args=(tmp_path / "a.db", turns, barrier, log), daemon=True)
+        for _ in range(processes)
     ]
     for process in children:
         process.start()
@@ -90,7 +91,9 @@ def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
     lines = [line.split() for line in log.read_text().splitlines()]
     entries, exits = lines[::2], lines[1::2]
     assert len(entries) == processes * turns
-    assert all(entry[0] == "in" and exit[:2] == ["out", entry[1]] for entry, exit in zip(entries, exits, strict=True))
+    assert all(
+        entry[0] == "in" and exit[:2] == ["out", entry[1]] for entry, exit in zip(entries, exits, strict=True)
+    )
     # While all three still want turns, each gets about every third.
     owners = [entry[1] for entry in entries][: turns * 2]
     assert all(owners.count(str(process.pid)) > turns * 2 / processes * 0.6 for process in children)
@@ -128,7 +131,9 @@ def _enter_and_note(turnstile: Turnstile, order: list[str]) -> None:
 def _is_queued(path: Path) -> bool:
     """Whether another process has a place in the queue. /proc shows the locks without touching them."""
     inode = os.stat(f"{path}-next").st_ino
-    return any(f":{inode} " in line and "POSIX" in line for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        f":{inode} " in line and "POSIX" in line for line in Path("/proc/locks").read_text().splitlines()
+    )
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -232,7 +237,11 @@ def test_descriptors_are_closed_once_and_not_inherited(tmp_path: Path) -> None:
 
 def _descriptors(directory: Path) -> list[int]:
     links = {int(fd): f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
-    return [fd for fd, link in links.items() if os.path.lexists(link) and os.readlink(link).startswith(str(directory))]
+    return [
+        fd
+        for fd, link in links.items()
+        if os.path.lexists(link) and os.readlink(link).startswith(str(directory))
+    ]
 
 
 def test_an_uncontended_turn_is_cheap(tmp_path: Path) -> None:
@@ -269,7 +278,10 @@ print(ledger.queues()["q"].counts.ready)
 
 def test_a_truncated_file_does_not_end_the_process(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", TRUNCATED, str(tmp_path / "a.db")], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-c", TRUNCATED, str(tmp_path / "a.db")],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     assert (ran.returncode, ran.stdout) == (0, "6\n")
 
@@ -333,7 +345,12 @@ def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
         'mount -t tmpfs -o size=1m none "$0" && exec "$@"',
         str(tmp_path),
     ]
-    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("no file system may be mounted here")
-    ran = subprocess.run([*mount, sys.executable, "-c", FULL, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    ran = subprocess.run(
+        [*mount, sys.executable, "-c", FULL, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
+    )
     assert (ran.returncode, ran.stdout) == (0, "full\nfull\nappended []\n")

@@ -17,7 +17,19 @@ from pathlib import Path
 import msgspec
 
 from towpath.core.checks import SECOND
-from towpath.core.commands import Append, Appended, Claim, Claimed, Renew, Renewed, Settle, Settled, Upkeep, Upkept, Want
+from towpath.core.commands import (
+    Append,
+    Appended,
+    Claim,
+    Claimed,
+    Renew,
+    Renewed,
+    Settle,
+    Settled,
+    Upkeep,
+    Upkept,
+    Want,
+)
 from towpath.core.job import Claim as Held
 from towpath.core.job import Done, Job, Release, Retry, State
 from towpath.core.views import Query
@@ -51,9 +63,12 @@ class Worker:
         self.log = Log()
 
     def round(self, number: int) -> None:
-        """Append some, claim some; finish most, renew and give back others, and let go of the rest without a word."""
+        """Append some, claim some; finish most, renew and give back others, and let go of the rest without a
+        word."""
         ids = [f"{self._name}-{number}-{n}" for n in range(3)]
-        (answer,) = self._apply(Append(tuple(spec(id, part=self._dice.choice("abc"), payload=b"p") for id in ids)))
+        (answer,) = self._apply(
+            Append(tuple(spec(id, part=self._dice.choice("abc"), payload=b"p") for id in ids))
+        )
         assert isinstance(answer, Appended)
         assert [placed.id for placed in answer.jobs] == ids
         self.log.appended += ids
@@ -118,7 +133,10 @@ def judge(ledger: SqliteLedger, logs: Iterable[Log]) -> None:
     counts = ledger.queues()["q"].counts
     # Whoever was let go of five times is a dead letter.
     assert all(job.losses == job.max_losses for job in jobs if job.state is State.FAILED)
-    assert (counts.done, counts.waiting + counts.running + counts.failed) == (len(done), len(jobs) - len(done))
+    assert (counts.done, counts.waiting + counts.running + counts.failed) == (
+        len(done),
+        len(jobs) - len(done),
+    )
 
 
 def _hammer(path: Path, name: str, barrier: Barrier, pipe: Connection) -> None:
@@ -135,7 +153,9 @@ def _hammer(path: Path, name: str, barrier: Barrier, pipe: Connection) -> None:
 def test_four_processes_hammer_one_file(tmp_path: Path) -> None:
     path, barrier = tmp_path / "a.db", SPAWN.Barrier(PROCESSES)
     pipes = [SPAWN.Pipe(duplex=False) for _ in range(PROCESSES)]
-    children = [SPAWN.Process(target=_hammer, args=(path, f"w{n}", barrier, pipes[n][1])) for n in range(PROCESSES)]
+    children = [
+        SPAWN.Process(target=_hammer, args=(path, f"w{n}", barrier, pipes[n][1])) for n in range(PROCESSES)
+    ]
     for child in children:
         child.start()
     logs = []
@@ -148,7 +168,10 @@ def test_four_processes_hammer_one_file(tmp_path: Path) -> None:
     assert [child.exitcode for child in children] == [0] * PROCESSES
     total = sum(log.batches for log in logs)
     print(f"\nbatches {[log.batches for log in logs]}, longest {[round(log.longest, 3) for log in logs]} s")
-    print(f"claimed {sum(len(log.claimed) for log in logs)}, done {sum(len(log.done) for log in logs)}, ", end="")
+    print(
+        f"claimed {sum(len(log.claimed) for log in logs)}, done {sum(len(log.done) for log in logs)}, ",
+        end="",
+    )
     print(f"lost {sum(log.lost for log in logs)}, reaped {sum(log.reaped for log in logs)}")
     with closing(SqliteLedger(path)) as ledger:
         judge(ledger, logs)
@@ -175,7 +198,9 @@ def test_sixty_four_threads_share_one_ledger(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join(120)
-        print(f"\n{sum(worker.log.batches for worker in workers)} batches in {time.monotonic() - started:.1f} s")
+        print(
+            f"\n{sum(worker.log.batches for worker in workers)} batches in {time.monotonic() - started:.1f} s"
+        )
         assert sorted(finished) == sorted(thread.name for thread in threads)
         judge(ledger, (worker.log for worker in workers))
 
@@ -212,7 +237,9 @@ def test_a_commit_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
             assert ledger.get(f"{number}") is not None
         ours.send(None)
         child.join(60)
-    print(f"\nwoken after {statistics.median(latencies) * 1000:.2f} ms (median), {max(latencies) * 1000:.2f} ms at most")
+    print(
+        f"\nwoken after {statistics.median(latencies) * 1000:.2f} ms (median), {max(latencies) * 1000:.2f} ms at most"
+    )
     assert statistics.median(latencies) < 0.05
 
 

@@ -69,7 +69,14 @@ def executing(*statements: str) -> Function:
 def settle(desk: Desk, within: Function, id: str = "a") -> Command:
     """A job on lease, and the settle for it with all the trimmings."""
     held = desk.started(id, f"queue-of-{id}")
-    return Settle(held.id, held.fence, Done(b"r"), (spec(f"child-of-{id}"),), (Note(key=f"note-of-{id}", value=b"v"),), within)
+    return Settle(
+        held.id,
+        held.fence,
+        Done(b"r"),
+        (spec(f"child-of-{id}"),),
+        (Note(key=f"note-of-{id}", value=b"v"),),
+        within,
+    )
 
 
 def failure(desk: Desk, within: Function, id: str = "a") -> str:
@@ -190,20 +197,26 @@ def test_also_not_through_a_trigger(desk: Desk, theirs: apsw.Connection) -> None
 def test_reading_the_ledgers_tables_is_allowed(desk: Desk, theirs: apsw.Connection) -> None:
     def within(db: apsw.Connection) -> None:
         db.execute("INSERT INTO theirs (a) SELECT id FROM towpath_job WHERE state = 'running'")
-        db.execute("WITH RECURSIVE n (i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) SELECT count(*) FROM n").fetchall()
+        db.execute(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) SELECT count(*) FROM n"
+        ).fetchall()
 
     assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
     assert rows(theirs) == ["a"]
 
 
 def test_a_column_of_theirs_may_have_any_name(desk: Desk, theirs: apsw.Connection) -> None:
-    within = executing("INSERT INTO theirs (a, towpath_ref) VALUES (1, 'x')", "UPDATE theirs SET towpath_ref = 'y'")
+    within = executing(
+        "INSERT INTO theirs (a, towpath_ref) VALUES (1, 'x')", "UPDATE theirs SET towpath_ref = 'y'"
+    )
     assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
     assert theirs.execute("SELECT towpath_ref FROM theirs").get == "y"
 
 
 def test_tables_may_be_made_within(desk: Desk, theirs: apsw.Connection) -> None:
-    within = executing("CREATE TABLE more (b)", "CREATE INDEX more_b ON more (b)", "INSERT INTO more VALUES (1)")
+    within = executing(
+        "CREATE TABLE more (b)", "CREATE INDEX more_b ON more (b)", "INSERT INTO more VALUES (1)"
+    )
     assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
     assert theirs.execute("SELECT b FROM more").get == 1
 
@@ -225,8 +238,12 @@ def fragile(theirs: apsw.Connection) -> None:
 
 @pytest.mark.usefixtures("fragile")
 @pytest.mark.parametrize("statement", ENDING)
-def test_a_conflict_that_rolls_back_fails_its_settle_only(desk: Desk, theirs: apsw.Connection, statement: str) -> None:
-    assert failure(desk, executing("INSERT INTO theirs (a) VALUES (2)", statement)).startswith("ConstraintError")
+def test_a_conflict_that_rolls_back_fails_its_settle_only(
+    desk: Desk, theirs: apsw.Connection, statement: str
+) -> None:
+    assert failure(desk, executing("INSERT INTO theirs (a) VALUES (2)", statement)).startswith(
+        "ConstraintError"
+    )
     assert rows(theirs) == [1]
 
 
@@ -302,7 +319,9 @@ def test_ledger_calls_inside_raise(
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupt_rolls_the_batch_back(desk: Desk, theirs: apsw.Connection, kind: type[BaseException]) -> None:
+def test_an_interrupt_rolls_the_batch_back(
+    desk: Desk, theirs: apsw.Connection, kind: type[BaseException]
+) -> None:
     def within(db: apsw.Connection) -> None:
         adding(1)(db)
         raise kind
@@ -312,5 +331,7 @@ def test_an_interrupt_rolls_the_batch_back(desk: Desk, theirs: apsw.Connection, 
         desk.ask(Append((spec("before"),)), command, Append((spec("after"),)))
     assert rows(theirs) == []
     held = desk.job("a")
-    assert desk.ask(Settle("a", held.fence, Done(), within=adding(2)), Append((spec("before"),)))[0] == Settled("a", State.DONE)
+    assert desk.ask(Settle("a", held.fence, Done(), within=adding(2)), Append((spec("before"),)))[
+        0
+    ] == Settled("a", State.DONE)
     assert rows(theirs) == [2]

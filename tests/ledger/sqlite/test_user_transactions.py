@@ -176,27 +176,37 @@ class locked:  # noqa: N801
 
 def test_the_standard_modules_connection_is_refused(ledger: SqliteLedger) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
-        with pytest.raises(WrongConnection, match=r"second SQLite library.*Open the file with apsw\.Connection"):
+        with pytest.raises(
+            WrongConnection, match=r"second SQLite library.*Open the file with apsw\.Connection"
+        ):
             ledger.append_on(connection, [spec("a")])  # type: ignore[arg-type]
     with pytest.raises(WrongConnection, match=r"expected an apsw\.Connection, not str"):
         ledger.append_on("a.db", [spec("a")])  # type: ignore[arg-type]
 
 
-def test_a_connection_to_another_file_is_refused(ledger: SqliteLedger, tmp_path: Path, clock: ManualClock) -> None:
+def test_a_connection_to_another_file_is_refused(
+    ledger: SqliteLedger, tmp_path: Path, clock: ManualClock
+) -> None:
     with closing(SqliteLedger(tmp_path / "other.db", SqliteOptions(), clock)) as other:
         for name in ("other.db", "plain.db", ":memory:", ""):
-            with closing(apsw.Connection(str(tmp_path / name) if name.endswith(".db") else name)) as connection:
+            with closing(
+                apsw.Connection(str(tmp_path / name) if name.endswith(".db") else name)
+            ) as connection:
                 with pytest.raises(WrongConnection, match="not to the ledger's file"):
                     ledger.append_on(connection, [spec("a")])
         assert Desk(other).found() == []
     assert Desk(ledger).found() == []
 
 
-def test_a_connection_by_another_name_of_the_file_is_not(ledger: SqliteLedger, mine: apsw.Connection, tmp_path: Path) -> None:
+def test_a_connection_by_another_name_of_the_file_is_not(
+    ledger: SqliteLedger, mine: apsw.Connection, tmp_path: Path
+) -> None:
     (tmp_path / "link.db").symlink_to(ledger.path)
     with closing(apsw.Connection(str(tmp_path / "link.db"))) as connection:
         ledger.append_on(connection, [spec("a")])
-    with closing(apsw.Connection(f"file:{ledger.path}?cache=private", flags=apsw.SQLITE_OPEN_URI | 2)) as connection:
+    with closing(
+        apsw.Connection(f"file:{ledger.path}?cache=private", flags=apsw.SQLITE_OPEN_URI | 2)
+    ) as connection:
         ledger.append_on(connection, [spec("b")])
     assert Desk(ledger).found() == ["a", "b"]
 
@@ -226,7 +236,9 @@ def _wait(path: Path, pipe: Connection) -> None:
         pipe.send((changed, time.monotonic(), ledger.get("a") is not None))
 
 
-def test_other_processes_notice_after_the_commit(ledger: SqliteLedger, mine: apsw.Connection, path: Path) -> None:
+def test_other_processes_notice_after_the_commit(
+    ledger: SqliteLedger, mine: apsw.Connection, path: Path
+) -> None:
     ours, theirs = SPAWN.Pipe()
     child = SPAWN.Process(target=_wait, args=(path, theirs))
     child.start()

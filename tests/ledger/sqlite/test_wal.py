@@ -1,4 +1,5 @@
-"""The length of the write-ahead log beside several writing processes, and what the doctor finds when it is long."""
+"""The length of the write-ahead log beside several writing processes, and what the doctor finds when it is
+long."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Growth(msgspec.Struct, frozen=True):
     """Jobs that were run."""
 
 
-def write_together(path: Path, seconds: float, jobs: int | None = None, producers: int = 2, workers: int = 2) -> Growth:
+def write_together(
+    path: Path, seconds: float, jobs: int | None = None, producers: int = 2, workers: int = 2
+) -> Growth:
     """Real processes that write at once for so many seconds, or until so many jobs are done."""
     largest = done = 0
     with ExitStack() as stack:

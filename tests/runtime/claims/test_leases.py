@@ -42,7 +42,9 @@ def test_nobody_looks_while_nothing_is_committed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "pause"), [(0.0, SHORTEST), (0.002, SHARE * 0.002), (10.0, LONGEST)], ids=["cheap", "dear", "very dear"]
+    ("cost", "pause"),
+    [(0.0, SHORTEST), (0.002, SHARE * 0.002), (10.0, LONGEST)],
+    ids=["cheap", "dear", "very dear"],
 )
 def test_the_pause_is_a_multiple_of_the_cost_and_the_last_commit_is_seen(cost: float, pause: float) -> None:
     time = Time()

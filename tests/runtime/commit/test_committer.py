@@ -281,7 +281,9 @@ def test_an_interrupted_leader_hands_its_batch_to_the_thread(ledger: Gated, comm
     assert {job.id for job in ledger.dump()["jobs"]} == {"a", "b"}
 
 
-def test_a_leader_interrupted_after_the_commit_does_nothing_twice(ledger: Gated, committer: Committer) -> None:
+def test_a_leader_interrupted_after_the_commit_does_nothing_twice(
+    ledger: Gated, committer: Committer
+) -> None:
     ledger.fail_after_commit.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         committer.call(append("a"))
@@ -303,7 +305,9 @@ def test_patient_commands_outlast_a_busy_ledger(ledger: Gated, committer: Commit
         committer.call(append("b"))
 
 
-def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(ledger: Gated, committer: Committer) -> None:
+def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(
+    ledger: Gated, committer: Committer
+) -> None:
     """Claims come for a waiter that has left; the answer to everybody else in the batch is what it was."""
     dispatcher = Dispatcher(committer, "me")
     waiter = Waiter(["q"], lambda claims: None, LEASE)

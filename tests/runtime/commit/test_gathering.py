@@ -47,7 +47,9 @@ def committer(ledger: Gated) -> Iterator[Committer]:
 
 def ids(ledger: Gated) -> list[list[str]]:
     """Of the batches, what they append."""
-    return [[spec.id for command in batch for spec in getattr(command, "specs", ())] for batch in ledger.batches]
+    return [
+        [spec.id for command in batch for spec in getattr(command, "specs", ())] for batch in ledger.batches
+    ]
 
 
 async def all_at_once(committer: Committer, *names: str) -> list[Result]:
@@ -103,7 +105,9 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
     async def mixed() -> None:
         async with no_room(ledger, committer):
             waiting = asyncio.ensure_future(committer.acall(append("waits")))
-            others = asyncio.gather(committer.acall(Cancel(where=Selector(ids=("x",)))), committer.acall(Renew((), LEASE)))
+            others = asyncio.gather(
+                committer.acall(Cancel(where=Selector(ids=("x",)))), committer.acall(Renew((), LEASE))
+            )
             await asyncio.to_thread(until_waiting, committer, 3)
             assert len(committer._outside) == 1
             ledger.let_go()
@@ -115,7 +119,9 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
     assert kinds == [["Append"], ["Renew", "Append", "Cancel"], ["Append"]]
 
 
-def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(ledger: Gated, committer: Committer) -> None:
+def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(
+    ledger: Gated, committer: Committer
+) -> None:
     async def some_give_up() -> None:
         async with no_room(ledger, committer):
             tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "abc"]
@@ -130,7 +136,9 @@ def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(ledger: Gate
     assert ids(ledger)[-1] == ["a", "c"]
 
 
-def test_a_committer_that_is_closed_by_another_thread_tells_all_of_them(ledger: Gated, committer: Committer) -> None:
+def test_a_committer_that_is_closed_by_another_thread_tells_all_of_them(
+    ledger: Gated, committer: Committer
+) -> None:
     def close_elsewhere() -> None:
         closing = threading.Thread(target=committer.close)
         closing.start()
@@ -155,7 +163,9 @@ def test_who_closes_it_in_the_same_turn_loses_nothing(ledger: Gated, committer: 
     assert ids(ledger) == [["a", "b"]]
 
 
-def test_they_keep_their_order_also_when_they_are_not_in_company_any_more(ledger: Gated, committer: Committer) -> None:
+def test_they_keep_their_order_also_when_they_are_not_in_company_any_more(
+    ledger: Gated, committer: Committer
+) -> None:
     async def alone_meanwhile() -> None:
         first = asyncio.ensure_future(committer.acall(append("first one")))
         await asyncio.sleep(0)

@@ -102,7 +102,9 @@ class TestCommitter:
             claimed = app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
             assert isinstance(claimed, commands.Claimed)
             app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
-            app.call_all([commands.Settle(claim.id, claim.fence, commands.Done()) for claim in claimed.claims])
+            app.call_all(
+                [commands.Settle(claim.id, claim.fence, commands.Done()) for claim in claimed.claims]
+            )
         assert [event.jobs for event in told.events] == [3, 0, 0, 3, 3]
 
 
@@ -137,14 +139,19 @@ class TestCaretaker:
         assert job.headers["scheduled-at"].startswith("2")
         assert fired.late >= 0
 
-    def test_two_workers_tell_of_a_fire_once_and_of_each_one_that_was_missed(self, clock: ManualClock) -> None:
+    def test_two_workers_tell_of_a_fire_once_and_of_each_one_that_was_missed(
+        self, clock: ManualClock
+    ) -> None:
         ledger = MemoryLedger(clock)
         spec = Spec(id="x", queue="q", kind="tick")
         with Desk(ledger, clock) as first, Desk(ledger, clock) as second:
             register(first, Schedule(name="s", spec=spec, every=60 * SECOND, missed=Missed.ALL))
             due = get_schedule(first, "s").next_at
             clock.set(due + 65 * SECOND)
-            with first.committer.bus.collect(ScheduleFired) as one, second.committer.bus.collect(ScheduleFired) as two:
+            with (
+                first.committer.bus.collect(ScheduleFired) as one,
+                second.committer.bus.collect(ScheduleFired) as two,
+            ):
                 for host in (first, second):
                     Scheduler(host).due(clock.now())
         told = [*one.events, *two.events]
@@ -292,7 +299,11 @@ class TestWorker:
             ended.set()
             return attempt
 
-        with app.bus.collect(LeaseLost) as told, app.bus.collect(JobSettled) as settles, working(app, concurrency=4):
+        with (
+            app.bus.collect(LeaseLost) as told,
+            app.bus.collect(JobSettled) as settles,
+            working(app, concurrency=4),
+        ):
             handle = slow.enqueue()
             assert started[0].wait(WAIT)
             app.call(commands.SetQueue(queue="default", paused=True))
@@ -308,7 +319,9 @@ class TestWorker:
         assert [event.id for event in told.events] == [handle.id]
         assert [event.attempt for event in settles.events if event.id == handle.id] == [2]
 
-    def test_how_long_a_job_waited_includes_its_time_in_the_buffer(self, tmp_path: Path, clock: ManualClock) -> None:
+    def test_how_long_a_job_waited_includes_its_time_in_the_buffer(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         with App(f"sqlite:///{tmp_path / 'w.db'}", clock=clock) as app:
             add = app.task(_add)
             handle = add.enqueue(1, 2)

@@ -1,4 +1,5 @@
-"""What a worker with a resource claims ahead, and what it gives back: its intake on a ledger in memory, without a worker."""
+"""What a worker with a resource claims ahead, and what it gives back: its intake on a ledger in memory,
+without a worker."""
 
 from __future__ import annotations
 
@@ -50,12 +51,15 @@ class Steady(Pace):
 
 
 class Desk:
-    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of `other` use nothing."""
+    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of
+    `other` use nothing."""
 
     def __init__(self, **options: Any) -> None:
         self.ledger = MemoryLedger()
         self.kicked = asyncio.Event()
-        committer = SimpleNamespace(add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set)
+        committer = SimpleNamespace(
+            add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set
+        )
         self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
         self.intake = self.new_intake(**options)
         self.intake.open()
@@ -63,7 +67,11 @@ class Desk:
 
     def new_intake(self, **options: Any) -> Laned:
         usual: dict[str, Any] = {"queues": ("api", "other"), "concurrency": SLOTS}
-        uses: dict[str, Any] = {"resources": {"api": Bounds(LIMIT, LIMIT)}, "needs": {"call": "api"}, "sources": {"api": "api"}}
+        uses: dict[str, Any] = {
+            "resources": {"api": Bounds(LIMIT, LIMIT)},
+            "needs": {"call": "api"},
+            "sources": {"api": "api"},
+        }
         chosen = WorkerOptions(**usual | uses | options)
         return Laned(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
 
@@ -75,7 +83,9 @@ class Desk:
 
     def put(self, queue: str, count: int, **options: Any) -> None:
         kind = "call" if queue == "api" else "other"
-        self.ledger.apply([Append(tuple([Spec(id=new_id(), queue=queue, kind=kind, **options) for _ in range(count)]))])
+        self.ledger.apply(
+            [Append(tuple([Spec(id=new_id(), queue=queue, kind=kind, **options) for _ in range(count)]))]
+        )
 
     def claim(self) -> Counter[str]:
         """What one commit brings, by queue."""
@@ -220,7 +230,9 @@ async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
 @scenario
 async def test_ageing_goes_on_after_a_pause() -> None:
     posted: list[Command] = []
-    office: Any = SimpleNamespace(committer=SimpleNamespace(post=lambda commands, heard: posted.extend(commands)))
+    office: Any = SimpleNamespace(
+        committer=SimpleNamespace(post=lambda commands, heard: posted.extend(commands))
+    )
     ageing = Ageing(office, [Lane(queues=("bulk",), ageing=60)])
     for rounds in (1, 2):
         ageing.start()

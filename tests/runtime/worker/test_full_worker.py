@@ -1,4 +1,5 @@
-"""What a worker holds: claims that did not start, running handlers, and handlers that ended and are not settled. All of it is bounded."""
+"""What a worker holds: claims that did not start, running handlers, and handlers that ended and are not
+settled. All of it is bounded."""
 
 from __future__ import annotations
 
@@ -102,7 +103,14 @@ LANES = {"other": Lane(queues=("other",)), "all": Lane(queues=("default",))}
 
 @pytest.mark.parametrize(
     ("kind", "lanes"),
-    [("loop", None), ("thread", None), ("progress", None), ("commit", None), ("loop", LANES), ("commit", LANES)],
+    [
+        ("loop", None),
+        ("thread", None),
+        ("progress", None),
+        ("commit", None),
+        ("loop", LANES),
+        ("commit", LANES),
+    ],
     ids=["loop", "thread", "progress", "commit", "lanes", "lanes-commit"],
 )
 def test_a_slow_commit_stops_the_handlers(app: App, kind: str, lanes: dict[str, Lane] | None) -> None:
@@ -141,7 +149,9 @@ def test_jobs_with_progress_are_not_claimed_faster_than_they_are_settled(app: Ap
     assert max(ledger.running) <= SLOTS + MAX_AHEAD
     sent = [command for batch in ledger.batches for command in batch if isinstance(command, Progress)]
     assert {command.done for command in sent} <= {0, 1, 2}
-    assert len({command.id for command in sent if command.done == 2}) == 3000, "the last one of each job arrives"
+    assert len({command.id for command in sent if command.done == 2}) == 3000, (
+        "the last one of each job arrives"
+    )
     for batch in ledger.batches:
         settled = {command.id: at for at, command in enumerate(batch) if isinstance(command, Settle)}
         told = {command.id: at for at, command in enumerate(batch) if isinstance(command, Progress)}
@@ -186,8 +196,8 @@ def test_a_checkpoint_is_not_lost_with_the_attempt(app: App) -> None:
 
 
 def test_an_enqueue_beside_a_busy_worker_is_in_the_next_batch(app: App) -> None:
-    """However many settles wait, and however large the append is. Only a command that came before it, such as one of the caretaker, may
-    take its place; then it is in the batch after that."""
+    """However many settles wait, and however large the append is. Only a command that came before it, such as
+    one of the caretaker, may take its place; then it is in the batch after that."""
     tasks, ledger = Handlers(app), Counted(app)
     tasks.put("loop", 6000)
     with working(app, concurrency=400):
@@ -203,7 +213,9 @@ def test_an_enqueue_beside_a_busy_worker_is_in_the_next_batch(app: App) -> None:
             ledger.let_go()
             until(lambda at=at: len(ledger.batches) > at)  # type: ignore[misc]
             if not any(isinstance(each, Append) for each in ledger.batches[at]):
-                assert any(not isinstance(each, Settle | Renew | Progress | Claim) for each in ledger.batches[at])
+                assert any(
+                    not isinstance(each, Settle | Renew | Progress | Claim) for each in ledger.batches[at]
+                )
                 until(lambda at=at: len(ledger.batches) > at + 1)  # type: ignore[misc]
                 assert any(isinstance(each, Append) for each in ledger.batches[at + 1])
         until(lambda: done(app) >= 6000)
@@ -243,7 +255,8 @@ def test_little_runs_again_after_a_kill(url: str, fleet: App, tmp_path: Path) ->
 
 
 def test_a_full_worker_leaves_jobs_to_an_idle_one(url: str, fleet: App, tmp_path: Path) -> None:
-    """A long job has one of two workers for itself. Whatever that worker claimed ahead, or could claim, is run by the other."""
+    """A long job has one of two workers for itself. Whatever that worker claimed ahead, or could claim, is
+    run by the other."""
     with workers(url, 2, "--concurrency", "1"):
         for number in range(3):
             # Both are quick, and claim ahead.

@@ -1,4 +1,5 @@
-"""The intake of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it starts."""
+"""The intake of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it
+starts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from towpath.runtime.worker.lanes import Laned
 from towpath.runtime.worker.options import Attempt, WorkerOptions
 from towpath.testing import ManualClock
 
-LANES = {"front": Lane(queues=("f",), reserved=2, lends=True), "back": Lane(queues=("b",), reserved=2, lends=True)}
+LANES = {
+    "front": Lane(queues=("f",), reserved=2, lends=True),
+    "back": Lane(queues=("b",), reserved=2, lends=True),
+}
 
 
 class Throttled:
@@ -72,7 +76,9 @@ def _fail(error: object) -> None:
 
 
 def claim(queue: str, n: int = 0, kind: str = "k") -> Claim:
-    (job,) = admission.admit([Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.Facts(), 0, n + 1).jobs
+    (job,) = admission.admit(
+        [Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.Facts(), 0, n + 1
+    ).jobs
     return Claim(replace(job, fence=1))
 
 
@@ -96,7 +102,9 @@ def test_a_paused_lane_gives_back_what_was_claimed_ahead() -> None:
 
 
 def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
-    options = WorkerOptions(queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"})
+    options = WorkerOptions(
+        queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"}
+    )
     intake = Laned(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
     intake.pause(["all"])
     intake._is_open = True
@@ -108,13 +116,21 @@ def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
 
 
 def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
-    lanes = {"front": LANES["front"], "back": Lane(queues=("b", "c"), reserved=2, lends=True, adaptive=(1, 8))}
-    intake = Intake(lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"})
+    lanes = {
+        "front": LANES["front"],
+        "back": Lane(queues=("b", "c"), reserved=2, lends=True, adaptive=(1, 8)),
+    }
+    intake = Intake(
+        lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"}
+    )
     assert intake.asks() == {"f": 32, "b": 4, "c": 4}
     intake.deliver(*claims("b", 2), claim("c", kind="x"))
     assert sorted(intake.start_all()) == ["b", "b", "c"]
     assert intake.asks() == {"f": 29, "b": 1, "c": 1}
-    assert [(each.name, each.running, each.limit) for each in intake.limits] == [("resource api", 1, 4), ("lane back", 3, 4)]
+    assert [(each.name, each.running, each.limit) for each in intake.limits] == [
+        ("resource api", 1, 4),
+        ("lane back", 3, 4),
+    ]
     assert [each.queues for each in intake.limits] == [("c",), ("b", "c")]
     intake.ended(claim("b"), True, None)
     assert [each.running for each in intake.limits] == [1, 2]
@@ -158,7 +174,9 @@ def test_what_runs_counts_in_the_new_lanes() -> None:
 
 def test_fewer_slots_than_run_already() -> None:
     intake = Intake({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
-    intake.adopt(claims("b", 4), Plain(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None))
+    intake.adopt(
+        claims("b", 4), Plain(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None)
+    )
     assert intake.asks() == {}
     intake.deliver(claim("f"))
     assert intake.next() is None

@@ -101,7 +101,9 @@ def test_a_flood_does_not_stop_the_other_lane(app: App, flooded: str, other: str
     async def quick(n: int) -> int:
         return n
 
-    lanes = {name: Lane(queues=lane.queues, reserved=2, lends=name == flooded) for name, lane in LANES.items()}
+    lanes = {
+        name: Lane(queues=lane.queues, reserved=2, lends=name == flooded) for name, lane in LANES.items()
+    }
     gate.put(flooded, 200)
     with app.bus.collect(JobStarted) as started, working(app, lanes=lanes, concurrency=6):
         started.expect(4)
@@ -121,7 +123,10 @@ def test_priorities_inside_a_lane_over_all_its_queues(app: App) -> None:
 
     for queue, priority in [("a", "low"), ("b", "normal"), ("a", "high"), ("b", "high"), ("a", "normal")]:
         note.options(queue=queue, priority=priority).enqueue(f"{queue} {priority}")
-    with app.bus.collect(JobSettled) as settled, working(app, lanes={"one": Lane(queues=("a", "b"))}, concurrency=1):
+    with (
+        app.bus.collect(JobSettled) as settled,
+        working(app, lanes={"one": Lane(queues=("a", "b"))}, concurrency=1),
+    ):
         settled.expect(5)
     assert order == ["a high", "b high", "b normal", "a normal", "a low"]
 
@@ -131,7 +136,9 @@ def test_many_quick_jobs_in_two_lanes_all_end(app: App) -> None:
     async def add(a: int, b: int) -> int:
         return a + b
 
-    tasks = [add.options(queue=queue, max_attempts=1 + n % 2) for n, queue in enumerate(("interactive", "bulk"))]
+    tasks = [
+        add.options(queue=queue, max_attempts=1 + n % 2) for n, queue in enumerate(("interactive", "bulk"))
+    ]
     with working(app, lanes=LANES, concurrency=8):
         handles = [task.enqueue_many([task.of(n, 1) for n in range(700)]) for task in tasks]
         for each in handles:
@@ -153,7 +160,10 @@ def test_with_ageing_low_is_not_starved(app: App) -> None:
 
     breed.enqueue()
     handle = low.enqueue()
-    with app.bus.collect(JobSettled) as settled, working(app, lanes={"one": Lane(queues=("bulk",), ageing=1)}, concurrency=1):
+    with (
+        app.bus.collect(JobSettled) as settled,
+        working(app, lanes={"one": Lane(queues=("bulk",), ageing=1)}, concurrency=1),
+    ):
         settled.expect(1)
         assert handle.result(WAIT) == "ran"
     assert handle.status().priority == 0
@@ -328,7 +338,9 @@ def test_a_resource_holds_back_its_own_jobs_only(app: App) -> None:
         assert running(app) == {"api": 2}
         go.set()
         assert [handle.result(WAIT) for handle in calls] == list(range(20))
-    assert {job.attempts for job in app.ledger.find(Query(queue="api")).jobs} == {1}, "nothing was claimed in vain"
+    assert {job.attempts for job in app.ledger.find(Query(queue="api")).jobs} == {1}, (
+        "nothing was claimed in vain"
+    )
 
 
 def test_throttling_halves_and_success_raises_the_limit(app: App) -> None:
@@ -413,7 +425,10 @@ def test_a_job_in_a_strange_queue_is_put_off_without_cost(app: App) -> None:
     @app.task
     def other() -> None: ...
 
-    with app.bus.collect(JobStarted, JobSettled) as seen, working(app, queues=("api", "default"), concurrency=4):
+    with (
+        app.bus.collect(JobStarted, JobSettled) as seen,
+        working(app, queues=("api", "default"), concurrency=4),
+    ):
         call.enqueue()
         seen.expect(1)
         strange = call.options(queue="default").enqueue()

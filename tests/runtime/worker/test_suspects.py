@@ -1,4 +1,5 @@
-"""A job that ends its process does not take its neighbours with it. The workers are real processes, restarted by a supervisor."""
+"""A job that ends its process does not take its neighbours with it. The workers are real processes, restarted
+by a supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The worker on a real ledger file, with real handlers. Handlers and tests meet at events; nobody sleeps to wait for somebody."""
+"""The worker on a real ledger file, with real handlers. Handlers and tests meet at events; nobody sleeps to
+wait for somebody."""
 
 from __future__ import annotations
 
@@ -256,7 +257,9 @@ def test_a_function_inside_the_completion_that_raises_is_a_failure_like_any_othe
     def give_up(db: apsw.Connection) -> None:
         raise towpath.Fail("the account is closed")
 
-    patience = towpath.Policy(default=Exponential(base=3600 * 1_000_000), by_error={LookupError: Exponential(base=0)})
+    patience = towpath.Policy(
+        default=Exponential(base=3600 * 1_000_000), by_error={LookupError: Exponential(base=0)}
+    )
 
     @app.task(max_attempts=100, backoff=patience)
     async def pay() -> None:
@@ -354,7 +357,12 @@ def ask(app: App, kind: str, arguments: bytes = b"{}") -> str:
     """Write a job down for a task that only the other process has."""
     timeout = 500_000 if kind == "hangs" else None
     spec = Spec(
-        id=towpath.new_id(), queue="default", kind=f"program.{kind}", payload=arguments, max_attempts=1, timeout=timeout
+        id=towpath.new_id(),
+        queue="default",
+        kind=f"program.{kind}",
+        payload=arguments,
+        max_attempts=1,
+        timeout=timeout,
     )
     app.call(commands.Append((spec,)))
     return spec.id

@@ -74,7 +74,8 @@ def _write_edges(book: Book, admission: Admission) -> None:
 
 
 def _hand_over(book: Book, old: int, newer: int) -> None:
-    """What waits for the older job waits for the newer one: dependents, and groups in which it represents a member."""
+    """What waits for the older job waits for the newer one: dependents, and groups in which it represents a
+    member."""
     former = book.jobs[old].id
     for dst, run_anyway in list(book.edges_out.get(old, {}).items()):
         book.unlink(old, dst)
@@ -101,7 +102,9 @@ def _facts(book: Book, specs: Sequence[Spec], now: int) -> Facts:
     known: dict[str, Known] = {}
     rooms: dict[str, Room] = {}
     ids = {spec.id for spec in specs}
-    if not all(rows.isdisjoint(ids) for rows in (book.seqs.keys(), book.tombstones.keys(), book.proxies.keys())):
+    if not all(
+        rows.isdisjoint(ids) for rows in (book.seqs.keys(), book.tombstones.keys(), book.proxies.keys())
+    ):
         for id in ids:
             _know(book, known, id)
     for name in {spec.queue for spec in specs}:
@@ -156,7 +159,8 @@ def _know_proxy(book: Book, known: dict[str, Known], id: str) -> None:
 
 
 def _holders(book: Book, specs: Sequence[Spec], known: dict[str, Known], now: int) -> dict[KeyName, Holder]:
-    """Who holds the keys of the specs. What a spec waits for must be known, and so must the holders it may turn into."""
+    """Who holds the keys of the specs. What a spec waits for must be known, and so must the holders it may
+    turn into."""
     holders: dict[KeyName, Holder] = {}
     ids = {spec.id for spec in specs}
     for spec in specs:
@@ -199,7 +203,11 @@ def downstream(book: Book, start: str) -> frozenset[str]:
             waiting = [book.jobs[dst] for dst in book.gates_out.get(name.removeprefix("\0"), ())]
             found = {dst.id for dst in waiting if dst.state in WAITING}
         else:
-            found = {dst.id for seq in book.edges_out.get(job.seq, ()) if (dst := book.jobs[seq]).state is State.BLOCKED}
+            found = {
+                dst.id
+                for seq in book.edges_out.get(job.seq, ())
+                if (dst := book.jobs[seq]).state is State.BLOCKED
+            }
         # A job that is replaced leaves its own group.
         groups = groups_of(book, job, own=name != start)
         found |= {node(group) for group in groups if book.groups[group].state is not GroupState.CLOSED}
@@ -209,7 +217,8 @@ def downstream(book: Book, start: str) -> frozenset[str]:
 
 
 def groups_of(book: Book, job: Job | None, own: bool = True) -> set[str]:
-    """The groups that wait for a job: those in which it represents a member and, with `own`, the group of the job itself."""
+    """The groups that wait for a job: those in which it represents a member and, with `own`, the group of the
+    job itself."""
     if job is None:
         return set()
     proxies = [book.proxies[id] for id in book.proxies_of.get(job.seq, ())]

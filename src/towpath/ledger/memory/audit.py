@@ -58,7 +58,11 @@ def _waits(book: Book) -> Iterator[str]:
     for job in book.jobs.values():
         waits = 0
         if job.state is State.BLOCKED:
-            waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()) if src in book.jobs)
+            waits = sum(
+                book.jobs[src].state not in FINISHED
+                for src in book.edges_in.get(job.seq, ())
+                if src in book.jobs
+            )
             waits += len(open_gates(book, job.seq))
             waits += job.group is not None and book.groups[job.group].state is GroupState.OPEN
             if not waits:
@@ -70,7 +74,11 @@ def _waits(book: Book) -> Iterator[str]:
 def _queues(book: Book) -> Iterator[str]:
     counted = Counter((job.queue, job.state) for job in book.jobs.values())
     loose = Counter(job.queue for job in book.jobs.values() if job.state is State.READY and job.part is None)
-    suspects = [(job.queue, job.part) for job in book.jobs.values() if job.state is State.READY and job.losses >= SUSPECT]
+    suspects = [
+        (job.queue, job.part)
+        for job in book.jobs.values()
+        if job.state is State.READY and job.losses >= SUSPECT
+    ]
     for name in {job.queue for job in book.jobs.values()} - set(book.queues):
         yield f"queue {name} has jobs and no row"
     for name, queue in book.queues.items():
@@ -84,8 +92,12 @@ def _queues(book: Book) -> Iterator[str]:
 
 
 def _parts(book: Book) -> Iterator[str]:
-    ready = Counter((job.queue, job.part) for job in book.jobs.values() if job.state is State.READY and job.part)
-    running = Counter((job.queue, job.part) for job in book.jobs.values() if job.state is State.RUNNING and job.part)
+    ready = Counter(
+        (job.queue, job.part) for job in book.jobs.values() if job.state is State.READY and job.part
+    )
+    running = Counter(
+        (job.queue, job.part) for job in book.jobs.values() if job.state is State.RUNNING and job.part
+    )
     rows = {(queue, name): part for queue, parts in book.parts.items() for name, part in parts.items()}
     for place in {*ready, *running} - set(rows):
         yield f"part {place[1]} of {place[0]} has jobs and no row"
@@ -151,7 +163,11 @@ def _proxies(book: Book) -> Iterator[str]:
         waits = job is not None and job.state not in FINISHED
         if proxy.counted == "unfinished" and not waits:
             yield f"the proxy for {id} waits for a job that has ended"
-        if waits and proxy.counted != "unfinished" and book.groups[proxy.group].state in (GroupState.OPEN, GroupState.SEALED):
+        if (
+            waits
+            and proxy.counted != "unfinished"
+            and book.groups[proxy.group].state in (GroupState.OPEN, GroupState.SEALED)
+        ):
             yield f"the proxy for {id} is counted as {proxy.counted} and its job has not ended"
     for dst in book.names:
         if dst not in book.jobs:
@@ -183,12 +199,18 @@ def _edges(book: Book) -> Iterator[str]:
         if src not in book.jobs or dst not in book.jobs:
             yield f"the edge from {src} to {dst} has an end without a job"
     gates = {(group, dst): gate for group, dsts in book.gates_out.items() for dst, gate in dsts.items()}
-    if gates != {(group, dst): gate for dst, groups in book.gates_in.items() for group, gate in groups.items()}:
+    if gates != {
+        (group, dst): gate for dst, groups in book.gates_in.items() for group, gate in groups.items()
+    }:
         yield "the gates differ by direction"
     for (group, dst), gate in sorted(gates.items(), key=lambda item: item[0]):
         if group not in book.groups or dst not in book.jobs:
             yield f"the gate of group {group} for {dst} has an end without a row"
-        elif (outcome := book.groups[group].outcome) and book.jobs[dst].state in WAITING and not gate.met(outcome):
+        elif (
+            (outcome := book.groups[group].outcome)
+            and book.jobs[dst].state in WAITING
+            and not gate.met(outcome)
+        ):
             yield f"job {dst} is {book.jobs[dst].state} though group {group} is {outcome}"
 
 
@@ -232,7 +254,9 @@ def _heaps(book: Book) -> Iterator[str]:
     yield from _missing("expiries", aging, book.expiries)
     ends = {(row.until, id) for id, row in book.tombstones.items()}
     yield from _missing("tombstone ends", ends, book.tombstone_ends)
-    yield from _missing("reply ends", {(row[1], token) for token, row in book.replies.items()}, book.reply_ends)
+    yield from _missing(
+        "reply ends", {(row[1], token) for token, row in book.replies.items()}, book.reply_ends
+    )
     notes = {(note.expires_at, key) for key, note in book.notes.items() if note.expires_at is not None}
     yield from _missing("note ends", notes, book.note_ends)
     windows = {(row.until, name) for name, row in book.keys.items() if row.until}
@@ -262,13 +286,17 @@ def _missing(what: str, expected: Set[tuple[Any, Any]], found: Iterable[tuple[An
 def dump(book: Book) -> dict[str, Any]:
     return {
         "jobs": [book.jobs[seq] for seq in sorted(book.jobs)],
-        "edges": sorted((src, dst, anyway) for src, dsts in book.edges_out.items() for dst, anyway in dsts.items()),
+        "edges": sorted(
+            (src, dst, anyway) for src, dsts in book.edges_out.items() for dst, anyway in dsts.items()
+        ),
         "gates": sorted(
             (group, dst, gate.run_anyway, gate.outcome.value if gate.outcome else "")
             for group, dsts in book.gates_out.items()
             for dst, gate in dsts.items()
         ),
-        "proxies": sorted((row.id, row.seq, row.group, row.job, row.counted) for row in book.proxies.values()),
+        "proxies": sorted(
+            (row.id, row.seq, row.group, row.job, row.counted) for row in book.proxies.values()
+        ),
         "names": sorted((dst, id, src) for dst, names in book.names.items() for id, src in names.items()),
         "groups": [
             (group.view(), {ending: list(specs) for ending, specs in group.then.items()})
@@ -278,7 +306,9 @@ def dump(book: Book) -> dict[str, Any]:
         "notes": [note for _, note in sorted(book.notes.items())],
         "queues": [(queue.view(), queue.served, queue.clock) for _, queue in sorted(book.queues.items())],
         "parts": [
-            (part.view(), part.configured) for _, parts in sorted(book.parts.items()) for _, part in sorted(parts.items())
+            (part.view(), part.configured)
+            for _, parts in sorted(book.parts.items())
+            for _, part in sorted(parts.items())
         ],
         "tombstones": sorted(
             (row.id, row.seq, row.state.value, row.settled_fence, row.alias or "", row.until)

@@ -54,7 +54,8 @@ def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
 
 
 def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) -> list[Job]:
-    """The same for one queue without parts, which is most claims: no turns to share out and no heads to compare."""
+    """The same for one queue without parts, which is most claims: no turns to share out and no heads to
+    compare."""
     room, once = _room(queue, want.n, now), want.n if want.once is None else want.once
     taken: list[Job] = []
     back: list[Job] = []
@@ -91,7 +92,9 @@ def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) 
 
 def _queues(book: Book, pattern: str) -> list[Queue]:
     if "*" not in pattern:
-        return [queue for name in sorted(set(pattern.split(","))) if (queue := book.queues.get(name)) is not None]
+        return [
+            queue for name in sorted(set(pattern.split(","))) if (queue := book.queues.get(name)) is not None
+        ]
     for name in [name for name, queue in book.active.items() if not _busy(queue)]:
         del book.active[name]
     return [book.active[name] for name in sorted(book.active) if checks.matches(pattern, name)]
@@ -102,7 +105,8 @@ def _busy(queue: Queue) -> bool:
 
 
 class _Offer:
-    """One queue's picks in order. `head` is the job of the next one; it is out of its line until taken or put back."""
+    """One queue's picks in order. `head` is the job of the next one; it is out of its line until taken or put
+    back."""
 
     def __init__(self, book: Book, queue: Queue, now: int) -> None:
         self._book, self._queue, self._now = book, queue, now

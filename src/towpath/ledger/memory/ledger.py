@@ -62,7 +62,11 @@ def _tokened(handler: Handler) -> Handler:
             return _again(book, token)
         answer = handler(book, command, now)
         if _worth_keeping(answer):
-            kept = tuple([(each.id, each.fence) for each in answer.claims]) if isinstance(answer, Claimed) else answer
+            kept = (
+                tuple([(each.id, each.fence) for each in answer.claims])
+                if isinstance(answer, Claimed)
+                else answer
+            )
             book.replies[token] = (kept, now + TOMBSTONE)
             book.reply_ends.push(now + TOMBSTONE, token)
         return answer
@@ -75,7 +79,15 @@ def _again(book: Book, token: str) -> Result:
     if not isinstance(kept, tuple):
         return kept
     held = [(book.find(id), fence) for id, fence in kept]
-    return Claimed(tuple([ClaimedJob(job) for job, fence in held if job and job.state is State.RUNNING and job.fence == fence]))
+    return Claimed(
+        tuple(
+            [
+                ClaimedJob(job)
+                for job, fence in held
+                if job and job.state is State.RUNNING and job.fence == fence
+            ]
+        )
+    )
 
 
 def _worth_keeping(answer: Result) -> bool:
@@ -127,7 +139,9 @@ class MemoryLedger:
         try:
             work = [(_HANDLERS[type(command)], command) for command in commands]
         except KeyError as error:
-            raise InvalidInput(field="command", value=error.args[0], expected="one of towpath.core.commands") from None
+            raise InvalidInput(
+                field="command", value=error.args[0], expected="one of towpath.core.commands"
+            ) from None
         answers: list[Answer] = []
         with self._changed:
             book, now = self._book, self._time(now)
@@ -166,7 +180,8 @@ class MemoryLedger:
         with self._changed:
             self._check_open()
             return {
-                name: queue.view(reads.oldest_ready(self._book, queue)) for name, queue in sorted(self._book.queues.items())
+                name: queue.view(reads.oldest_ready(self._book, queue))
+                for name, queue in sorted(self._book.queues.items())
             }
 
     def parts(self, queue: str) -> dict[str, PartView]:

@@ -90,7 +90,9 @@ def why(book: Book, id: str, now: int) -> Explanation:
         raise UnknownJob(id=id)
     queue = book.queues[job.queue]
     part = None if job.part is None else queue.parts.get(job.part)
-    open_jobs = [src for src in sorted(book.edges_in.get(job.seq, ())) if book.jobs[src].state not in FINISHED]
+    open_jobs = [
+        src for src in sorted(book.edges_in.get(job.seq, ())) if book.jobs[src].state not in FINISHED
+    ]
     facts = ExplainFacts(
         job=job,
         queue=queue.view(),
@@ -106,7 +108,8 @@ def why(book: Book, id: str, now: int) -> Explanation:
 
 
 def _culprit(book: Book, job: Job) -> Job | None:
-    """The job that ended first of those because of which this one ended, along edges and groups that need success."""
+    """The job that ended first of those because of which this one ended, along edges and groups that need
+    success."""
     found, todo = {job.seq}, [job]
     roots = []
     while todo:

@@ -19,7 +19,8 @@ Spot = tuple[int, str]
 
 
 class Part:
-    """`spot` is the part's one valid entry in its queue's rotation; older entries are recognised by not being it."""
+    """`spot` is the part's one valid entry in its queue's rotation; older entries are recognised by not being
+    it."""
 
     def __init__(self, queue: str, name: str, jobs: dict[int, Job]) -> None:
         self.queue, self.name = queue, name
@@ -62,7 +63,8 @@ class Part:
 
 
 class Rotation:
-    """The willing parts of a queue by (served, name), and apart those that wait for their `next_at`, by that."""
+    """The willing parts of a queue by (served, name), and apart those that wait for their `next_at`, by
+    that."""
 
     def __init__(self, parts: dict[str, Part]) -> None:
         self._parts = parts
@@ -80,7 +82,8 @@ class Rotation:
         self.offer(part)
 
     def take(self, room: int, now: int) -> list[Part]:
-        """The first `room` parts that may run something. They are out of the rotation until they are offered again."""
+        """The first `room` parts that may run something. They are out of the rotation until they are offered
+        again."""
         while self._held and self._held[0][0] <= now:
             if (part := self._pop(self._held)) is not None:
                 self.offer(part)
@@ -106,7 +109,9 @@ class Rotation:
     def _push(self, heap: list[Spot], spot: Spot) -> list[Spot]:
         heappush(heap, spot)
         if len(heap) > 2 * len(self._parts) + SLACK:
-            heap = [spot for spot in heap if (part := self._parts.get(spot[1])) is not None and part.spot is spot]
+            heap = [
+                spot for spot in heap if (part := self._parts.get(spot[1])) is not None and part.spot is spot
+            ]
             heapify(heap)
         return heap
 
@@ -123,9 +128,13 @@ class Queue:
         """Ready suspects by part."""
         self.rotation = Rotation(parts)
         self.scheduled: Timeline[int] = Timeline(
-            lambda at, seq: (job := jobs.get(seq)) is not None and job.state is State.SCHEDULED and job.ready_at == at
+            lambda at, seq: (
+                (job := jobs.get(seq)) is not None and job.state is State.SCHEDULED and job.ready_at == at
+            )
         )
-        self.purges: Timeline[int] = Timeline(lambda at, seq: (job := jobs.get(seq)) is not None and job.purge_at == at)
+        self.purges: Timeline[int] = Timeline(
+            lambda at, seq: (job := jobs.get(seq)) is not None and job.purge_at == at
+        )
         self.paused = False
         self.why: str | None = None
         self.capacity: int | None = None
@@ -158,7 +167,9 @@ class Queue:
 
 
 class Group:
-    def __init__(self, id: str, on_failure: OnFailure, then: Mapping[str, tuple[Spec, ...]], now: int) -> None:
+    def __init__(
+        self, id: str, on_failure: OnFailure, then: Mapping[str, tuple[Spec, ...]], now: int
+    ) -> None:
         self.id, self.on_failure, self.created_at = id, OnFailure(on_failure), now
         self.then = {ending: tuple(specs) for ending, specs in then.items() if specs}
         self.state = GroupState.OPEN
@@ -224,10 +235,11 @@ SLACK = 1024
 
 
 class Timeline(Generic[K]):
-    """What comes due when, as (time, key). `alive` tells whether an entry still holds. The same entry may be pushed twice.
+    """What comes due when, as (time, key). `alive` tells whether an entry still holds. The same entry may be
+    pushed twice.
 
-    A heap of times, and the keys of each time: most of what a batch pushes is due at one moment. Only the keys of the
-    first time are kept as a heap."""
+    A heap of times, and the keys of each time: most of what a batch pushes is due at one moment. Only the
+    keys of the first time are kept as a heap."""
 
     __slots__ = ("_alive", "_bound", "_front", "_keys", "_size", "_times")
 
@@ -316,8 +328,8 @@ class Timeline(Generic[K]):
 
 
 class Line:
-    """The ready jobs of one part, or those of a queue that have none, by (priority, seq). Suspects have a heap of their own, so
-    that a claim that takes none does not walk over them."""
+    """The ready jobs of one part, or those of a queue that have none, by (priority, seq). Suspects have a
+    heap of their own, so that a claim that takes none does not walk over them."""
 
     __slots__ = ("_heap", "_jobs", "_suspects", "ready")
 
@@ -366,7 +378,10 @@ class Line:
 
     def _suspect_first(self, now: int, expired: list[Job]) -> bool:
         """Does a suspect come before the first of the other jobs?"""
-        suspect, other = self._first(self._suspects, True, now, expired), self._first(self._heap, False, now, expired)
+        suspect, other = (
+            self._first(self._suspects, True, now, expired),
+            self._first(self._heap, False, now, expired),
+        )
         return suspect is not None and (other is None or suspect < other)
 
     def _first(self, heap: list[HeapEntry], suspect: bool, now: int, expired: list[Job]) -> HeapEntry | None:

@@ -1,4 +1,5 @@
-"""Append and Settle: from a command to what it does, all or nothing. Also groups, as they are made of the same pieces."""
+"""Append and Settle: from a command to what it does, all or nothing. Also groups, as they are made of the
+same pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +9,19 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from towpath.core.admission import Admission, Origin
-from towpath.core.commands import Abort, Append, Appended, GroupSet, GroupState, OnFailure, Open, Seal, Settle, Settled, Unseal
+from towpath.core.commands import (
+    Abort,
+    Append,
+    Appended,
+    GroupSet,
+    GroupState,
+    OnFailure,
+    Open,
+    Seal,
+    Settle,
+    Settled,
+    Unseal,
+)
 from towpath.core.ids import derived
 from towpath.core.job import DONE, FINISHED, RUNNING, WAITING, Done, Job, Reason, Refuse, Release, State
 from towpath.core.lifecycle import RETENTION, Change, awaken, counter_of, purge_time
@@ -62,7 +75,9 @@ def _settled_before(book: Book, command: Settle, job: Job | None) -> Settled:
     if job is not None:
         if job.settled_fence == command.fence and job.settled_as is not None:
             return Settled(job.id, job.settled_as)
-    elif (tombstone := book.tombstones.get(command.id)) is not None and tombstone.settled_fence == command.fence > 0:
+    elif (
+        tombstone := book.tombstones.get(command.id)
+    ) is not None and tombstone.settled_fence == command.fence > 0:
         return Settled(tombstone.id, tombstone.state)
     raise LostClaim(id=command.id, fence=command.fence)
 
@@ -235,7 +250,10 @@ def lower(book: Book, job: Job, now: int) -> None:
         book.put(job, replace(job, waits=waits))
         return
     state = awaken(job.ready_at, 0, now)
-    book.put(job, replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE))
+    book.put(
+        job,
+        replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE),
+    )
 
 
 def hold(book: Book, seq: int) -> None:
@@ -260,8 +278,8 @@ def expire(book: Book, now: int, limit: int) -> int:
 
 
 class Finishing:
-    """A first-in-first-out list of sets that end, each in one state. A set without a reason ends for what each of its jobs
-    was asked to stop for."""
+    """A first-in-first-out list of sets that end, each in one state. A set without a reason ends for what
+    each of its jobs was asked to stop for."""
 
     def __init__(self, book: Book, now: int) -> None:
         self._book, self._now = book, now
@@ -272,8 +290,8 @@ class Finishing:
             self._sets.append((seqs, state, reason))
 
     def run(self, touched: Mapping[str, bool] | None = None) -> None:
-        """Work the list off. The groups in `touched` have new members (True: one that failed) and are looked after together with
-        the first set."""
+        """Work the list off. The groups in `touched` have new members (True: one that failed) and are looked
+        after together with the first set."""
         groups = dict(touched or {})
         while self._sets or groups:
             seqs, state, reason = self._sets.popleft() if self._sets else ((), State.DONE, None)
@@ -281,7 +299,8 @@ class Finishing:
             groups = {}
 
     def follow(self, ended: list[int], state: State, groups: dict[str, bool]) -> None:
-        """Those that have ended take their dependents with them or wake them; then their groups, and `groups`."""
+        """Those that have ended take their dependents with them or wake them; then their groups, and
+        `groups`."""
         jobs, out = self._book.jobs, self._book.edges_out
         if state is not State.DONE:
             self._cascade(ended, state)
@@ -301,7 +320,11 @@ class Finishing:
 
     def look_after(self, group: Group, failed: bool = False) -> None:
         """Abort the group if a member of it has just failed, and close it if nothing is left to wait for."""
-        if failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+        if (
+            failed
+            and group.on_failure is OnFailure.ABORT
+            and group.state in (GroupState.OPEN, GroupState.SEALED)
+        ):
             self.abort(group)
         if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group.unfinished:
             self._close(group)
@@ -332,7 +355,8 @@ class Finishing:
         return True
 
     def _cascade(self, ended: list[int], state: State) -> None:
-        """Every blocked job that needs one of `ended` to succeed, transitively, ends likewise and joins the list."""
+        """Every blocked job that needs one of `ended` to succeed, transitively, ends likewise and joins the
+        list."""
         jobs, out = self._book.jobs, self._book.edges_out
         # The list grows while it is walked.
         for src in ended:
@@ -365,10 +389,11 @@ class Finishing:
         self._call_back(group, outcome)
 
     def _call_back(self, group: Group, outcome: State) -> None:
-        """Append what was to follow, once. It has no dependencies and no group, and is never refused for want of room. A gate tells
-        which outcome it follows, should the group be reopened."""
+        """Append what was to follow, once. It has no dependencies and no group, and is never refused for want
+        of room. A gate tells which outcome it follows, should the group be reopened."""
         specs = [
-            replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(group.then.pop(outcome, ()))
+            replace(spec, id=derived(group.id, f"then:{outcome}", n))
+            for n, spec in enumerate(group.then.pop(outcome, ()))
         ]
         if specs:
             admission = decide(self._book, specs, self._now, Origin())
@@ -379,9 +404,14 @@ class Finishing:
 
 
 def recount(book: Book, job: Job) -> list[str]:
-    """A job has ended: count it in the groups that wait for it because it represents members of theirs; which they are."""
+    """A job has ended: count it in the groups that wait for it because it represents members of theirs; which
+    they are."""
     counted = counter_of(job.state, job.reason)
-    waiting = [proxy for id in sorted(book.proxies_of[job.seq]) if (proxy := book.proxies[id]).counted == "unfinished"]
+    waiting = [
+        proxy
+        for id in sorted(book.proxies_of[job.seq])
+        if (proxy := book.proxies[id]).counted == "unfinished"
+    ]
     for proxy in waiting:
         put_proxy(book, replace(proxy, counted=counted))
     return [proxy.group for proxy in waiting]

@@ -1,8 +1,7 @@
 """The whole state of a memory ledger, and the few ways to change it.
 
-Every change of a job goes through `add`, `put` or `delete`, which keep the counters and the heaps true. Nothing here
-decides anything, and nothing here can fail.
-"""
+Every change of a job goes through `add`, `put` or `delete`, which keep the counters and the heaps true.
+Nothing here decides anything, and nothing here can fail."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ Claims = tuple[tuple[str, int], ...]
 
 
 class Book:
-    """`dirty` is set by every change. `jobs` is in the order of seq, as a job is only ever added at the end."""
+    """`dirty` is set by every change. `jobs` is in the order of seq, as a job is only ever added at the
+    end."""
 
     def __init__(self) -> None:
         self.dirty = False
@@ -134,7 +134,8 @@ class Book:
             group.tally(new, 1)
 
     def lend(self, queue: Queue, taken: list[Job], until: int) -> None:
-        """`put` for a claim: ready jobs of a queue, none of which has a part, that now run until the same time."""
+        """`put` for a claim: ready jobs of a queue, none of which has a part, that now run until the same
+        time."""
         if not taken:
             return
         self.dirty = True
@@ -292,7 +293,9 @@ class Book:
 
 def open_gates(book: Book, seq: int) -> list[str]:
     """The groups that a job waits for and that have not ended."""
-    return [group for group in book.gates_in.get(seq, ()) if book.groups[group].state is not GroupState.CLOSED]
+    return [
+        group for group in book.gates_in.get(seq, ()) if book.groups[group].state is not GroupState.CLOSED
+    ]
 
 
 def put_proxy(book: Book, proxy: Proxy) -> None:

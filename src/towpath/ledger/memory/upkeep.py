@@ -26,7 +26,15 @@ from towpath.core.commands import (
 )
 from towpath.core.facts import KeyName
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import awaken, counter_of, dead_dependency, dead_group, lose, other_outcome, waits_in_a_circle
+from towpath.core.lifecycle import (
+    awaken,
+    counter_of,
+    dead_dependency,
+    dead_group,
+    lose,
+    other_outcome,
+    waits_in_a_circle,
+)
 from towpath.ledger.memory.append import downstream
 from towpath.ledger.memory.claim import wake
 from towpath.ledger.memory.rows import Group, Queue
@@ -62,7 +70,14 @@ def _lose(book: Book, lost: Sequence[Job], now: int) -> int:
             ended[change.state].append(job.seq)
         else:
             ready_at = job.ready_at if change.ready_at is None else change.ready_at
-            back = replace(job, state=change.state, reason=change.reason, losses=change.losses, owner=None, lease_until=None)
+            back = replace(
+                job,
+                state=change.state,
+                reason=change.reason,
+                losses=change.losses,
+                owner=None,
+                lease_until=None,
+            )
             book.put(job, replace(back, ready_at=ready_at))
             hold(book, job.seq)
     finishing = Finishing(book, now)
@@ -218,7 +233,16 @@ def hasten(book: Book, command: Hasten, now: int) -> Hastened:
         for job in {seq: book.jobs[seq] for _, seq in line}.values()
         if job.priority > command.priority and job.ready_at <= now - command.waited
     ]
-    found.sort(key=lambda job: (job.queue, job.losses >= SUSPECT, job.part is not None, job.part or "", job.priority, job.seq))
+    found.sort(
+        key=lambda job: (
+            job.queue,
+            job.losses >= SUSPECT,
+            job.part is not None,
+            job.part or "",
+            job.priority,
+            job.seq,
+        )
+    )
     for job in found[: command.limit]:
         book.hasten(replace(job, priority=command.priority))
     return Hastened(min(len(found), command.limit), len(found) > command.limit)
@@ -263,7 +287,9 @@ def revive(book: Book, command: Revive, now: int) -> Revived:
     return Revived(count, tuple([refused[seq] for seq in sorted(refused)]), more)
 
 
-def _selected(book: Book, command: Cancel | Revive | Purge, states: Container[State]) -> tuple[list[Job], bool]:
+def _selected(
+    book: Book, command: Cancel | Revive | Purge, states: Container[State]
+) -> tuple[list[Job], bool]:
     where = command.where
     found = (job for job in _candidates(book, where) if job.state in states and _matches(where, job))
     if isinstance(command, Cancel):
@@ -274,7 +300,9 @@ def _selected(book: Book, command: Cancel | Revive | Purge, states: Container[St
 
 def _candidates(book: Book, where: Selector) -> Iterator[Job]:
     if where.ids:
-        return iter([book.jobs[seq] for seq in sorted({book.seqs[id] for id in where.ids if id in book.seqs})])
+        return iter(
+            [book.jobs[seq] for seq in sorted({book.seqs[id] for id in where.ids if id in book.seqs})]
+        )
     if where.group is not None:
         group = book.groups.get(where.group)
         return iter([]) if group is None else (book.jobs[seq] for seq in group.members)
@@ -290,7 +318,10 @@ def _matches(where: Selector, job: Job) -> bool:
         and (where.key is None or job.key == where.key)
         and (where.kind is None or job.kind == where.kind)
         and (where.created_before is None or job.created_at < where.created_before)
-        and (where.finished_before is None or (job.finished_at is not None and job.finished_at < where.finished_before))
+        and (
+            where.finished_before is None
+            or (job.finished_at is not None and job.finished_at < where.finished_before)
+        )
     )
 
 
@@ -337,8 +368,12 @@ def _groups_of(book: Book, job: Job) -> set[str]:
 def _cycle(book: Book, job: Job) -> str | None:
     """Would the job wait for something that waits for one of its groups?"""
     groups = _groups_of(book, job)
-    waited = {book.jobs[src].id for src in book.edges_in.get(job.seq, ()) if book.jobs[src].state not in FINISHED}
-    waited |= {node(id) for id in book.gates_in.get(job.seq, ()) if id in groups or book.groups[id].outcome is None}
+    waited = {
+        book.jobs[src].id for src in book.edges_in.get(job.seq, ()) if book.jobs[src].state not in FINISHED
+    }
+    waited |= {
+        node(id) for id in book.gates_in.get(job.seq, ()) if id in groups or book.groups[id].outcome is None
+    }
     for group in sorted(groups if waited else ()):
         if both := waited & {*downstream(book, node(group)), node(group)}:
             return waits_in_a_circle(min(both), group)
@@ -353,7 +388,11 @@ def _revive_with_dependents(book: Book, job: Job, now: int) -> int:
         level, needing = sorted(needing), set()
         for seq in level:
             dependent = book.jobs[seq]
-            if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and _why_not(book, dependent) is None:
+            if (
+                dependent.state in DEAD
+                and dependent.reason is Reason.DEPENDENCY
+                and _why_not(book, dependent) is None
+            ):
                 needing |= _revive(book, dependent, now)
                 count += 1
     return count
@@ -398,13 +437,17 @@ def _revive(book: Book, job: Job, now: int) -> set[int]:
 
 
 def _reopen(book: Book, group: Group) -> set[int]:
-    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that may have ended only
-    because of its outcome."""
+    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that
+    may have ended only because of its outcome."""
     group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
     for proxy in [book.proxies[id] for id in group.proxies]:
         winner = book.jobs.get(proxy.job)
         counted = proxy.counted if winner is None else counter_of(winner.state, winner.reason)
-        if winner is not None and counted != proxy.counted and winner.id not in downstream(book, node(group.id)):
+        if (
+            winner is not None
+            and counted != proxy.counted
+            and winner.id not in downstream(book, node(group.id))
+        ):
             put_proxy(book, replace(proxy, counted=counted))
     found: set[int] = set()
     for dst, gate in list(book.gates_out.get(group.id, {}).items()):

@@ -21,7 +21,8 @@ _FINISHED = "('done', 'failed', 'canceled')"
 
 
 class Side(NamedTuple):
-    """A table that follows from the jobs. What should be in it and what is, job by job; and how to make it."""
+    """A table that follows from the jobs. What should be in it and what is, job by job; and how to make
+    it."""
 
     should: str
     has: str
@@ -75,7 +76,8 @@ _SOUND = f"""CASE state
     AND (state = 'blocked') = (waits > 0) AND (state = 'running') = (owner IS NOT NULL) AND (owner IS NULL) = (lease_until IS NULL)
     AND (state IN {_FINISHED}) = (finished_at IS NOT NULL) AND settled_fence <= fence AND attempts >= 0 AND waits >= 0"""
 
-# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
+# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids
+# is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "job {} is {} {} with owner {}, waits {}, attempts {}, fence {}, settled {} and finished {}, which cannot be",
@@ -205,13 +207,22 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            AND state IN ('blocked', 'scheduled', 'ready') AND cancel_requested IS NULL
            AND NOT EXISTS (SELECT 1 FROM towpath.key k WHERE k.seq = j.seq)""",
     ),
-    ("body {} {} has no job", "SELECT seq, what FROM towpath.body WHERE seq NOT IN (SELECT seq FROM towpath.job)"),
+    (
+        "body {} {} has no job",
+        "SELECT seq, what FROM towpath.body WHERE seq NOT IN (SELECT seq FROM towpath.job)",
+    ),
     *(
-        (f"job number {{}} is not in {name} as it should be", f"SELECT seq FROM ({side.should} EXCEPT ALL {side.has}) w")
+        (
+            f"job number {{}} is not in {name} as it should be",
+            f"SELECT seq FROM ({side.should} EXCEPT ALL {side.has}) w",
+        )
         for name, side in SIDE.items()
     ),
     *(
-        (f"job number {{}} should not be in {name} as it is", f"SELECT seq FROM ({side.has} EXCEPT ALL {side.should}) w")
+        (
+            f"job number {{}} should not be in {name} as it is",
+            f"SELECT seq FROM ({side.has} EXCEPT ALL {side.should}) w",
+        )
         for name, side in SIDE.items()
         if name != "lease"
     ),
@@ -219,7 +230,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         "job {} does not know that others depend on it",
         "SELECT id FROM towpath.job WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)",
     ),
-    ("job {} also has a tombstone", "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)"),
+    (
+        "job {} also has a tombstone",
+        "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)",
+    ),
     (
         "append {} of the inbox cannot be played: {}",
         "SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL",
@@ -235,7 +249,9 @@ _CHECKS: tuple[tuple[str, str], ...] = (
 def derive(connection: Connection, statements: Statements) -> None:
     """Make what follows from the jobs, their dependencies and the queues."""
     sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)"
-    bounded = "UPDATE towpath.meta SET bounded = ARRAY(SELECT name FROM towpath.queue WHERE capacity IS NOT NULL)"
+    bounded = (
+        "UPDATE towpath.meta SET bounded = ARRAY(SELECT name FROM towpath.queue WHERE capacity IS NOT NULL)"
+    )
     for text in (*(side.make for side in SIDE.values()), sourced, bounded):
         connection.execute(cast(PgQuery, statements.place(text)))
 
@@ -262,13 +278,22 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
         "gates": ask("SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath.gate ORDER BY 1, 2"),
         "proxies": ask("SELECT id, seq, grp, job, counted FROM towpath.proxy ORDER BY id"),
         "names": ask("SELECT dst, id, src FROM towpath.name ORDER BY 1, 2"),
-        "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in db.rows("all_groups", (), GroupRow)],
+        "groups": [
+            (reads.group_view(row), thens.get(row.id, {})) for row in db.rows("all_groups", (), GroupRow)
+        ],
         "keys": ask("SELECT namespace, key, id, seq, until, runner FROM towpath.key ORDER BY 1, 2"),
         "notes": [
-            NoteView(*row) for row in ask("SELECT key, value, version, fence, expires_at FROM towpath.note ORDER BY key")
+            NoteView(*row)
+            for row in ask("SELECT key, value, version, fence, expires_at FROM towpath.note ORDER BY key")
         ],
-        "queues": [(reads.queue_view(row, None), row.served, row.clock) for row in db.rows("all_queues", (), QueueRow)],
-        "parts": [(reads.part_view(row), bool(row.configured)) for row in db.rows("parts_of_queue", (None,), PartRow)],
+        "queues": [
+            (reads.queue_view(row, None), row.served, row.clock)
+            for row in db.rows("all_queues", (), QueueRow)
+        ],
+        "parts": [
+            (reads.part_view(row), bool(row.configured))
+            for row in db.rows("parts_of_queue", (None,), PartRow)
+        ],
         "tombstones": ask(
             "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath.tombstone ORDER BY id"
         ),

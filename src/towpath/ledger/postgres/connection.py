@@ -29,7 +29,8 @@ log = get_logger("towpath.postgres")
 
 SCHEMA = "towpath"
 ROUNDS = 25
-"""How often two sessions are compared that may be one. Of two that many clients share, a look misses one time in four."""
+"""How often two sessions are compared that may be one. Of two that many clients share, a look misses one time
+in four."""
 
 
 TIMEOUTS = ("idle_timeout", "commit_timeout", "lock_timeout")
@@ -37,12 +38,13 @@ TIMEOUTS = ("idle_timeout", "commit_timeout", "lock_timeout")
 
 
 class PostgresOptions(msgspec.Struct, frozen=True):
-    """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a transaction: no
-    prepared statements, and no LISTEN. (`connect_first` notices one that was not told.)
+    """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a
+    transaction: no prepared statements, and no LISTEN. (`connect_first` notices one that was not told.)
 
-    All times are seconds. `idle_timeout`: the server ends a session of ours whose transaction has been idle for so long, because the
-    process is frozen or lost; `commit_timeout`: the same while a commit function runs. `lock_timeout`: how long a batch waits for the
-    lock on keys, groups, dependencies and notes, before it fails and is tried again."""
+    All times are seconds. `idle_timeout`: the server ends a session of ours whose transaction has been idle
+    for so long, because the process is frozen or lost; `commit_timeout`: the same while a commit function
+    runs. `lock_timeout`: how long a batch waits for the lock on keys, groups, dependencies and notes, before
+    it fails and is tried again."""
 
     schema: str = SCHEMA
     pooled: bool = False
@@ -54,7 +56,9 @@ class PostgresOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         checks.text("schema", self.schema, 63, least=1)
         if self.schema.startswith("pg_"):
-            raise InvalidInput(field="schema", value=self.schema, expected="a name that does not start with pg_")
+            raise InvalidInput(
+                field="schema", value=self.schema, expected="a name that does not start with pg_"
+            )
         checks.whole("connect_timeout", self.connect_timeout, 1, 3600)
         for name in TIMEOUTS:
             checks.whole(name, checks.micros(getattr(self, name), name), checks.SECOND // 10, checks.DAY)
@@ -64,14 +68,15 @@ PLANS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
 SET plan_cache_mode = force_generic_plan; SET max_parallel_workers_per_gather = 0
 """
-"""Every statement is written for its index. What the planner makes of a table that was empty yesterday is no better guess, and
-a plan that walks the whole table is a disaster when it has grown."""
+"""Every statement is written for its index. What the planner makes of a table that was empty yesterday is no
+better guess, and a plan that walks the whole table is a disaster when it has grown."""
 
 
 KEEPALIVES = """
 SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 30000
 """
-"""The server's side of what `connect` asks of ours: the session of a machine that is lost ends, and with it what the session holds."""
+"""The server's side of what `connect` asks of ours: the session of a machine that is lost ends, and with it
+what the session holds."""
 
 
 def options_of(url: str) -> tuple[str, PostgresOptions]:
@@ -83,12 +88,16 @@ def options_of(url: str) -> tuple[str, PostgresOptions]:
     timeouts = {name: _seconds(name, asked.pop(name)) for name in TIMEOUTS if name in asked}
     if pooled not in ("true", "false"):
         raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
-    theirs = "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
+    theirs = (
+        "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
+    )
     try:
         conninfo.conninfo_to_dict(theirs)
     except psycopg.Error as error:
         said = str(error).strip()
-        raise InvalidInput(field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({said})") from None
+        raise InvalidInput(
+            field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({said})"
+        ) from None
     return theirs, replace(PostgresOptions(schema=schema, pooled=pooled == "true"), **timeouts)
 
 
@@ -104,8 +113,9 @@ def milliseconds(seconds: float) -> int:
 
 
 def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, PostgresOptions]:
-    """A connection that looks where it leads, and the options for all others. If it is a transaction pooler and nobody said so,
-    what is kept in a session would be found in those of others: so we go on as if the URL had said `pooled=true`."""
+    """A connection that looks where it leads, and the options for all others. If it is a transaction pooler
+    and nobody said so, what is kept in a session would be found in those of others: so we go on as if the URL
+    had said `pooled=true`."""
     careful = replace(options, pooled=True)
     found = connect(url, careful)
     try:
@@ -177,19 +187,21 @@ def _warn(place: str) -> None:
     if place not in _warned:
         _warned.add(place)
         log.warning(
-            "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly", place
+            "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly",
+            place,
         )
 
 
 def end(connection: Connection, wrote: bool = False, folded: bool = False) -> None:
-    """End a transaction in which nothing went wrong. `folded`: what it changed, if anything, says the same in fewer rows; to lose
-    that in a crash is no loss, so it need not wait for the disk."""
+    """End a transaction in which nothing went wrong. `folded`: what it changed, if anything, says the same in
+    fewer rows; to lose that in a crash is no loss, so it need not wait for the disk."""
     if wrote:
         connection.execute("COMMIT")
     elif folded:
         connection.execute("SET LOCAL synchronous_commit = off; COMMIT")
     else:
-        # Past the driver, which after a ROLLBACK has all statements prepared anew, though none of them is any worse for it.
+        # Past the driver, which after a ROLLBACK has all statements prepared anew, though none of them is any
+        # worse for it.
         done = connection.pgconn.exec_(b"ROLLBACK")
         if done.status != ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(done.error_message.decode(errors="replace"))
@@ -212,17 +224,27 @@ def is_replayable(error: BaseException) -> bool:
 
 
 def is_gone(error: BaseException) -> bool:
-    """The connection is lost, or the server will not have us now. Whether the transaction was committed is unknown."""
+    """The connection is lost, or the server will not have us now. Whether the transaction was committed is
+    unknown."""
     # 08 is all about connections, and what pgbouncer says when it has lost the server.
     lost = isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith("08")
-    away = errors.AdminShutdown | errors.CrashShutdown | errors.CannotConnectNow | errors.IdleInTransactionSessionTimeout
+    away = (
+        errors.AdminShutdown
+        | errors.CrashShutdown
+        | errors.CannotConnectNow
+        | errors.IdleInTransactionSessionTimeout
+    )
     return lost or isinstance(error, away | errors.TooManyConnections)
 
 
 def translate(error: psycopg.Error, place: str) -> LedgerError:
     said = str(error).strip().partition("\n")[0].rpartition("FATAL:  ")[2]
     match error:
-        case errors.InvalidPassword() | errors.InvalidAuthorizationSpecification() | errors.InvalidCatalogName():
+        case (
+            errors.InvalidPassword()
+            | errors.InvalidAuthorizationSpecification()
+            | errors.InvalidCatalogName()
+        ):
             return NotALedger(path=place, why=said)
         case errors.DiskFull() | errors.OutOfMemory():
             return DiskFull(path=place)
@@ -230,7 +252,12 @@ def translate(error: psycopg.Error, place: str) -> LedgerError:
             return ReadOnly(path=place)
         case errors.InsufficientPrivilege():
             return NotALedger(path=place, why=f"{said}; see docs/deploy-postgres.md for the rights it needs")
-        case errors.QueryCanceled() | errors.LockNotAvailable() | errors.DeadlockDetected() | errors.SerializationFailure():
+        case (
+            errors.QueryCanceled()
+            | errors.LockNotAvailable()
+            | errors.DeadlockDetected()
+            | errors.SerializationFailure()
+        ):
             return LedgerAway(path=place, why=said)
         case psycopg.OperationalError() if _never(said):
             return NotALedger(path=place, why=said)

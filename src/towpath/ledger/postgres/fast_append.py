@@ -1,8 +1,8 @@
-"""The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an idle fleet asks all day.
-Many plain specs take a few (see `many`).
+"""The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an
+idle fleet asks all day. Many plain specs take a few (see `many`).
 
-Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is known) is left to the
-general way. What this writes is what that would have written; the suite runs over both.
+Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is
+known) is left to the general way. What this writes is what that would have written; the suite runs over both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ import msgspec
 import psycopg
 
 from towpath.core.checks import storable
-from towpath.core.commands import KEEP, Append, Appended, Claim, Claimed, Command, Note, Noted, Placed, Settle, Upkeep, Upkept
+from towpath.core.commands import (
+    KEEP,
+    Append,
+    Appended,
+    Claim,
+    Claimed,
+    Command,
+    Note,
+    Noted,
+    Placed,
+    Settle,
+    Upkeep,
+    Upkept,
+)
 from towpath.core.ids import is_new
 from towpath.core.job import MAX_LOSSES, READY, SCHEDULED, Reason, Spec, runs_of
 from towpath.core.lifecycle import RETENTION
@@ -48,15 +61,17 @@ Numbered = tuple[int, Sequence[int]]
 
 
 def answers(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterable[Step]:
-    """The first of the commands, as far as they can be done in one step, or each in one. (An append and the claim of those who wait
-    for it share a commit.)"""
+    """The first of the commands, as far as they can be done in one step, or each in one. (An append and the
+    claim of those who wait for it share a commit.)"""
     first = type(commands[0]) if commands else None
     if first is Append:
         return _append(db, commands, now)
     return strides.answers(db, commands, now) if first is Settle else _one_by_one(db, strides, commands, now)
 
 
-def _one_by_one(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterator[Step]:
+def _one_by_one(
+    db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None
+) -> Iterator[Step]:
     for done, command in enumerate(commands if len(commands) <= 2 else ()):
         found = _answer(db, command, now)
         if found is None:
@@ -100,11 +115,27 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
     present, seqs = found
     placed = [Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)]
     ends = accumulate([len(append.specs) for append in appends])
-    return [(present, [Appended(tuple(placed[end - len(each.specs) : end])) for each, end in zip(appends, ends, strict=True)])]
+    return [
+        (
+            present,
+            [
+                Appended(tuple(placed[end - len(each.specs) : end]))
+                for each, end in zip(appends, ends, strict=True)
+            ],
+        )
+    ]
 
 
 def _append_one(statement: Direct, spec: Spec) -> list[Step]:
-    common = _common(spec.queue, spec.kind, spec.priority, spec.max_attempts, spec.timeout, spec.retention, spec.content_type)
+    common = _common(
+        spec.queue,
+        spec.kind,
+        spec.priority,
+        spec.max_attempts,
+        spec.timeout,
+        spec.retention,
+        spec.content_type,
+    )
     row = statement.row((spec.id.encode(), *common, spec.payload))
     return [] if row is None else [(row[0], [Appended((Placed(spec.id, row[1]),))])]
 
@@ -135,11 +166,15 @@ def _is_bare(spec: Spec) -> bool:
     told = spec.parent is not None or spec.correlation_id is not None or spec.generation
     if len(spec.payload) > SMALL:
         return False
-    return not (told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES) and _is_plain(spec)
+    return not (
+        told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES
+    ) and _is_plain(spec)
 
 
 def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:
-    present, version, fence, written = db.one("put_note", (note.key, note.value, note.expect, note.ttl, len(steps()), now))
+    present, version, fence, written = db.one(
+        "put_note", (note.key, note.value, note.expect, note.ttl, len(steps()), now)
+    )
     if written is None:
         return None
     if not written:
@@ -195,7 +230,14 @@ class Run:
     def span(self, now: int) -> tuple[int, int, str, int | str, int, int]:
         """Its turns."""
         due = self.due(now)
-        return self.first, self.first + len(self.specs) - 1, self.model.queue, self.model.priority, due, int(due <= now)
+        return (
+            self.first,
+            self.first + len(self.specs) - 1,
+            self.model.queue,
+            self.model.priority,
+            due,
+            int(due <= now),
+        )
 
     def rows(self, now: int) -> Iterator[bytes]:
         """In the binary form of COPY, by the columns of PLAIN."""
@@ -241,8 +283,8 @@ def _bigint(value: int | None) -> bytes:
 
 
 def append(db: PostgresDb, runs: Sequence[Run], now: int | None) -> tuple[int, range] | None:
-    """Append plain specs: the ledger's time, and their numbers. None if one of them is known or there twice, a queue has a capacity
-    or the schema is too new."""
+    """Append plain specs: the ledger's time, and their numbers. None if one of them is known or there twice,
+    a queue has a capacity or the schema is too new."""
     ids = [spec.id for run in runs for spec in run.specs]
     if len(set(ids)) < len(ids):
         return None
@@ -253,7 +295,9 @@ def append(db: PostgresDb, runs: Sequence[Run], now: int | None) -> tuple[int, r
             end(db.connection)
             return None
         numbers = take_seqs(db, len(ids))
-        for run, first in zip(runs, accumulate([len(run.specs) for run in runs], initial=numbers.start), strict=False):
+        for run, first in zip(
+            runs, accumulate([len(run.specs) for run in runs], initial=numbers.start), strict=False
+        ):
             run.first = first
         add_plain(db, _blocks(runs, present), [body for run in runs for body in run.bodies()])
         db.run("enter_many", (array([run.span(present) for run in runs]), present))
@@ -271,7 +315,8 @@ def _time(db: PostgresDb, ids: Sequence[str], queues: set[str], now: int | None)
     if row is None:
         return None
     present, perhaps_known = row
-    # New ids are later than all others. So it is seldom that there is one between them, and each has to be looked for.
+    # New ids are later than all others. So it is seldom that there is one between them, and each has to be
+    # looked for.
     if perhaps_known and db.one("any_known", (array(ids),))[0]:
         return None
     return int(present)

@@ -1,5 +1,5 @@
-"""What a worker sends all day, in one statement: plain ends of jobs, and the claim of those that are next. It is one round trip, and
-commits itself.
+"""What a worker sends all day, in one statement: plain ends of jobs, and the claim of those that are next. It
+is one round trip, and commits itself.
 
 Whatever is not plain is left to the general way, as are queues with limits and ends that touch others.
 """
@@ -19,7 +19,8 @@ from towpath.ledger.postgres.rows import Look, PostgresDb, received
 from towpath.ledger.tables.database import Args, array, plain_end
 
 IN_VAIN = 16
-"""Batches for a queue until it is tried again after it was in vain: those that must go the general way should not pay for both."""
+"""Batches for a queue until it is tried again after it was in vain: those that must go the general way should
+not pay for both."""
 MOST_QUEUES = 10_000
 Step = tuple[int, list[Answer]]
 """The ledger's time, and the answers."""
@@ -36,7 +37,11 @@ class Strides:
         claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
         want = None if claim is None else _want(claim)
         ends = _ends(settles)
-        if ends is None or (claim is not None and want is None) or self._rest("" if want is None else want.queue):
+        if (
+            ends is None
+            or (claim is not None and want is None)
+            or self._rest("" if want is None else want.queue)
+        ):
             return []
         found = _stride(db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
         if found is None:
@@ -57,9 +62,14 @@ class Strides:
         return left > 0
 
 
-def _stride(db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args) -> tuple[int, list[Job] | None] | None:
-    """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if that needs a closer look."""
-    queue, most, single = ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
+def _stride(
+    db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args
+) -> tuple[int, list[Job] | None] | None:
+    """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if
+    that needs a closer look."""
+    queue, most, single = (
+        ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
+    )
     look = Look(queue, most, single, db.marks.spans(queue), time.monotonic())
     suspects = want is not None and want.suspects != 0
     rows = db.rows("stride", (queue, most, *by, single, array(look.spans), *ended, suspects), tuple)

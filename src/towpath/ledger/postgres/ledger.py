@@ -1,9 +1,8 @@
 """The ledger for many machines: PostgreSQL 14 or newer, no extension, one schema.
 
-A batch is one transaction of READ COMMITTED. Plain work of several processes runs side by side: claims skip what others hold,
-counts are only inserted. Keys, groups, dependencies and notes are one process's at a time (see `locks`). Leases are counted by
-the server's clock.
-"""
+A batch is one transaction of READ COMMITTED. Plain work of several processes runs side by side: claims skip
+what others hold, counts are only inserted. Keys, groups, dependencies and notes are one process's at a time
+(see `locks`). Leases are counted by the server's clock."""
 
 from __future__ import annotations
 
@@ -40,7 +39,17 @@ from towpath.ledger.postgres.connection import (
     translate,
 )
 from towpath.ledger.postgres.fast_worker import Strides
-from towpath.ledger.postgres.locks import PAUSES, LockHeld, Locks, NeedsLock, Part, RowsTaken, Survey, apart, surveyed
+from towpath.ledger.postgres.locks import (
+    PAUSES,
+    LockHeld,
+    Locks,
+    NeedsLock,
+    Part,
+    RowsTaken,
+    Survey,
+    apart,
+    surveyed,
+)
 from towpath.ledger.postgres.notifications import Ringing
 from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.rows import Connection, PostgresDb, end_open
@@ -59,7 +68,8 @@ T = TypeVar("T")
 REPLAYS = 5
 """How often a batch that met others at the wrong time is played again before it goes command by command."""
 FUNCTIONS = 50
-"""Commit functions of one transaction at most. Each is a subtransaction, of which the server has room for 64 in shared memory."""
+"""Commit functions of one transaction at most. Each is a subtransaction, of which the server has room for 64
+in shared memory."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
 _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
@@ -99,7 +109,9 @@ class PostgresLedger(reads.Related):
         self._ringing.start()
         self.owners: Owners = LeasesOnly()
         if not self._options.pooled:
-            self.owners = PostgresOwners(locks, self._statements, lambda ask: self._read(ask, alone=True), self._ringing.wake)
+            self.owners = PostgresOwners(
+                locks, self._statements, lambda ask: self._read(ask, alone=True), self._ringing.wake
+            )
 
     # Writing
 
@@ -126,7 +138,8 @@ class PostgresLedger(reads.Related):
         return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """In one transaction; but see `surveyed`. If a later transaction fails, the whole batch may come again."""
+        """In one transaction; but see `surveyed`. If a later transaction fails, the whole batch may come
+        again."""
         answers = self._in_one_step(commands, now)
         if answers and len(answers) == len(commands):
             return answers
@@ -147,11 +160,15 @@ class PostgresLedger(reads.Related):
             return done + self._again_if_gone(part.commands[len(done) :], part.survey, now)
         except _Apart:
             self._functions.contended()
-            return [answer for each in apart(part) for answer in self._again_if_gone(each.commands, each.survey, now)]
+            return [
+                answer
+                for each in apart(part)
+                for answer in self._again_if_gone(each.commands, each.survey, now)
+            ]
 
     def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of them, is not so plain as
-        it looks, or went wrong: the general way does it again."""
+        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of
+        them, is not so plain as it looks, or went wrong: the general way does it again."""
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
@@ -170,8 +187,8 @@ class PostgresLedger(reads.Related):
         return answers
 
     def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
-        """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command minds being
-        applied twice, so once more on a new one; if that dies too, the server is away."""
+        """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command
+        minds being applied twice, so once more on a new one; if that dies too, the server is away."""
         spoiled: dict[str, Refused] = {}
         lost: str | None = None
         """The job whose function ran when the connection was lost."""
@@ -235,7 +252,9 @@ class PostgresLedger(reads.Related):
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
                 run = play_one_by_one
 
-    def _attempt(self, commands: Sequence[Command], now: int | None, before: Before, run: Player) -> list[Answer]:
+    def _attempt(
+        self, commands: Sequence[Command], now: int | None, before: Before, run: Player
+    ) -> list[Answer]:
         db = self._db
         shut = before.survey.calls_user and not self._options.pooled
         try:
@@ -269,18 +288,40 @@ class PostgresLedger(reads.Related):
             self._ringing.ring()
         return answers
 
-    def _begin(self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before) -> PostgresBatch:
+    def _begin(
+        self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before
+    ) -> PostgresBatch:
         first = first_specs(commands)
         given = self._clock.now() if now is None and self._clock is not None else now
         row = db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
-        schema, least, seq, version, last, present, known, waiting, expired, oldest, following, queues, suspects, quotas = row
+        (
+            schema,
+            least,
+            seq,
+            version,
+            last,
+            present,
+            known,
+            waiting,
+            expired,
+            oldest,
+            following,
+            queues,
+            suspects,
+            quotas,
+        ) = row
         migrations.check_schema(self.place, schema, least)
         db.marks.begin(oldest, following)
-        ground = Ground(schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects, quotas)
+        ground = Ground(
+            schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects, quotas
+        )
         batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
         batch.spoiled, batch.meetings = before.spoiled, before.meetings
         batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
-        batch.lock_timeout, batch.stalled = f"{milliseconds(self._options.lock_timeout)}ms", self._passage.stall
+        batch.lock_timeout, batch.stalled = (
+            f"{milliseconds(self._options.lock_timeout)}ms",
+            self._passage.stall,
+        )
         self._passage.begin(batch.now, given is None)
         drains = waiting and not batch.calls_user
         batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
@@ -326,7 +367,9 @@ class PostgresLedger(reads.Related):
         with self._translated():
             return user_transactions.append_on(self._host(now), connection, specs)
 
-    async def aappend_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
+    async def aappend_on(
+        self, connection: Any, specs: Sequence[Spec], now: int | None = None
+    ) -> tuple[Placed, ...]:
         self._guard()
         with self._translated():
             return await user_transactions.aappend_on(self._host(now), connection, specs)
@@ -335,7 +378,9 @@ class PostgresLedger(reads.Related):
         if now is not None:
             checks.whole("now", now)
         time = self._now if now is None else lambda _: now
-        return user_transactions.Host(self.place, self._statements, self._ringing.channel, time, self._read, self._writer)
+        return user_transactions.Host(
+            self.place, self._statements, self._ringing.channel, time, self._read, self._writer
+        )
 
     # Reading
 
@@ -365,7 +410,8 @@ class PostgresLedger(reads.Related):
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
 
     def last(self) -> int:
-        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is
+        behind it."""
         return self._read(lambda db: int(db.one("last")[0]))
 
     def check(self) -> list[str]:
@@ -404,7 +450,8 @@ class PostgresLedger(reads.Related):
         return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
 
     def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
-        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it is one statement."""
+        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it
+        is one statement."""
         self._guard()
         with self._read_lock, self._translated(), self._passage.watching():
             self._guard()

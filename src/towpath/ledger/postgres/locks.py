@@ -1,12 +1,13 @@
-"""What a batch may hold besides job rows, in the order in which it is taken: relations, then limited queues by name, then jobs.
+"""What a batch may hold besides job rows, in the order in which it is taken: relations, then limited queues
+by name, then jobs.
 
-Whoever holds jobs never waits for one of the first two. It tries, and if somebody else has it, the batch begins anew with that
-lock first. So there is no circle of waiters, whatever the batches do.
+Whoever holds jobs never waits for one of the first two. It tries, and if somebody else has it, the batch
+begins anew with that lock first. So there is no circle of waiters, whatever the batches do.
 
-Jobs may be held for long: by settles whose commit functions run. A batch that has the relations and meets such a job releases
-them (`RowsTaken`), holds nothing for a moment, and begins anew. Those settles take the relations last, after the functions,
-and wait for them there, so that the functions are not called again for it.
-"""
+Jobs may be held for long: by settles whose commit functions run. A batch that has the relations and meets
+such a job releases them (`RowsTaken`), holds nothing for a moment, and begins anew. Those settles take the
+relations last, after the functions, and wait for them there, so that the functions are not called again for
+it."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ from towpath.ledger.tables.database import has_function
 
 
 class Locks(msgspec.Struct, frozen=True):
-    """`relations`: keys, groups, dependencies and notes, all of them. `queues`: the limits of these and the turns of their
-    parts."""
+    """`relations`: keys, groups, dependencies and notes, all of them. `queues`: the limits of these and the
+    turns of their parts."""
 
     relations: bool = False
     queues: frozenset[str] = frozenset()
@@ -69,7 +70,8 @@ class LockHeld(Exception):
 PATIENCE, IMPATIENCE = "500ms", "100ms"
 """How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
 PAUSES = (0.02, 0.05, 0.1, 0.2)
-"""Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that one gets before it.)"""
+"""Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that
+one gets before it.)"""
 
 
 _EARLY = (Settle, Renew, Progress)
@@ -103,7 +105,9 @@ def survey(commands: Iterable[Command]) -> Survey:
                 found.queues.update([spec.queue for spec in command.specs])
                 relations = relations or _relates(command.specs)
             case Claim():
-                found.queues.update([name for want in command.wants for name in want.queue.split(",") if "*" not in name])
+                found.queues.update(
+                    [name for want in command.wants for name in want.queue.split(",") if "*" not in name]
+                )
             case Upkeep():
                 found.keeps_up = True
             case _:
@@ -119,7 +123,11 @@ def survey(commands: Iterable[Command]) -> Survey:
 
 def _relates(specs: Sequence[Spec]) -> bool:
     for spec in specs:
-        if spec.after or spec.group is not None or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL):
+        if (
+            spec.after
+            or spec.group is not None
+            or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL)
+        ):
             return True
     return False
 
@@ -133,9 +141,9 @@ class Part(NamedTuple):
 
 
 def surveyed(commands: Sequence[Command], functions: int) -> list[Part]:
-    """The transactions of a batch. Settles with a commit function have transactions of their own, `functions` of them in each, so that
-    no lock but those of their jobs is held while the functions run. So has an Upkeep, which folds the counts of any queues and
-    so must hold none before."""
+    """The transactions of a batch. Settles with a commit function have transactions of their own, `functions`
+    of them in each, so that no lock but those of their jobs is held while the functions run. So has an
+    Upkeep, which folds the counts of any queues and so must hold none before."""
     whole = survey(commands)
     if not (whole.calls_user or whole.keeps_up) or len(commands) == 1:
         return [Part(range(len(commands)), commands, whole)]
@@ -145,7 +153,10 @@ def surveyed(commands: Sequence[Command], functions: int) -> list[Part]:
 
 def apart(part: Part) -> list[Part]:
     """Each command in a transaction of its own."""
-    return [Part((place,), (each,), survey((each,))) for place, each in zip(part.places, part.commands, strict=True)]
+    return [
+        Part((place,), (each,), survey((each,)))
+        for place, each in zip(part.places, part.commands, strict=True)
+    ]
 
 
 def _places(commands: Sequence[Command], functions: int) -> Iterator[list[int]]:

@@ -20,7 +20,16 @@ from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
+from towpath.ledger.tables.transfer import (
+    TABLES,
+    UNFINISHED,
+    Marks,
+    Row,
+    Table,
+    check_schema,
+    occupied,
+    refuse_content,
+)
 
 _VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now", "body": "body_now"}
 """Where to read what is counted by tallies, or kept in two places."""
@@ -76,7 +85,9 @@ class PostgresStore:
         with self._translated(), self._connection.transaction():
             place = f"towpath.{_quoted(table.name)}"
             types = self._types(f"SELECT {_names(table.columns)} FROM {place}")
-            query = self._statements.place(f"COPY {place} ({_names(table.columns)}) FROM STDIN (FORMAT BINARY)")
+            query = self._statements.place(
+                f"COPY {place} ({_names(table.columns)}) FROM STDIN (FORMAT BINARY)"
+            )
             with self._connection.cursor().copy(cast(PgQuery, query)) as copy:
                 copy.set_types(types)
                 for row in rows:
@@ -85,7 +96,9 @@ class PostgresStore:
                 self._run("UPDATE towpath.queue SET listed = true WHERE NOT listed")
             elif table.name == "part":
                 # The row to lock while the part is counted; one that is not listed is there for nothing else.
-                self._run("INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING")
+                self._run(
+                    "INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING"
+                )
 
     def drain(self) -> int:
         with self._translated():
@@ -93,7 +106,9 @@ class PostgresStore:
                 with closing(PostgresLedger(self._url, self._options)) as ledger:
                     while self._unplayed():
                         ledger.apply([Upkeep()])
-            spoiled = self._ask("SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL ORDER BY seq LIMIT 1")
+            spoiled = self._ask(
+                "SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL ORDER BY seq LIMIT 1"
+            )
         for seq, failure in spoiled:
             expected = f"""no append that cannot be played, but number {seq} in the table inbox is one ({failure}); delete it, or mend
                 its specs and set its failure to NULL"""
@@ -109,7 +124,8 @@ class PostgresStore:
         with self._translated(), connect(self._url, self._options) as lock, lock.transaction():
             lock.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             asked = lock.execute(
-                "SELECT pg_try_advisory_xact_lock(hashtext(%s))", (f"towpath copy into {self._statements.schema}",)
+                "SELECT pg_try_advisory_xact_lock(hashtext(%s))",
+                (f"towpath copy into {self._statements.schema}",),
             )
             if asked.fetchone() != (True,):
                 raise occupied(self)
@@ -117,7 +133,8 @@ class PostgresStore:
 
     def begin(self, marks: Marks) -> None:
         with self._translated(), self._connection.transaction():
-            # Every batch reads this row first: those that run are waited for, and those that follow are refused.
+            # Every batch reads this row first: those that run are waited for, and those that follow are
+            # refused.
             self._run("LOCK TABLE towpath.meta IN ACCESS EXCLUSIVE MODE")
             found = self.marks()
             assert found is not None, "migrate it first"
@@ -128,7 +145,9 @@ class PostgresStore:
                 check_schema(self.place, found.schema, found.min_schema, self.known)
                 refuse_content(self)
                 if self._ask("SELECT 1 FROM towpath.inbox LIMIT 1"):
-                    expected = "an empty ledger to copy into; in this one there are appends that wait to be played"
+                    expected = (
+                        "an empty ledger to copy into; in this one there are appends that wait to be played"
+                    )
                     raise InvalidInput(field="target", value=self.place, expected=expected)
                 self._run("TRUNCATE towpath.queue")
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
@@ -214,7 +233,8 @@ _SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum", "t
 
 
 def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
-    """Settings as the server words them; times in microseconds, spans in seconds. `ahead`: the server's clock before ours."""
+    """Settings as the server words them; times in microseconds, spans in seconds. `ahead`: the server's clock
+    before ours."""
     found: dict[str, Any] = {"server": connection.info.parameter_status("server_version")}
     found |= {name: _one(connection, b"SELECT current_setting(%s)", (name,)) for name in _SETTINGS}
     before = SystemClock().now()
@@ -223,7 +243,9 @@ def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
     found["schema"] = _one(connection, statements.place("SELECT schema FROM towpath.meta"))
     found["user"] = _one(connection, b"SELECT current_user::text")
     found["bytes"] = _one(connection, _SIZE.encode(), (statements.schema,))
-    found["missing_rights"] = [str(row[0]) for row in connection.execute(_RIGHTS, {"schema": statements.schema})]
+    found["missing_rights"] = [
+        str(row[0]) for row in connection.execute(_RIGHTS, {"schema": statements.schema})
+    ]
     tallies = statements.place("SELECT count(*) FROM towpath.tally")
     found["tallies"] = 0 if found["missing_rights"] else _one(connection, tallies)
     found["long_transactions"] = [
@@ -240,7 +262,9 @@ def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
             "seconds": seconds,
             "waiting": waiting,
         }
-        for pid, user, application, host, state, seconds, waiting in connection.execute(statements.place(_HOLDERS))
+        for pid, user, application, host, state, seconds, waiting in connection.execute(
+            statements.place(_HOLDERS)
+        )
     ]
     return found
 

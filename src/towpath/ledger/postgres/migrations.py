@@ -1,4 +1,5 @@
-"""Numbered steps forward, under a lock: of many processes that start at once, one migrates and the others find it done."""
+"""Numbered steps forward, under a lock: of many processes that start at once, one migrates and the others
+find it done."""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ def steps() -> tuple[str, ...]:
 
 
 def migrate(connection: Connection, statements: Statements, place: str) -> int:
-    """Bring the schema up to this version; which it was before, 0 for none. Needs no right but to create it, or what is in it if
-    somebody made it before."""
+    """Bring the schema up to this version; which it was before, 0 for none. Needs no right but to create it,
+    or what is in it if somebody made it before."""
     check_server(place, connection.info.server_version)
     done = _schema(connection, statements, place)
     if done >= len(steps()):
         return done
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"towpath migration of {statements.schema}",))
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtext(%s))", (f"towpath migration of {statements.schema}",)
+        )
         done = _schema(connection, statements, place)
         if done == 0 and not _exists(connection, statements):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(statements.schema)))
@@ -57,16 +60,23 @@ def tables(connection: Connection, statements: Statements) -> set[str]:
 
 
 def _exists(connection: Connection, statements: Statements) -> bool:
-    return connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (statements.schema,)).fetchone() is not None
+    return (
+        connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (statements.schema,)).fetchone()
+        is not None
+    )
 
 
 def _schema(connection: Connection, statements: Statements, place: str) -> int:
     names = tables(connection, statements)
     if "meta" not in names:
         if names:
-            raise NotALedger(path=place, why=f"its schema {statements.schema} has tables, but no meta among them")
+            raise NotALedger(
+                path=place, why=f"its schema {statements.schema} has tables, but no meta among them"
+            )
         return 0
-    found = connection.execute(cast(PgQuery, statements.place("SELECT schema, min_schema FROM towpath.meta"))).fetchone()
+    found = connection.execute(
+        cast(PgQuery, statements.place("SELECT schema, min_schema FROM towpath.meta"))
+    ).fetchone()
     assert found is not None
     schema, least = found
     check_schema(place, schema, least)

@@ -1,4 +1,5 @@
-"""Wake-ups between processes, on a connection of their own: NOTIFY after the commit, LISTEN, a look now and then as the net."""
+"""Wake-ups between processes, on a connection of their own: NOTIFY after the commit, LISTEN, a look now and
+then as the net."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ LOOK = 1.0
 NET = 5.0
 """The same while somebody listens."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
-"""Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is always something."""
+"""Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is
+always something."""
 FIRST = 1.0
 """Seconds that whoever opens a ledger waits for the first attempt to listen."""
 AGAIN = (0.0, 0.25, 0.5, 1.0)
-"""Seconds between two attempts to connect, the last one again and again. The first comes at once: meanwhile the locks of this process's
-owners are free."""
+"""Seconds between two attempts to connect, the last one again and again. The first comes at once: meanwhile
+the locks of this process's owners are free."""
 RELOCK = 0.25
 """Seconds between two attempts to lock what another session still holds."""
 
@@ -38,7 +40,9 @@ RELOCK = 0.25
 class Ringing:
     """`version` is different after every commit that this process made or heard of."""
 
-    def __init__(self, url: str, options: PostgresOptions, peek: Callable[[], str], locks: OwnerLocks) -> None:
+    def __init__(
+        self, url: str, options: PostgresOptions, peek: Callable[[], str], locks: OwnerLocks
+    ) -> None:
         self._url, self._options, self._peek, self._locks = url, options, peek, locks
         self.channel = f"{options.schema}_wake"
         self._changed = threading.Condition()
@@ -59,7 +63,8 @@ class Ringing:
     def start(self) -> None:
         self._thread.start()
         if not self._options.pooled:
-            # Who has opened the ledger hears of everything after it; that the listener has begun is no news later.
+            # Who has opened the ledger hears of everything after it; that the listener has begun is no news
+            # later.
             self._tried.wait(FIRST)
 
     def close(self) -> None:
@@ -168,10 +173,13 @@ class Ringing:
 
     def _notify(self, connection: Connection) -> None:
         self._rung = False
-        # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside every stream of commits.
+        # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside
+        # every stream of commits.
         name = sql.Identifier(self.channel).as_bytes(connection)
         try:
-            told = connection.pgconn.exec_(b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT")
+            told = connection.pgconn.exec_(
+                b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT"
+            )
             if told.status != ExecStatus.COMMAND_OK:
                 raise errors.error_from_result(told)
         except psycopg.Error:

@@ -1,9 +1,10 @@
-"""Which processes that claim jobs are alive: each holds a session advisory lock, which the server frees with the session.
+"""Which processes that claim jobs are alive: each holds a session advisory lock, which the server frees with
+the session.
 
-A session may end while its process lives: it was terminated, or the server was restarted. The process then takes the lock again on its
-next connection. So an owner counts as dead only if its lock was free for `FREE` seconds during which the server answered all the time;
-and not soon after the server was unreachable or restarted, when others may still be connecting.
-"""
+A session may end while its process lives: it was terminated, or the server was restarted. The process then
+takes the lock again on its next connection. So an owner counts as dead only if its lock was free for `FREE`
+seconds during which the server answered all the time; and not soon after the server was unreachable or
+restarted, when others may still be connecting."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ log = get_logger("towpath.postgres")
 FREE: Final = 2.0
 """Seconds that the lock of a dead owner must have been free."""
 GAP: Final = 2.0
-"""Seconds between two looks, after which the time before does not count: the server may have been unreachable."""
+"""Seconds between two looks, after which the time before does not count: the server may have been
+unreachable."""
 GRACE: Final = 5.0
-"""Seconds after an error of a look in which nobody counts as dead; and after the start of the server, which frees all locks, those
-whose lock was taken before that."""
+"""Seconds after an error of a look in which nobody counts as dead; and after the start of the server, which
+frees all locks, those whose lock was taken before that."""
 ANNOUNCED: Final = 1.0
 """Seconds that `announce` waits for the lock."""
 
@@ -36,7 +38,8 @@ Read = Callable[[Callable[[PostgresDb], Rows]], Rows]
 
 
 class OwnerLocks:
-    """The locks that this process holds, on the connection of the listener. All but `add` and `wait` are for the listener's thread."""
+    """The locks that this process holds, on the connection of the listener. All but `add` and `wait` are for
+    the listener's thread."""
 
     def __init__(self, statements: Statements) -> None:
         self._schema = statements.schema
@@ -64,7 +67,8 @@ class OwnerLocks:
         self._held.clear()
 
     def take(self, connection: Connection) -> None:
-        """Try to lock what is missing. The session of a connection that was lost may still have it; then it is tried again."""
+        """Try to lock what is missing. The session of a connection that was lost may still have it; then it
+        is tried again."""
         with self._changed:
             missing = [(owner, lock) for owner, lock in self._announced.items() if owner not in self._held]
         for owner, lock in missing:
@@ -86,7 +90,8 @@ class OwnerLocks:
 
 
 class PostgresOwners:
-    """`read` runs a statement on the ledger's own connection for reads; `wake` has the listener take what was announced."""
+    """`read` runs a statement on the ledger's own connection for reads; `wake` has the listener take what was
+    announced."""
 
     def __init__(
         self,
@@ -160,9 +165,7 @@ AND (taken_at > pg_postmaster_start_time() OR clock_timestamp() >= pg_postmaster
 ORDER BY name"""
 _TAKEN = """INSERT INTO towpath.owner (name, lock) VALUES ($1, $2)
 ON CONFLICT (name) DO UPDATE SET taken_at = clock_timestamp()"""
-_FORGET = (
-    f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
-)
+_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
 
 
 def _run(connection: Connection, query: bytes, *args: object) -> tuple[object, ...] | None:

@@ -1,14 +1,14 @@
 """Where to begin to look for ready jobs.
 
-What was claimed stays in the index until it is swept, and while somebody reads in a long transaction nothing is swept: each claim
-would walk over all that was claimed since. So a process remembers, of each queue and priority, up to which number it has seen all
-there is, and begins behind it.
+What was claimed stays in the index until it is swept, and while somebody reads in a long transaction nothing
+is swept: each claim would walk over all that was claimed since. So a process remembers, of each queue and
+priority, up to which number it has seen all there is, and begins behind it.
 
-A job may still come before a mark. It was numbered by a transaction that is not over; or somebody who is claiming it does not
-commit. Both have a transaction number below the next one that was free when we had looked. So a mark is believed when all below
-that are over and what is before it has been looked at once more. Jobs that become ready later than by their append are not behind
-marks at all (`ripe` 2). Against what is left, such as a claim that is undone just then, everything is looked at once in a while.
-"""
+A job may still come before a mark. It was numbered by a transaction that is not over; or somebody who is
+claiming it does not commit. Both have a transaction number below the next one that was free when we had
+looked. So a mark is believed when all below that are over and what is before it has been looked at once more.
+Jobs that become ready later than by their append are not behind marks at all (`ripe` 2). Against what is
+left, such as a claim that is undone just then, everything is looked at once in a while."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class _Queue(msgspec.Struct):
     seen: dict[int, int] = {}
     """The marks: a number by priority."""
     ahead: dict[int, int] = {}
-    """What they will be once everybody that was there is gone, who is below `until`; None: since the next batch."""
+    """What they will be once everybody that was there is gone, who is below `until`; None: since the next
+    batch."""
     until: int | None = None
     looked_at: float = 0.0
     took: float = 0.0
@@ -46,7 +47,8 @@ class Marks:
         self._oldest = 0
 
     def begin(self, oldest: int, following: int) -> None:
-        """A batch begins, when no transaction before `oldest` was there and the next one would be `following`."""
+        """A batch begins, when no transaction before `oldest` was there and the next one would be
+        `following`."""
         self._oldest = oldest
         for each in self._new:
             each.until = following
@@ -60,7 +62,12 @@ class Marks:
         return [(*low, high) for low, (high, _) in zip(places, [*places[1:], (_MOST, 0)], strict=True)]
 
     def claimed(
-        self, queue: str, found: Iterable[tuple[int, int]], last: tuple[int, int] | None, spans: list[Span], took: float
+        self,
+        queue: str,
+        found: Iterable[tuple[int, int]],
+        last: tuple[int, int] | None,
+        spans: list[Span],
+        took: float,
     ) -> None:
         """Of the queue, from `spans` on, these (priority, number) were found that are ready since they were appended: all up to
         `last`, or all there are."""

@@ -1,5 +1,5 @@
-"""One statement by its name, past the driver, which takes as long for a statement as the server does: for the append for which
-somebody waits."""
+"""One statement by its name, past the driver, which takes as long for a statement as the server does: for the
+append for which somebody waits."""
 
 from __future__ import annotations
 
@@ -30,20 +30,31 @@ from towpath.ledger.postgres import user_functions
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.ready_scan import Marks, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
-from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, Args, Body, Finished, Undone, array, plain_end
+from towpath.ledger.tables.database import (
+    ERROR,
+    HEADERS,
+    PAYLOAD,
+    Args,
+    Body,
+    Finished,
+    Undone,
+    array,
+    plain_end,
+)
 from towpath.ledger.tables.reads import Where
 
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
 QUICK = 0.0008
-"""Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does, and to be awake would
-only take more from the server."""
+"""Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does,
+and to be awake would only take more from the server."""
 
 
 class Direct:
     def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
-        """All its arguments are text but the last, which is bytes; its answer is a row of integers, or none."""
+        """All its arguments are text but the last, which is bytes; its answer is a row of integers, or
+        none."""
         self._connection = connection
         self._name, self._query = name.encode(), query
         self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
@@ -60,7 +71,9 @@ class Direct:
             found = self._once_more(found, args)
         if not found.ntuples:
             return None
-        return tuple([int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)])
+        return tuple(
+            [int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)]
+        )
 
     def _once_more(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
         if errors.error_from_result(found).sqlstate == _FORGOTTEN:
@@ -75,15 +88,18 @@ class Direct:
         if not self._is_there:
             pgconn.send_prepare(self._name, self._query)
             prepared = self._answer()
-            if prepared.status == ExecStatus.FATAL_ERROR and errors.error_from_result(prepared).sqlstate != _KNOWN:
+            if (
+                prepared.status == ExecStatus.FATAL_ERROR
+                and errors.error_from_result(prepared).sqlstate != _KNOWN
+            ):
                 return prepared
             self._is_there = True
         pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)
         return self._answer()
 
     def _answer(self) -> PGresult:
-        """Waits so that it can be interrupted, as the driver does, which takes twice as long for it. (Who is interrupted leaves an open
-        statement behind: see `end_open`.)"""
+        """Waits so that it can be interrupted, as the driver does, which takes twice as long for it. (Who is
+        interrupted leaves an open statement behind: see `end_open`.)"""
         pgconn = self._connection.pgconn
         if pgconn.flush():
             found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
@@ -102,7 +118,8 @@ class Direct:
         return last
 
     def _watch(self, began: float) -> None:
-        """Half of the usual time asleep, then awake for as long again: somebody waits, and to be woken takes a tenth of all the time."""
+        """Half of the usual time asleep, then awake for as long again: somebody waits, and to be woken takes
+        a tenth of all the time."""
         time.sleep(self._usual / 2)
         pgconn = self._connection.pgconn
         while pgconn.is_busy() and time.monotonic() - began < self._usual:
@@ -121,7 +138,13 @@ CAREFUL = 16
 """Transactions after a failed commit function in which each has its savepoint at once."""
 SOURCES = {"edge": 0, "proxy": 3}
 """Rows of which table say that something depends on a job, and in which column it is."""
-_OURS = (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError, psycopg.NotSupportedError)
+_OURS = (
+    psycopg.IntegrityError,
+    psycopg.ProgrammingError,
+    psycopg.DataError,
+    psycopg.InternalError,
+    psycopg.NotSupportedError,
+)
 
 
 class Cursor(psycopg.RawCursor[tuple[Any, ...]]):
@@ -193,7 +216,10 @@ class PostgresDb:
         newest = {tuple(row[: KEYS[table]]): row for row in rows}
         if newest:
             columns = zip(TYPES[table], zip(*newest.values(), strict=True), strict=True)
-            self.execute(self._statements.puts[table], [list(c) if kind == "bytea" else array(c) for kind, c in columns])
+            self.execute(
+                self._statements.puts[table],
+                [list(c) if kind == "bytea" else array(c) for kind, c in columns],
+            )
             if table in ("edge", "proxy"):
                 self.run("source", (array({row[SOURCES[table]] for row in newest.values()}),))
 
@@ -229,7 +255,9 @@ class PostgresDb:
         rows = [astuple(job)[:WIDTH] for job in jobs]
         if len(rows) <= FEW:
             if rows:
-                self.execute(self._statements.insert_jobs[len(rows)], [value for row in rows for value in row])
+                self.execute(
+                    self._statements.insert_jobs[len(rows)], [value for row in rows for value in row]
+                )
             self.put_bodies(bodies_of(jobs))
         else:
             if any(job.finished_at is not None for job in jobs):
@@ -360,7 +388,8 @@ def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> lis
 
 
 def _makes_sense(row: tuple[Any, ...]) -> bool:
-    """A row that was tampered with must not take its neighbours along: it is claimed, and its lease runs out."""
+    """A row that was tampered with must not take its neighbours along: it is claimed, and its lease runs
+    out."""
     try:
         msgspec.convert(row[:WIDTH], Job)
     except msgspec.ValidationError as error:
@@ -390,7 +419,8 @@ def _decoded(what: int, data: bytes) -> Any:
 
 
 def end_open(db: PostgresDb) -> None:
-    """Undo what is open. Also before every transaction: an interrupt may have come before the last one was undone."""
+    """Undo what is open. Also before every transaction: an interrupt may have come before the last one was
+    undone."""
     status = db.connection.pgconn.transaction_status
     if status == TransactionStatus.ACTIVE:
         # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
@@ -401,8 +431,8 @@ def end_open(db: PostgresDb) -> None:
 
 
 def jobs_in(states: Sequence[State]) -> tuple[str, str]:
-    """The table of jobs, or a way to them by one that has only those, few among many; and their number there. (OFFSET keeps the
-    planner from walking the jobs to look each up in the other table.)"""
+    """The table of jobs, or a way to them by one that has only those, few among many; and their number there.
+    (OFFSET keeps the planner from walking the jobs to look each up in the other table.)"""
     wanted = set(states)
     if wanted and wanted <= {State.READY, State.SCHEDULED}:
         few = "towpath.turn"

@@ -1,8 +1,10 @@
-"""How the server's time passes, as this process sees it: what it went beyond the time that has passed here was a jump.
+"""How the server's time passes, as this process sees it: what it went beyond the time that has passed here
+was a jump.
 
-While the server is away nobody can renew a lease, so that time is a jump too, and those who held jobs can say so before they are
-taken for dead. So is the time in which sessions wait for a lock that a frozen process holds. It may be away for some statements only (a table is locked), so that it is sure to be back when an upkeep succeeds.
-"""
+While the server is away nobody can renew a lease, so that time is a jump too, and those who held jobs can say
+so before they are taken for dead. So is the time in which sessions wait for a lock that a frozen process
+holds. It may be away for some statements only (a table is locked), so that it is sure to be back when an
+upkeep succeeds."""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Passage:
             self.jumps.add(present - _micros(now - back_at), _micros(back_at - self._good_at))
 
     def stall(self, present: int, seconds: float) -> None:
-        """A batch waits, or has waited, for a lock that somebody held for long; renewals of others may wait as well."""
+        """A batch waits, or has waited, for a lock that somebody held for long; renewals of others may wait
+        as well."""
         self.jumps.add(present, _micros(seconds))
 
     def succeed(self, commands: Sequence[Command] = ()) -> None:

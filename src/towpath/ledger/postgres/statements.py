@@ -1,4 +1,5 @@
-"""The texts of the statements: those of `queries.sql` with their words filled in, and those that are made for a table."""
+"""The texts of the statements: those of `queries.sql` with their words filled in, and those that are made for
+a table."""
 
 from __future__ import annotations
 
@@ -67,20 +68,25 @@ class Statements:
         self.append_new = self.place(queries()["append_plain"][1].replace(_UNKNOWN, ""))
         self.puts = {table: self.place(_put(table)) for table in TYPES}
         self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
-        self.copy_new_jobs = self.place(f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN")
+        self.copy_new_jobs = self.place(
+            f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN"
+        )
         self.copy_plain = self.place(f"COPY towpath.job ({_columns(PLAIN)}) FROM STDIN (FORMAT binary)")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
         self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
         self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
         self.insert_jobs = [
-            self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(WIDTH, n)}") for n in range(FEW + 1)
+            self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(WIDTH, n)}")
+            for n in range(FEW + 1)
         ]
 
     def place(self, text: str) -> bytes:
         """The text with the schema's own name in it."""
         # In one go: the name itself may be `towpath.`, or have a quote in it.
         inside = "'" + self._quoted.replace("'", "''")
-        return re.sub(r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text).encode()
+        return re.sub(
+            r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text
+        ).encode()
 
 
 def _settings(value: str) -> str:
@@ -98,7 +104,9 @@ def _columns(names: Iterable[str] = COLUMNS) -> str:
 
 
 def _values(width: int, rows: int) -> str:
-    return ", ".join("(" + ", ".join(f"${row * width + n + 1}" for n in range(width)) + ")" for row in range(rows))
+    return ", ".join(
+        "(" + ", ".join(f"${row * width + n + 1}" for n in range(width)) + ")" for row in range(rows)
+    )
 
 
 def _put(table: str) -> str:
@@ -112,14 +120,23 @@ def _put(table: str) -> str:
 
 def _array(n: int, kind: str) -> str:
     # The driver would choose the type of an array by its numbers, and prepare a statement for each.
-    return f"${n}::bytea[]" if kind == "bytea" else f"ARRAY(SELECT json_array_elements_text(${n}::json)::{kind})"
+    return (
+        f"${n}::bytea[]" if kind == "bytea" else f"ARRAY(SELECT json_array_elements_text(${n}::json)::{kind})"
+    )
 
 
 @cache
 def queries() -> dict[str, tuple[str | None, str]]:
     """(statement to run before, text) by name."""
-    found = re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", script("postgres", "queries.sql"), re.MULTILINE | re.DOTALL)
-    return {name: (_first(body), _filled(" ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; "))) for name, body in found}
+    found = re.findall(
+        r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)",
+        script("postgres", "queries.sql"),
+        re.MULTILINE | re.DOTALL,
+    )
+    return {
+        name: (_first(body), _filled(" ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ")))
+        for name, body in found
+    }
 
 
 def _first(body: str) -> str | None:
@@ -150,7 +167,9 @@ JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
     "{job}": JOB,
     "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
-    "{taken}": ", ".join(f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS),
+    "{taken}": ", ".join(
+        f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS
+    ),
     "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
         q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
         q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
@@ -174,7 +193,8 @@ _WORDS: Mapping[str, str] = {
     "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
     "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
         WHERE j.state = 'running'""",
-    # What else it means that the jobs of u are over, that those of u wait (again), that those of o are not over any more.
+    # What else it means that the jobs of u are over, that those of u wait (again), that those of o are not
+    # over any more.
     "{over}": """
         e AS (DELETE FROM towpath.expiry e USING u WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
         f AS (INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'),

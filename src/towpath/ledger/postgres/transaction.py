@@ -1,4 +1,5 @@
-"""A batch among others: it holds what it must (see `locks`), counts by tallies, and numbers its jobs from a common counter."""
+"""A batch among others: it holds what it must (see `locks`), counts by tallies, and numbers its jobs from a
+common counter."""
 
 from __future__ import annotations
 
@@ -71,12 +72,14 @@ class PostgresBatch(Batch):
         return PATIENCE if self.meetings == 0 else IMPATIENCE
 
     def lock(self, locks: Locks, names: Iterable[str]) -> None:
-        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for. `names` of queues that
-        must be locked if they have limits."""
+        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for.
+        `names` of queues that must be locked if they have limits."""
         if locks.relations:
             self._lock_relations()
             self._is_related()
-        limited = {name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None}
+        limited = {
+            name for name in names if is_limited(self.queues[name]) or self.queues[name].capacity is not None
+        }
         if wanted := sorted(limited | locks.queues):
             self.db.run("make_queues", (array(wanted),))
             self.db.run("lock_queues", (array(wanted),))
@@ -104,7 +107,8 @@ class PostgresBatch(Batch):
             self.stalled(self.now + int(waited * SECOND), waited)
 
     def _outage(self) -> bool:
-        """Does a session wait for the relations? Then renewals may wait with it: that time counts as an outage."""
+        """Does a session wait for the relations? Then renewals may wait with it: that time counts as an
+        outage."""
         waited = self.db.one("stalled")[0]
         if waited is None or waited <= LONG_WAIT:
             return False
@@ -117,7 +121,9 @@ class PostgresBatch(Batch):
 
     def gate(self, queues: Iterable[str]) -> None:
         if wanted := sorted(set(queues) - self.gated):
-            if not (self._got(wanted) or (self.db.count("make_queues", (array(wanted),)) and self._got(wanted))):
+            if not (
+                self._got(wanted) or (self.db.count("make_queues", (array(wanted),)) and self._got(wanted))
+            ):
                 raise NeedsLock(Locks(queues=frozenset(wanted)))
             self._is_gated(wanted)
 
@@ -140,7 +146,8 @@ class PostgresBatch(Batch):
         self.db.run("fold", (array(queues), self.db.one("horizon")[0]))
 
     def tidy(self, least: int) -> None:
-        """Fold the counts of queues with so many tallies, as far as nobody is at it, and those of this batch with them."""
+        """Fold the counts of queues with so many tallies, as far as nobody is at it, and those of this batch
+        with them."""
         if found := self.db.rows("tallied", (least,), str):
             if not self.gated:  # two times in one batch would be out of order
                 self.db.run("make_queues", (array(found),))
@@ -168,8 +175,8 @@ class PostgresBatch(Batch):
             self._flush_tallies()
 
     def drain(self) -> None:
-        """Play what users appended in transactions of their own. What is refused now cannot be told to them any more: it becomes
-        a dead letter."""
+        """Play what users appended in transactions of their own. What is refused now cannot be told to them
+        any more: it becomes a dead letter."""
         for seq, text in sorted(self.db.rows("drain_inbox", (DRAIN,), tuple[int, str])):
             mark = self.mark()
             self.db.save()
@@ -208,7 +215,11 @@ class PostgresBatch(Batch):
             setattr(row, state, getattr(row, state) + count)
             if state is READY and part is None:
                 row.loose += count
-        if part is not None and (state is READY or state is RUNNING) and (slot := self.parts.get((queue, part))) is not None:
+        if (
+            part is not None
+            and (state is READY or state is RUNNING)
+            and (slot := self.parts.get((queue, part))) is not None
+        ):
             setattr(slot, state, getattr(slot, state) + count)
 
     def flush(self) -> None:

@@ -33,12 +33,15 @@ class Around(NamedTuple):
 
 
 def call_all(
-    connection: psycopg.Connection[Any], around: Around, functions: Sequence[tuple[str, Function]], eager: bool
+    connection: psycopg.Connection[Any],
+    around: Around,
+    functions: Sequence[tuple[str, Function]],
+    eager: bool,
 ) -> dict[str, UserFunctionFailed]:
     """Call the functions, each in a savepoint. The failures, by job.
 
-    A savepoint is a round trip for each function, as many as most functions have themselves. With `eager` they are called without;
-    if one fails, all are undone and called again in savepoints.
+    A savepoint is a round trip for each function, as many as most functions have themselves. With `eager`
+    they are called without; if one fails, all are undone and called again in savepoints.
 
     `begin` leaves a row that no COMMIT passes, `end` removes it: COMMIT as text fails. ROLLBACK ends the savepoint, whose name a
     function does not know. `commit()` and `rollback()` of the connection are refused by its `transaction()`.
@@ -119,8 +122,8 @@ class _Calls:
         return failure
 
     def must(self, statements: bytes) -> None:
-        """Statements of ours that cannot fail unless the connection or, by a function that was called eagerly, the transaction is
-        lost."""
+        """Statements of ours that cannot fail unless the connection or, by a function that was called
+        eagerly, the transaction is lost."""
         if (said := self._execute(statements)) is not None:
             lost = self._connection.closed
             self.ended = psycopg.OperationalError(said) if lost else psycopg.ProgrammingError(said)
@@ -131,4 +134,8 @@ class _Calls:
         if self._connection.closed:
             return "the connection is closed"
         done = self._connection.pgconn.exec_(statements)
-        return None if done.status == ExecStatus.COMMAND_OK else done.error_message.decode(errors="replace").strip()
+        return (
+            None
+            if done.status == ExecStatus.COMMAND_OK
+            else done.error_message.decode(errors="replace").strip()
+        )

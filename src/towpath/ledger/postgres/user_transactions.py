@@ -1,12 +1,12 @@
 """Our append on the user's own connection, in the same transaction as their data.
 
-It only inserts, so that a transaction of theirs which stays open holds nobody up. Plain specs become jobs there and then. Specs with
-keys, dependencies or groups go to the inbox, because what they come to is only known after the commit: the next batch of any
-process plays them.
+It only inserts, so that a transaction of theirs which stays open holds nobody up. Plain specs become jobs
+there and then. Specs with keys, dependencies or groups go to the inbox, because what they come to is only
+known after the commit: the next batch of any process plays them.
 
-The steps are written once, as a generator that yields what it wants to know and is sent the answer: a statement for the user's
-connection, or a question for the ledger's own reader. `run` and `arun` answer it in their two ways.
-"""
+The steps are written once, as a generator that yields what it wants to know and is sent the answer: a
+statement for the user's connection, or a question for the ledger's own reader. `run` and `arun` answer it in
+their two ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,19 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
-from towpath.core.admission import Facts, GroupFact, Holder, Known, Place, Quota, Room, admit, key_of, places_of, plain
+from towpath.core.admission import (
+    Facts,
+    GroupFact,
+    Holder,
+    Known,
+    Place,
+    Quota,
+    Room,
+    admit,
+    key_of,
+    places_of,
+    plain,
+)
 from towpath.core.commands import Append, Placed
 from towpath.core.job import COLUMNS, Spec, State
 from towpath.errors import NestedCall, WrongConnection
@@ -88,7 +100,8 @@ async def aappend_on(host: Host, connection: object, specs: Sequence[Spec]) -> t
 
 
 def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
-    """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its own."""
+    """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its
+    own."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:
         raise WrongConnection(why="the transaction on this connection has failed; roll it back first")
@@ -116,7 +129,9 @@ def _append(host: Host, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Pla
     check_schema(host.place, begun.schema, begun.min_schema)
     found = yield lambda db: db.one("server")
     if tuple(found) != (begun.started, begun.ledger, begun.database):
-        raise WrongConnection(why=f"this connection is to another server or database than the ledger's, {host.place}")
+        raise WrongConnection(
+            why=f"this connection is to another server or database than the ledger's, {host.place}"
+        )
     now = max(begun.last, host.now(begun.present))
     limits = Limits({}, {})
     if begun.bounded:
@@ -133,18 +148,23 @@ def _append(host: Host, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Pla
 
 
 class Limits(NamedTuple):
-    """What limits the append. The rate of a part is looked at, but not spent: a row that is written here would be locked until the
-    user's transaction ends."""
+    """What limits the append. The rate of a part is looked at, but not spent: a row that is written here
+    would be locked until the user's transaction ends."""
 
     rooms: dict[str, Room]
     quotas: dict[Place, Quota]
 
 
 def _seen_quotas(db: PostgresDb, places: set[Place]) -> dict[Place, Quota]:
-    waiting = {(queue, name): n for queue, name, n in db.rows("waiting_parts", (array(places),), tuple[str, str, int])}
+    waiting = {
+        (queue, name): n
+        for queue, name, n in db.rows("waiting_parts", (array(places),), tuple[str, str, int])
+    }
     rows = db.rows("parts_by_name", (array(places),), PartRow)
     return {
-        (row.queue, row.name): Quota(row.capacity, row.ready + waiting[row.queue, row.name], row.append_rate, row.append_at)
+        (row.queue, row.name): Quota(
+            row.capacity, row.ready + waiting[row.queue, row.name], row.append_rate, row.append_at
+        )
         for row in rows
         if row.capacity is not None or row.append_count is not None
     }
@@ -159,7 +179,9 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> St
         if last - first == len(specs) - 1:
             break
     admission = admit(specs, Facts(rooms=limits.rooms, quotas=limits.quotas), now, first)
-    rows = [{name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs]
+    rows = [
+        {name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs
+    ]
     bodies = list(bodies_of(admission.jobs))
     places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
     added: Rows = yield named("guest_append", _json(rows), _json(places), data)
@@ -175,7 +197,8 @@ _COLUMNS = frozenset(COLUMNS)
 
 
 def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, int]]:
-    """The jobs by id that this transaction or everybody sees, with their numbers; 0 for those that have none yet."""
+    """The jobs by id that this transaction or everybody sees, with their numbers; 0 for those that have none
+    yet."""
     seen = yield lambda db: db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
     known = {id: seq for id, seq, _, _, _ in seen}
     if missing := [id for id in ids if id not in known]:
@@ -185,12 +208,17 @@ def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, i
 
 
 def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Steps:
-    """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in the inbox."""
+    """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in
+    the inbox."""
     facts: Facts = yield lambda db: _seen(db, specs, limits)
-    needed = {after.id for spec in specs for after in spec.after if not after.group} - {spec.id for spec in specs}
+    needed = {after.id for spec in specs for after in spec.after if not after.group} - {
+        spec.id for spec in specs
+    }
     if missing := sorted(needed - facts.known.keys()):
         mine = yield from _known(named, missing)
-        facts = replace(facts, known={**facts.known, **{id: Known(id, seq, State.BLOCKED) for id, seq in mine.items()}})
+        facts = replace(
+            facts, known={**facts.known, **{id: Known(id, seq, State.BLOCKED) for id, seq in mine.items()}}
+        )
     admission = admit(specs, facts, now, 0)
     stored = [replace(spec, ready_at=now + spec.delay, delay=0) if spec.delay else spec for spec in specs]
     yield named("guest_inbox", _json([spec.id for spec in specs]), _json(stored))
@@ -203,21 +231,31 @@ def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Ste
 
 
 def _seen(db: PostgresDb, specs: Sequence[Spec], limits: Limits) -> Facts:
-    ids = {spec.id for spec in specs} | {after.id for spec in specs for after in spec.after if not after.group}
+    ids = {spec.id for spec in specs} | {
+        after.id for spec in specs for after in spec.after if not after.group
+    }
     groups = {spec.group for spec in specs if spec.group is not None}
     groups |= {after.id for spec in specs for after in spec.after if after.group}
     keys = {key for spec in specs if (key := key_of(spec)) is not None}
     known = db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
     found = {id: Known(id, seq, state, gone == 1, alias) for id, seq, state, gone, alias in known}
-    holders = db.rows("seen_holders", (array(keys),), tuple[str, str, str, int, State | None, int, int | None])
+    holders = db.rows(
+        "seen_holders", (array(keys),), tuple[str, str, str, int, State | None, int, int | None]
+    )
     for _, _, id, seq, holding, _, _ in holders:
         found.setdefault(id, Known(id, seq, holding or State.DONE, gone=holding is None))
     for alias in [each.alias for each in found.values() if each.alias is not None]:
         found.setdefault(alias, Known(alias, 0, State.DONE, gone=True))
     return Facts(
         known=found,
-        holders={(space, key): Holder(id, seq, state, until, runner) for space, key, id, seq, state, until, runner in holders},
-        groups={row.id: GroupFact(row.state, row.outcome) for row in db.rows("groups_by_id", (array(groups),), GroupRow)},
+        holders={
+            (space, key): Holder(id, seq, state, until, runner)
+            for space, key, id, seq, state, until, runner in holders
+        },
+        groups={
+            row.id: GroupFact(row.state, row.outcome)
+            for row in db.rows("groups_by_id", (array(groups),), GroupRow)
+        },
         rooms=limits.rooms,
         quotas=limits.quotas,
     )
@@ -227,10 +265,13 @@ def _json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-# The two ways to answer the steps. A cursor of our own has rows, numbers and bytes as we know them, whatever the connection's are.
+# The two ways to answer the steps. A cursor of our own has rows, numbers and bytes as we know them, whatever
+# the connection's are.
 
 
-def run(steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Question], Any]) -> tuple[Placed, ...]:
+def run(
+    steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Question], Any]
+) -> tuple[Placed, ...]:
     cursor: psycopg.RawCursor[tuple[Any, ...]] = psycopg.RawCursor(connection, row_factory=tuple_row)
     with cursor:
         _prepare(cursor.adapters)
@@ -247,8 +288,12 @@ def run(steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Quest
     return answer.placed
 
 
-async def arun(steps: Steps, connection: psycopg.AsyncConnection[Any], read: Callable[[Question], Any]) -> tuple[Placed, ...]:
-    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+async def arun(
+    steps: Steps, connection: psycopg.AsyncConnection[Any], read: Callable[[Question], Any]
+) -> tuple[Placed, ...]:
+    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(
+        connection, row_factory=tuple_row
+    )
     async with cursor:
         _prepare(cursor.adapters)
         answer = _Answers(steps)
@@ -319,7 +364,8 @@ def _blamed(error: BaseException) -> BaseException:
 
 
 def driver_of(connection: object) -> psycopg.Connection[Any]:
-    """The psycopg connection under a session or connection of SQLAlchemy, or of Django, or the one that it is."""
+    """The psycopg connection under a session or connection of SQLAlchemy, or of Django, or the one that it
+    is."""
     found: Any = connection
     for _ in range(_DEEPEST):
         if isinstance(found, psycopg.Connection):
@@ -338,7 +384,9 @@ async def adriver_of(connection: object) -> psycopg.AsyncConnection[Any]:
         if isinstance(found, psycopg.AsyncConnection):
             return found
         if isinstance(found, psycopg.Connection):
-            raise WrongConnection(why="this connection would block the event loop: use a psycopg.AsyncConnection, or enqueue")
+            raise WrongConnection(
+                why="this connection would block the event loop: use a psycopg.AsyncConnection, or enqueue"
+            )
         if _autobegins(found):
             await found.begin()
         raw = getattr(found, "get_raw_connection", None)
@@ -360,7 +408,8 @@ def _under(found: Any) -> Any:
 
 
 def _autobegins(found: Any) -> bool:
-    """A connection of SQLAlchemy on which nothing was executed yet: its commit would do nothing, and the append be lost."""
+    """A connection of SQLAlchemy on which nothing was executed yet: its commit would do nothing, and the
+    append be lost."""
     inside = getattr(found, "in_transaction", None)
     return callable(inside) and hasattr(found, "begin") and hasattr(found, "dialect") and not inside()
 

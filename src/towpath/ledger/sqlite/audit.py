@@ -14,7 +14,8 @@ from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import specs_of
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
-# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids is not here.
+# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids
+# is not here.
 _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "queue {} counts {} {} but has {}",
@@ -129,8 +130,14 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            AND state IN ('blocked', 'scheduled', 'ready') AND cancel_requested IS NULL
            AND NOT EXISTS (SELECT 1 FROM towpath_key k WHERE k.seq = j.seq)""",
     ),
-    ("body {} has no job", "SELECT slot FROM towpath_body b WHERE b.slot / 8192 NOT IN (SELECT seq FROM towpath_job)"),
-    ("job {} also has a tombstone", "SELECT id FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_job)"),
+    (
+        "body {} has no job",
+        "SELECT slot FROM towpath_body b WHERE b.slot / 8192 NOT IN (SELECT seq FROM towpath_job)",
+    ),
+    (
+        "job {} also has a tombstone",
+        "SELECT id FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_job)",
+    ),
     (
         "next_seq is {} but there is a job {}",
         "SELECT next_seq, (SELECT max(seq) FROM towpath_job) AS top FROM towpath_meta WHERE next_seq <= top",
@@ -143,25 +150,46 @@ def check(db: apsw.Connection) -> list[str]:
 
 
 def dump(db: apsw.Connection) -> dict[str, Any]:
-    found = rows(db, f"SELECT json_group_array({jobs.as_json()}) FROM (SELECT * FROM towpath_job ORDER BY seq) j", (), Job)
+    found = rows(
+        db,
+        f"SELECT json_group_array({jobs.as_json()}) FROM (SELECT * FROM towpath_job ORDER BY seq) j",
+        (),
+        Job,
+    )
     jobs.fill(db, found)
     next_seq, next_version, last = one(db, "SELECT next_seq, next_version, last FROM towpath_meta")
-    edges = [(src, dst, bool(anyway)) for src, dst, anyway in db.execute("SELECT * FROM towpath_edge ORDER BY 1, 2")]
+    edges = [
+        (src, dst, bool(anyway))
+        for src, dst, anyway in db.execute("SELECT * FROM towpath_edge ORDER BY 1, 2")
+    ]
     gated = "SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath_gate ORDER BY 1, 2"
     gates = [(src, dst, bool(anyway), outcome) for src, dst, anyway, outcome in db.execute(gated)]
     thens = {str(id): specs_of(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")}
-    tombs = "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
+    tombs = (
+        "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
+    )
     return {
         "jobs": found,
         "edges": edges,
         "gates": gates,
         "proxies": list(db.execute("SELECT id, seq, grp, job, counted FROM towpath_proxy ORDER BY id")),
         "names": list(db.execute("SELECT dst, id, src FROM towpath_name ORDER BY 1, 2")),
-        "groups": [(reads.group_view(row), thens.get(row.id, {})) for row in rows(db, named("all_groups"), (), GroupRow)],
-        "keys": list(db.execute("SELECT namespace, key, id, seq, until, runner FROM towpath_key ORDER BY 1, 2")),
+        "groups": [
+            (reads.group_view(row), thens.get(row.id, {}))
+            for row in rows(db, named("all_groups"), (), GroupRow)
+        ],
+        "keys": list(
+            db.execute("SELECT namespace, key, id, seq, until, runner FROM towpath_key ORDER BY 1, 2")
+        ),
         "notes": [NoteView(*row) for row in db.execute("SELECT * FROM towpath_note ORDER BY key")],
-        "queues": [(reads.queue_view(row, None), row.served, row.clock) for row in rows(db, named("all_queues"), (), QueueRow)],
-        "parts": [(reads.part_view(row), bool(row.configured)) for row in rows(db, named("parts_of_queue"), (None,), PartRow)],
+        "queues": [
+            (reads.queue_view(row, None), row.served, row.clock)
+            for row in rows(db, named("all_queues"), (), QueueRow)
+        ],
+        "parts": [
+            (reads.part_view(row), bool(row.configured))
+            for row in rows(db, named("parts_of_queue"), (None,), PartRow)
+        ],
         "tombstones": list(db.execute(tombs)),
         "replies": list(db.execute("SELECT token, until FROM towpath_reply ORDER BY token")),
         "next_seq": next_seq,

@@ -1,9 +1,9 @@
-"""The commonest batches of all, the shortest way: plain specs for one queue, and one plain spec with the claim of a worker that waits
-for it. Users wait for them, so what they cost beside the disk counts.
+"""The commonest batches of all, the shortest way: plain specs for one queue, and one plain spec with the
+claim of a worker that waits for it. Users wait for them, so what they cost beside the disk counts.
 
-Whatever is not plain (a key, a dependency, a group, a part, a queue that is new or would be full, an id that is known) is left
-to the general way. What this writes is what that would have written; the suite runs over both.
-"""
+Whatever is not plain (a key, a dependency, a group, a part, a queue that is new or would be full, an id that
+is known) is left to the general way. What this writes is what that would have written; the suite runs over
+both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Begin = Callable[[int, int, int], None]
 
 
 def plain_specs(commands: Sequence[Command]) -> Sequence[Spec]:
-    """The specs of a batch that is nothing but their appends, or one of them and a claim, if they look plain; else none."""
+    """The specs of a batch that is nothing but their appends, or one of them and a claim, if they look plain;
+    else none."""
     if not commands:
         return ()
     # The last one first: beside a busy worker that is a claim, and nothing else has to be looked at.
@@ -55,9 +56,11 @@ def plain_specs(commands: Sequence[Command]) -> Sequence[Spec]:
     return specs
 
 
-def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], now: int, begin: Begin) -> list[Answer] | None:
-    """Inside a transaction; None if they are not plain after all, and then nothing is written. `begin` hears of the schema,
-    the least schema and the ledger's time first, and may raise."""
+def append(
+    db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], now: int, begin: Begin
+) -> list[Answer] | None:
+    """Inside a transaction; None if they are not plain after all, and then nothing is written. `begin` hears
+    of the schema, the least schema and the ledger's time first, and may raise."""
     if type(commands[-1]) is Claim:
         return _append_and_claim(db, commands[-1], specs[0], now, begin)
     queue, count = specs[0].queue, len(specs)
@@ -66,7 +69,8 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
     ids = [spec.id for spec in specs]
     ground = db.execute(named("plain_ground"), (queue, count, min(ids), max(ids)))
     ((schema, min_schema, seq, version, last, takes_all, perhaps_known),) = ground
-    # New ids are later than all others. So it is seldom that there is one between them, and each has to be looked for.
+    # New ids are later than all others. So it is seldom that there is one between them, and each has to be
+    # looked for.
     if not takes_all or (perhaps_known and db.execute(named("any_known"), (array(ids),)).get):
         return None
     now = max(now, last)
@@ -81,7 +85,12 @@ def append(db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], 
             rows = [(spec.id, at, len(spec.payload)) for at, spec in enumerate(specs, seq)]
             insert(db, jobs.INSERT_JOB, rows, jobs.ALIKE_JOB, jobs.shared_columns(specs[0], now))
         else:
-            insert(db, jobs.INSERT_JOB, [jobs.own_columns(spec, at, now) for at, spec in enumerate(specs, seq)], jobs.READY_JOB)
+            insert(
+                db,
+                jobs.INSERT_JOB,
+                [jobs.own_columns(spec, at, now) for at, spec in enumerate(specs, seq)],
+                jobs.READY_JOB,
+            )
         insert(db, jobs.INSERT_BODY, [(at * jobs.SLOTS, spec.payload) for at, spec in enumerate(specs, seq)])
     if ready:
         db.execute(named("count_plain_ready"), (ready, queue))
@@ -108,7 +117,9 @@ def _append_one(db: apsw.Connection, spec: Spec, now: int, begin: Begin) -> list
     return [Appended((Placed(spec.id, seq),))]
 
 
-def _append_and_claim(db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin) -> list[Answer] | None:
+def _append_and_claim(
+    db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin
+) -> list[Answer] | None:
     """A worker waits, and there is nothing for it but this: the job begins as one that it holds."""
     names = ",".join([want.queue for want in claim.wants]).split(",")
     if not _takes(claim, spec):

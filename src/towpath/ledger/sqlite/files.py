@@ -1,8 +1,7 @@
 """Opening the SQLite file, the small files beside it, and the one table of what SQLite's errors mean.
 
-Nothing here opens the database, its `-wal` or its `-shm` by hand: closing any descriptor of a file drops every POSIX lock
-this process holds on it, SQLite's included.
-"""
+Nothing here opens the database, its `-wal` or its `-shm` by hand: closing any descriptor of a file drops
+every POSIX lock this process holds on it, SQLite's included."""
 
 from __future__ import annotations
 
@@ -49,17 +48,20 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_INT: Final = 2**31 - 1
 _RETRY: Final = 0.002
 LOG_BYTES: Final = 24 * 1024 * 1024
-"""A longer `-wal` file is restarted inside the turn, and SQLite then cuts the file to this length. So a file that is longer has
-not been restarted since it grew, and its length, which costs nothing to ask for, is all that a commit has to look at."""
+"""A longer `-wal` file is restarted inside the turn, and SQLite then cuts the file to this length. So a file
+that is longer has not been restarted since it grew, and its length, which costs nothing to ask for, is all
+that a commit has to look at."""
 _STATEMENTS: Final = 512
-"""Places in apsw's cache of prepared statements, the most it takes. It is a ring: what was not used for so many executions is
-forgotten, however few there are; and to prepare the insert of 32 jobs costs more than to run it."""
+"""Places in apsw's cache of prepared statements, the most it takes. It is a ring: what was not used for so
+many executions is forgotten, however few there are; and to prepare the insert of 32 jobs costs more than to
+run it."""
 
 
 class SqliteOptions(msgspec.Struct, frozen=True):
-    """`busy_timeout`: seconds to wait for other processes. `vfs` and `fault` are for fault injection: `fault` is called
-    with the name of each fault point. `max_pages` bounds the file's size. `mode`: the permissions of a new file; None is
-    those that the umask leaves of 0600. The files beside it get the same, and an existing file keeps its own."""
+    """`busy_timeout`: seconds to wait for other processes. `vfs` and `fault` are for fault injection: `fault`
+    is called with the name of each fault point. `max_pages` bounds the file's size. `mode`: the permissions
+    of a new file; None is those that the umask leaves of 0600. The files beside it get the same, and an
+    existing file keeps its own."""
 
     synchronous: str = "full"
     busy_timeout: float = 10.0
@@ -73,13 +75,25 @@ class SqliteOptions(msgspec.Struct, frozen=True):
         if self.synchronous not in ("full", "normal"):
             raise InvalidInput(field="synchronous", value=self.synchronous, expected="full or normal")
         if not (_is_number(self.busy_timeout) and 0 < self.busy_timeout < math.inf):
-            raise InvalidInput(field="busy_timeout", value=self.busy_timeout, expected="seconds, more than 0 and finite")
+            raise InvalidInput(
+                field="busy_timeout", value=self.busy_timeout, expected="seconds, more than 0 and finite"
+            )
         if not (_is_whole(self.cache_mb) and 1 <= self.cache_mb <= 2**20):
-            raise InvalidInput(field="cache_mb", value=self.cache_mb, expected="a whole number from 1 to 1048576")
+            raise InvalidInput(
+                field="cache_mb", value=self.cache_mb, expected="a whole number from 1 to 1048576"
+            )
         if self.max_pages is not None and not (_is_whole(self.max_pages) and 1 <= self.max_pages < 2**32 - 1):
-            raise InvalidInput(field="max_pages", value=self.max_pages, expected="None or a whole number from 1 to 4294967294")
+            raise InvalidInput(
+                field="max_pages",
+                value=self.max_pages,
+                expected="None or a whole number from 1 to 4294967294",
+            )
         if self.mode is not None and not (_is_whole(self.mode) and self.mode & ~0o066 == 0o600):
-            raise InvalidInput(field="mode", value=self.mode, expected="None, or 0o600 with rights of group and others: 0o660")
+            raise InvalidInput(
+                field="mode",
+                value=self.mode,
+                expected="None, or 0o600 with rights of group and others: 0o660",
+            )
 
 
 def options_of(url: str) -> tuple[str, SqliteOptions]:
@@ -87,9 +101,7 @@ def options_of(url: str) -> tuple[str, SqliteOptions]:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if not url.startswith("sqlite:///") or len(parts.path) < 2 or not set(options) <= {"synchronous", "mode"}:
-        expected = (
-            "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal and mode=0660"
-        )
+        expected = "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal and mode=0660"
         raise InvalidInput(field="url", value=url, expected=expected)
     mode = options.get("mode")
     if mode is not None and not re.fullmatch("0?[0-7]{3}", mode):
@@ -107,7 +119,8 @@ def _is_number(value: object) -> bool:
 
 
 def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
-    """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are welcome."""
+    """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are
+    welcome."""
     real = _usable(path)
     _refuse_orphaned_log(real)
     if options.vfs is None and sys.platform != "win32":
@@ -131,14 +144,15 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
 
 
 def _refuse_orphaned_log(real: Path) -> None:
-    """SQLite deletes the log of a database that is empty. The log is looked at first: a process that makes the database just now
-    writes it before its log."""
+    """SQLite deletes the log of a database that is empty. The log is looked at first: a process that makes
+    the database just now writes it before its log."""
     if _size(f"{real}-wal") and not _size(str(real)):
         raise OrphanedLog(path=str(real))
 
 
 def _make(real: Path, mode: int | None) -> None:
-    """An empty file with the right permissions, if there is none. SQLite itself would make it readable for everybody."""
+    """An empty file with the right permissions, if there is none. SQLite itself would make it readable for
+    everybody."""
     if os.path.lexists(real):
         return
     try:
@@ -148,7 +162,8 @@ def _make(real: Path, mode: int | None) -> None:
                 if mode is not None:
                     os.fchmod(fd, mode)
             finally:
-                # Before the file has its name: another thread may open the ledger then, and this would drop its locks.
+                # Before the file has its name: another thread may open the ledger then, and this would drop
+                # its locks.
                 os.close(fd)
             os.link(name, real)
         finally:
@@ -176,7 +191,8 @@ def _check_encoding(connection: apsw.Connection, path: Path) -> None:
 
 
 def connect_reader(path: Path, options: SqliteOptions) -> apsw.Connection:
-    """A connection for reads of an existing ledger. It may write the shared memory (readers of a WAL must), nothing else."""
+    """A connection for reads of an existing ledger. It may write the shared memory (readers of a WAL must),
+    nothing else."""
     real = _usable(path)
     if not real.exists():
         raise NotALedger(path=str(real), why="it does not exist")
@@ -195,7 +211,8 @@ def connect_reader(path: Path, options: SqliteOptions) -> apsw.Connection:
 
 
 def _usable(path: Path) -> Path:
-    """The path with symbolic links resolved, so that every process puts its side files into the same directory."""
+    """The path with symbolic links resolved, so that every process puts its side files into the same
+    directory."""
     text = str(path)
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise InvalidInput(field="path", value=text, expected="a path that UTF-8 can spell, without NUL")
@@ -234,7 +251,8 @@ def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
         pragmas["max_page_count"] = str(options.max_pages)
     for name, value in pragmas.items():
         connection.execute(f"PRAGMA {name}={value}").fetchall()
-    # Else a statement whose WHERE may fit a partial index is prepared anew for every binding: a claim took 76 µs instead of 8.
+    # Else a statement whose WHERE may fit a partial index is prepared anew for every binding: a claim took 76
+    # µs instead of 8.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
@@ -244,18 +262,24 @@ def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> 
         try:
             mode = connection.execute("PRAGMA journal_mode=WAL").get
         except apsw.BusyError:
-            # SQLite does not call its busy handler where two processes switch a new file at once: one gets BUSY at once.
+            # SQLite does not call its busy handler where two processes switch a new file at once: one gets
+            # BUSY at once.
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY)
             continue
         if mode != "wal":
-            raise NotALedger(path=str(real), why=f"it cannot have a write-ahead log (its journal mode stays {mode!r})")
+            raise NotALedger(
+                path=str(real), why=f"it cannot have a write-ahead log (its journal mode stays {mode!r})"
+            )
         return
 
 
-def translate(error: apsw.Error, path: Path, options: SqliteOptions, db: apsw.Connection | None = None) -> LedgerError:
-    """What an error of SQLite means for the ledger as a whole. `db` is the connection it came from, if that is known."""
+def translate(
+    error: apsw.Error, path: Path, options: SqliteOptions, db: apsw.Connection | None = None
+) -> LedgerError:
+    """What an error of SQLite means for the ledger as a whole. `db` is the connection it came from, if that
+    is known."""
     where, said = str(path), str(error)
     match error:
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
@@ -265,11 +289,15 @@ def translate(error: apsw.Error, path: Path, options: SqliteOptions, db: apsw.Co
         case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
             return DiskFull(path=where)  # the shared memory file could not grow
         case apsw.IOError() if db is not None and db.system_errno in _FULL:
-            return DiskFull(path=where)  # SQLite knows ENOSPC only; the others it calls an I/O error, which else is damage
+            return DiskFull(
+                path=where
+            )  # SQLite knows ENOSPC only; the others it calls an I/O error, which else is damage
         case apsw.CantOpenError() if not path.parent.is_dir():
             return NotALedger(path=where, why="its directory does not exist")
         case apsw.CantOpenError() if _may_write(path):
-            return StoreFailed(path=where, error=said)  # too many open files, for one: permissions are not to blame
+            return StoreFailed(
+                path=where, error=said
+            )  # too many open files, for one: permissions are not to blame
         case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
             return ReadOnly(path=where)
         case apsw.NotADBError():
@@ -300,15 +328,17 @@ def _may_write(path: Path) -> bool:
 
 
 def open_beside(path: Path, suffix: str, flags: int) -> int:
-    """A descriptor of the file `<database><suffix>`. A missing file is made with the mode and owner of the database, as SQLite makes
-    its `-wal`, so that the users of the database can use it and nobody else can. Raises OSError if the name is a symbolic link
-    or anything but a regular file: in a directory that others can write, either may have been put there for us."""
+    """A descriptor of the file `<database><suffix>`. A missing file is made with the mode and owner of the
+    database, as SQLite makes its `-wal`, so that the users of the database can use it and nobody else can.
+    Raises OSError if the name is a symbolic link or anything but a regular file: in a directory that others
+    can write, either may have been put there for us."""
     database = os.path.realpath(path)
     name = database + suffix
     # O_NONBLOCK: opening a FIFO would wait for its other end.
     flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        # Not O_CREAT at once: in a sticky directory Linux refuses it on a file of another user (fs.protected_regular).
+        # Not O_CREAT at once: in a sticky directory Linux refuses it on a file of another user
+        # (fs.protected_regular).
         return _open_regular(name, flags)
     except FileNotFoundError:
         pass
@@ -347,7 +377,8 @@ def _liken(fd: int, database: str) -> None:
 
 
 def network_kind(path: Path, mounts: str | None = None) -> str | None:
-    """The type of the network file system `path` is on, or None. `mounts` is the text of /proc/self/mountinfo."""
+    """The type of the network file system `path` is on, or None. `mounts` is the text of
+    /proc/self/mountinfo."""
     real = os.path.realpath(path)  # first: looking a path up may be what mounts it
     if mounts is None:
         try:
@@ -390,8 +421,9 @@ _held = threading.local()
 
 
 def _before() -> None:
-    """Nobody is inside SQLite while we fork. A mutex of the library that another thread holds then (each allocation takes one) would
-    stay locked in the child for ever, and the child could not open a ledger of its own."""
+    """Nobody is inside SQLite while we fork. A mutex of the library that another thread holds then (each
+    allocation takes one) would stay locked in the child for ever, and the child could not open a ledger of
+    its own."""
     deadline = time.monotonic() + PATIENCE
     _held.locks = []
     for ledger in list(open_here):

@@ -1,9 +1,8 @@
 """The embedded ledger: one SQLite file, any number of processes.
 
-A batch is one transaction. Processes take turns by the turnstile, threads by a lock; the connection that writes belongs
-to whoever holds both. Reads have a connection of their own. After COMMIT the wake file is touched, so that every waiter
-looks again.
-"""
+A batch is one transaction. Processes take turns by the turnstile, threads by a lock; the connection that
+writes belongs to whoever holds both. Reads have a connection of their own. After COMMIT the wake file is
+touched, so that every waiter looks again."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ CHECK_EVERY = 200
 FUNCTIONS = 256
 """Commit functions of one transaction at most."""
 FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
-"""Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of them."""
+"""Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of
+them."""
 LOOK_AGAIN = 0.25
 """Seconds after which a waiter looks again even if no wake-up came."""
 
@@ -72,7 +72,9 @@ class SqliteLedger(reads.Related):
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
     repeats = 0
 
-    def __init__(self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: str | Path, options: SqliteOptions | None = None, clock: Clock | None = None
+    ) -> None:
         self.path = Path(os.path.realpath(path))
         self._options = options or SqliteOptions()
         self._clock = clock or SystemClock()
@@ -85,7 +87,11 @@ class SqliteLedger(reads.Related):
         self._restart_due = 0.0
         self._inside: int | None = None
         self._functions = FunctionPace(FUNCTIONS)
-        self._write_lock, self._read_lock, self._watch_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._write_lock, self._read_lock, self._watch_lock = (
+            threading.Lock(),
+            threading.Lock(),
+            threading.Lock(),
+        )
         with ExitStack() as stack:
             self._db = self._connect()
             stack.callback(self._close_writer)
@@ -144,7 +150,9 @@ class SqliteLedger(reads.Related):
     def _apply(self, commands: Sequence[Command], specs: Sequence[Spec], now: int) -> list[Answer]:
         """One transaction."""
         with self._turnstile:
-            answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(commands, now)
+            answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(
+                commands, now
+            )
         # After the commit: what went into a file that nobody finds again is not acknowledged.
         self._presence.check_file()
         self._fault("committed")
@@ -154,9 +162,11 @@ class SqliteLedger(reads.Related):
             self._checkpoint(commands)
         return answers
 
-    def _append_plain(self, commands: Sequence[Any], specs: Sequence[Spec], now: int) -> tuple[list[Answer], bool] | None:
-        """The commonest batch, of appends only. None if it is not so plain, or if the store found something wrong with it: the
-        general way does it again, and knows what to say."""
+    def _append_plain(
+        self, commands: Sequence[Any], specs: Sequence[Spec], now: int
+    ) -> tuple[list[Answer], bool] | None:
+        """The commonest batch, of appends only. None if it is not so plain, or if the store found something
+        wrong with it: the general way does it again, and knows what to say."""
         db = self._db
         try:
             self._undo(db)
@@ -188,7 +198,9 @@ class SqliteLedger(reads.Related):
                 if user_functions.is_closed(self._db):
                     self._db = self._connect()
 
-    def _play_safely(self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]) -> tuple[list[Answer], bool]:
+    def _play_safely(
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]
+    ) -> tuple[list[Answer], bool]:
         try:
             return self._attempt(commands, now, spoiled, play)
         except apsw.Error as error:
@@ -222,7 +234,8 @@ class SqliteLedger(reads.Related):
 
     @staticmethod
     def _undo(db: apsw.Connection) -> None:
-        """Also before every transaction: a second interrupt may have come before the first one's transaction was undone."""
+        """Also before every transaction: a second interrupt may have come before the first one's transaction
+        was undone."""
         if user_functions.in_transaction(db):
             db.execute("ROLLBACK")
 
@@ -245,12 +258,14 @@ class SqliteLedger(reads.Related):
         self._jumps.note(now)
 
     def _checkpoint(self, commands: Sequence[Command]) -> None:
-        """Between batches and outside the turn: others may write meanwhile. It may fail (another process is at it, or the disk
-        is full), but the batch is committed all the same, so the next one tries again. How many pages the log has is asked only
-        now and then: a hook that is called at every commit costs each of them a call into Python.
+        """Between batches and outside the turn: others may write meanwhile. It may fail (another process is
+        at it, or the disk is full), but the batch is committed all the same, so the next one tries again. How
+        many pages the log has is asked only now and then: a hook that is called at every commit costs each of
+        them a call into Python.
 
-        SQLite writes from the start of the log again only if all of it is copied and nobody reads from it. Beside other writers
-        that never happens by itself, so a log that is too long is restarted inside the turn."""
+        SQLite writes from the start of the log again only if all of it is copied and nobody reads from it.
+        Beside other writers that never happens by itself, so a log that is too long is restarted inside the
+        turn."""
         self._unchecked += _weight(commands)
         if self._unchecked < CHECK_EVERY:
             return
@@ -274,9 +289,12 @@ class SqliteLedger(reads.Related):
         self._restart_due = 0.0
         self._fault("checkpointed")
 
-    def append_on(self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it commits or rolls
-        back with their data. Raises `Refused`. Other processes notice within a quarter of a second after the commit."""
+    def append_on(
+        self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None
+    ) -> tuple[Placed, ...]:
+        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it
+        commits or rolls back with their data. Raises `Refused`. Other processes notice within a quarter of a
+        second after the commit."""
         self._guard()
         if connection is self._db:
             raise NestedCall(path=str(self.path))
@@ -328,7 +346,8 @@ class SqliteLedger(reads.Related):
             source.close()
 
     def last(self) -> int:
-        """The time of the last batch that wrote. The ledger's time stands still there while the clock is behind it."""
+        """The time of the last batch that wrote. The ledger's time stands still there while the clock is
+        behind it."""
         return self._read(lambda db: self._time(db, 0))
 
     def version(self) -> int:

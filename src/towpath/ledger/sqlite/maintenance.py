@@ -19,7 +19,16 @@ from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.files import LOG_BYTES, SqliteOptions, connect, translate, translate_os
 from towpath.ledger.sqlite.presence import long_readers
 from towpath.ledger.sqlite.statements import insert, one
-from towpath.ledger.tables.transfer import TABLES, UNFINISHED, Marks, Row, Table, check_schema, occupied, refuse_content
+from towpath.ledger.tables.transfer import (
+    TABLES,
+    UNFINISHED,
+    Marks,
+    Row,
+    Table,
+    check_schema,
+    occupied,
+    refuse_content,
+)
 
 _PAGES_PER_STEP: Final = 1000
 
@@ -27,7 +36,8 @@ Progress = Callable[[int, int], None]
 
 
 def backup(source: apsw.Connection, target: Path, progress: Progress | None = None) -> None:
-    """Copy the database of `source` to the new file `target`; `progress` gets the pages copied and the pages in all.
+    """Copy the database of `source` to the new file `target`; `progress` gets the pages copied and the pages
+    in all.
 
     `source` must be a connection that nobody else uses meanwhile (`connect_reader` makes one). It holds one read snapshot
     until the end: without it every commit of another process would start the copy anew, and a busy ledger could never be
@@ -80,7 +90,8 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
 def _copy(source: apsw.Connection, temporary: Path, progress: Progress | None) -> None:
     copy = apsw.Connection(str(temporary), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # Nobody else sees this file and a torn one is deleted: no locks (the target may be on a network), no journal, no sync.
+        # Nobody else sees this file and a torn one is deleted: no locks (the target may be on a network), no
+        # journal, no sync.
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF"):
             copy.execute(f"PRAGMA {pragma}").fetchall()
         with _snapshot(source), copy.backup("main", source, "main") as steps:
@@ -128,7 +139,9 @@ class SqliteStore:
         if one(self._db, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
             return None
         with self._translated():
-            return Marks(*one(self._db, "SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta"))
+            return Marks(
+                *one(self._db, "SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta")
+            )
 
     def migrate(self) -> int:
         with self._translated():
@@ -148,13 +161,16 @@ class SqliteStore:
             keys = _names(table.key)
             where = f"WHERE ({keys}) > ({', '.join('?' * len(table.key))})" if after is not None else ""
             yield from self._db.execute(
-                f"SELECT {_names(table.columns)} FROM towpath_{table.name} {where} ORDER BY {keys}", after or ()
+                f"SELECT {_names(table.columns)} FROM towpath_{table.name} {where} ORDER BY {keys}",
+                after or (),
             )
 
     def _bodies(self, after: Row | None) -> Iterator[Row]:
         """Joined from the pieces they are kept in."""
         first = 0 if after is None else after[0] * jobs.SLOTS + (after[1] + 1) * 1024
-        pieces = self._db.execute("SELECT slot / 1024, data FROM towpath_body WHERE slot >= ? ORDER BY slot", (first,))
+        pieces = self._db.execute(
+            "SELECT slot / 1024, data FROM towpath_body WHERE slot >= ? ORDER BY slot", (first,)
+        )
         for body, found in groupby(pieces, lambda piece: int(piece[0])):
             yield *divmod(body, jobs.SLOTS // 1024), b"".join(data for _, data in found)
 
@@ -164,7 +180,8 @@ class SqliteStore:
                 top = one(self._db, "SELECT max(slot) / 1024 FROM towpath_body")[0]
                 return None if top is None else divmod(top, jobs.SLOTS // 1024)
             order = ", ".join(f'"{name}" DESC' for name in table.key)
-            return one(self._db, f"SELECT {_names(table.key)} FROM towpath_{table.name} ORDER BY {order} LIMIT 1")  # type: ignore[no-any-return]
+            last = f"SELECT {_names(table.key)} FROM towpath_{table.name} ORDER BY {order} LIMIT 1"
+            return one(self._db, last)  # type: ignore[no-any-return]
 
     def add(self, table: Table, rows: Sequence[Row]) -> None:
         with self._translated(), self._transaction():

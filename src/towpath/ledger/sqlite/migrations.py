@@ -1,4 +1,5 @@
-"""Numbered steps forward. A step and the record of it are one transaction; there is no way back but a backup."""
+"""Numbered steps forward. A step and the record of it are one transaction; there is no way back but a
+backup."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ def steps() -> tuple[str, ...]:
 
 
 def migrate(db: apsw.Connection, path: Path) -> int:
-    """Bring the file up to this version's schema; which it had before, 0 for none. Many processes may try at once: one does it,
-    the others find it done."""
+    """Bring the file up to this version's schema; which it had before, 0 for none. Many processes may try at
+    once: one does it, the others find it done."""
     done = _schema(db, path)
     if done >= len(steps()):
         return done

@@ -1,12 +1,13 @@
-"""Which processes that claim jobs are alive. Each holds a lock that the kernel frees when the process ends, however it ends.
+"""Which processes that claim jobs are alive. Each holds a lock that the kernel frees when the process ends,
+however it ends.
 
 `<database>-live` has slots of a fixed size. A process takes the first free slot: it locks the slot's bytes and writes the name of its
 owner there. A slot with a name whose bytes are not locked belongs to a process that ended without closing the ledger. An orderly
 `close` clears the name first. So jobs that are still held then (a message whose receipt went to another process) wait for their lease.
 
-The locks are of the kind that belongs to the open file, not to the process: to close another descriptor of the same file does not free
-them. A forked child shares them, and so closes its copy at once. Without this file, and on systems without such locks, leases decide.
-"""
+The locks are of the kind that belongs to the open file, not to the process: to close another descriptor of
+the same file does not free them. A forked child shares them, and so closes its copy at once. Without this
+file, and on systems without such locks, leases decide."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _FLOCK: Final = struct.Struct("@hhqqi0q")
 
 
 class SqliteOwners:
-    """Safe from any thread. The file is opened by the first call. An error of the file system is logged once; leases decide then."""
+    """Safe from any thread. The file is opened by the first call. An error of the file system is logged once;
+    leases decide then."""
 
     uncertain = False
 
@@ -57,7 +59,9 @@ class SqliteOwners:
     def dead(self) -> tuple[str, ...]:
         found: list[str] = []
         with self._lock:
-            self._attempt(lambda: found.extend([name.decode(errors="replace") for _, name in self._abandoned()]))
+            self._attempt(
+                lambda: found.extend([name.decode(errors="replace") for _, name in self._abandoned()])
+            )
         return tuple(found)
 
     def forget(self, owners: Sequence[str]) -> None:
@@ -85,7 +89,8 @@ class SqliteOwners:
                     self._close()
 
     def left_to_parent(self) -> None:
-        """This is a forked child: its copy of the descriptor would keep the locks of a parent that was killed."""
+        """This is a forked child: its copy of the descriptor would keep the locks of a parent that was
+        killed."""
         if self._fd >= 0:
             self._close()
 
@@ -100,7 +105,10 @@ class SqliteOwners:
         except OSError as error:
             if not self._failed:
                 log.warning(
-                    "%s%s cannot be used, so a killed worker is noticed by its lease only: %s", self._path, SUFFIX, error
+                    "%s%s cannot be used, so a killed worker is noticed by its lease only: %s",
+                    self._path,
+                    SUFFIX,
+                    error,
                 )
             self._failed = True
 
@@ -128,11 +136,13 @@ class SqliteOwners:
             return
 
     def _abandoned(self) -> Iterator[tuple[int, bytes]]:
-        """Slots with a name that nobody holds; each is locked while it is looked at, so that nobody takes it meanwhile."""
+        """Slots with a name that nobody holds; each is locked while it is looked at, so that nobody takes it
+        meanwhile."""
         for slot in range(-(-os.fstat(self._fd).st_size // SLOT)):
             if slot not in self._own and self._read(slot) and self._locked(slot):
                 try:
-                    # Again under the lock: its holder may have closed the ledger, or another may have taken the slot.
+                    # Again under the lock: its holder may have closed the ledger, or another may have taken
+                    # the slot.
                     if name := self._read(slot):
                         yield slot, name
                 finally:
@@ -146,13 +156,17 @@ class SqliteOwners:
 
     def _locked(self, slot: int) -> bool:
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot * SLOT, SLOT, 0))
+            fcntl.fcntl(
+                self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot * SLOT, SLOT, 0)
+            )
         except (BlockingIOError, PermissionError):
             return False
         return True
 
     def _unlock(self, slot: int) -> None:
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, slot * SLOT, SLOT, 0))
+        fcntl.fcntl(
+            self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, slot * SLOT, SLOT, 0)
+        )
 
 
 def owners_of(path: Path) -> SqliteOwners | LeasesOnly:

@@ -1,4 +1,5 @@
-"""Whether the files under the ledger's name are still those that were opened. SQLite itself goes on in a deleted file."""
+"""Whether the files under the ledger's name are still those that were opened. SQLite itself goes on in a
+deleted file."""
 
 from __future__ import annotations
 
@@ -9,22 +10,26 @@ from pathlib import Path
 from towpath.errors import LedgerGone
 
 PAUSE = 0.1
-"""Seconds between two looks where nothing is acknowledged: a look costs as much as a third of a small read."""
+"""Seconds between two looks where nothing is acknowledged: a look costs as much as a third of a small
+read."""
 
 TICK = 0.05
-"""Seconds, longer than the clock tick of a file system: two changes of a directory within one tick have the same time stamp, so
-after a change the files are asked for this long."""
+"""Seconds, longer than the clock tick of a file system: two changes of a directory within one tick have the
+same time stamp, so after a change the files are asked for this long."""
 READS = range(123, 128)
-"""The bytes of the `-shm` file that SQLite locks for a read transaction. The layout is part of SQLite's file format."""
+"""The bytes of the `-shm` file that SQLite locks for a read transaction. The layout is part of SQLite's file
+format."""
 LOOKS, BETWEEN = 10, 0.1
 """How often, and how many seconds apart, `long_readers` looks."""
 
 
 class Presence:
-    """Made right after opening. SQLite keeps the database, its log and its shared memory as long as anybody has them open.
+    """Made right after opening. SQLite keeps the database, its log and its shared memory as long as anybody
+    has them open.
 
-    A removed or renamed file changes the time stamp of its directory, which one `fstat` reads. The files themselves are not asked at
-    each commit: since Linux 6.13 a file whose times were read gets a new time stamp with each write, which makes a commit 27 us longer."""
+    A removed or renamed file changes the time stamp of its directory, which one `fstat` reads. The files
+    themselves are not asked at each commit: since Linux 6.13 a file whose times were read gets a new time
+    stamp with each write, which makes a commit 27 us longer."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._log, self._shared = str(path), f"{path}-wal", f"{path}-shm"
@@ -69,8 +74,9 @@ def _number(name: str) -> tuple[int, int] | None:
 
 
 def long_readers(path: Path) -> list[str] | None:
-    """The other processes that had a read transaction open for a second, as "process 4711 (python report.py)". None where the system
-    does not list locks. The files themselves are not opened: closing them would drop SQLite's locks."""
+    """The other processes that had a read transaction open for a second, as "process 4711 (python
+    report.py)". None where the system does not list locks. The files themselves are not opened: closing them
+    would drop SQLite's locks."""
     found: set[int] | None = None
     for look in range(LOOKS):
         try:
@@ -88,11 +94,17 @@ def long_readers(path: Path) -> list[str] | None:
 
 
 def _readers(locks: str, inode: int) -> set[int]:
-    """From lines such as `3: POSIX  ADVISORY  READ 4711 fe:00:1310 124 124`. A process of another container has the number 0."""
+    """From lines such as `3: POSIX  ADVISORY  READ 4711 fe:00:1310 124 124`. A process of another container
+    has the number 0."""
     found = set()
     for line in locks.splitlines():
         fields = line.split()
-        if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "READ" or fields[5].rpartition(":")[2] != str(inode):
+        if (
+            len(fields) != 8
+            or fields[1] != "POSIX"
+            or fields[3] != "READ"
+            or fields[5].rpartition(":")[2] != str(inode)
+        ):
             continue
         last = READS[-1] if fields[7] == "EOF" else int(fields[7])
         if int(fields[6]) <= READS[-1] and last >= READS[0]:

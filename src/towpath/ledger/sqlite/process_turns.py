@@ -7,9 +7,9 @@ deletes or truncates these files. A waiter also writes the time into the first b
 queued lately is cheaper than to ask the kernel for locks, and most turns find nobody. The bytes are read and written, not mapped:
 a page of a mapped file that the disk has no room for, or that was cut off, ends the process with SIGBUS.
 
-(A plain lock on `-next` instead of a queue is not fair: who gets it is who happens to look just then, and beside two busy
-processes a third was seen waiting for twenty turns. Blocking locks would be fair, but they cannot be given up.)
-"""
+(A plain lock on `-next` instead of a queue is not fair: who gets it is who happens to look just then, and
+beside two busy processes a third was seen waiting for twenty turns. Blocking locks would be fair, but they
+cannot be given up.)"""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from towpath.ledger.sqlite.files import open_beside, translate_os
 if sys.platform == "win32":
 
     class Turnstile:
-        """There is no flock here and its Windows kin excludes other readers too: SQLite's busy handler alone must do."""
+        """There is no flock here and its Windows kin excludes other readers too: SQLite's busy handler alone
+        must do."""
 
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path
@@ -35,7 +36,9 @@ if sys.platform == "win32":
         def __enter__(self) -> Self:
             return self
 
-        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
             return
 
         def leave(self) -> None:
@@ -57,10 +60,11 @@ else:
     machine may be in the future: it is as good as none."""
 
     class Turnstile:
-        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs nobody.
+        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs
+        nobody.
 
-        Record locks belong to the process: two turnstiles of one process still exclude each other, but not in order.
-        """
+        Record locks belong to the process: two turnstiles of one process still exclude each other, but not in
+        order."""
 
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path
@@ -81,7 +85,11 @@ else:
             try:
                 # Written out, as it is most of all that a lone writer waits for beside the disk.
                 stamp = os.pread(self._next, _STAMP.size, 0)
-                since = time.monotonic_ns() - _STAMP.unpack(stamp)[0] if len(stamp) == _STAMP.size else _STAMP_HOLDS
+                since = (
+                    time.monotonic_ns() - _STAMP.unpack(stamp)[0]
+                    if len(stamp) == _STAMP.size
+                    else _STAMP_HOLDS
+                )
                 if -_STAMP_HOLDS < since < _STAMP_HOLDS and not self._nobody_before(0):
                     self._queue()
                     return self
@@ -96,7 +104,9 @@ else:
                 raise
             return self
 
-        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
         def leave(self) -> None:
@@ -155,7 +165,9 @@ else:
             """Whether the queue is empty below this place; place 0 asks for the whole queue."""
             if sys.platform == "linux":
                 # Asking takes one call, taking and giving back two; and this is asked before every turn.
-                answer = fcntl.fcntl(self._next, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, place, 0))
+                answer = fcntl.fcntl(
+                    self._next, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, place, 0)
+                )
                 return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
             try:
                 fcntl.lockf(self._next, _PEEK, place)
@@ -165,5 +177,6 @@ else:
             return True
 
     def _pause(first: bool, since: float) -> float:
-        """Only the first looks often, and less so the longer the turn takes: a late look is time in which nobody writes."""
+        """Only the first looks often, and less so the longer the turn takes: a late look is time in which
+        nobody writes."""
         return min(max(since / 8, 0.0001), 0.002) if first else 0.0005

@@ -28,7 +28,8 @@ _ONE_BODY = f"{INSERT_BODY} VALUES (?, ?)"
 
 
 def as_json(changes: Mapping[str, str] | None = None) -> str:
-    """The columns of a job j as an SQL expression that makes one JSON array, some of them replaced by other expressions."""
+    """The columns of a job j as an SQL expression that makes one JSON array, some of them replaced by other
+    expressions."""
     return "json_array(" + ", ".join((changes or {}).get(name, f'j."{name}"') for name in COLUMNS) + ")"
 
 
@@ -131,7 +132,8 @@ def parts(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    """Give freshly read jobs their bodies, some megabytes at a time. (They are nobody else's yet, so this may write them.)"""
+    """Give freshly read jobs their bodies, some megabytes at a time. (They are nobody else's yet, so this may
+    write them.)"""
     if not jobs:
         return
     start, sizes = 0, _sizes(db, jobs)

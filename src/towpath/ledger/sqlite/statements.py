@@ -1,8 +1,7 @@
 """Statements in few steps.
 
-Every `sqlite3_step` lets go of the interpreter lock, and beside a busy Python thread each one costs a switch interval.
-So many rows come back as one JSON row, and many rows go in as one statement of many VALUES.
-"""
+Every `sqlite3_step` lets go of the interpreter lock, and beside a busy Python thread each one costs a switch
+interval. So many rows come back as one JSON row, and many rows go in as one statement of many VALUES."""
 
 from __future__ import annotations
 
@@ -22,7 +21,18 @@ from towpath.errors import Refused
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite import user_functions
 from towpath.ledger.sqlite.rows import SLOTS, as_json
-from towpath.ledger.tables.database import HEADERS, RESULT, TABLES, Args, Body, Finished, Undone, array, plain_end, script
+from towpath.ledger.tables.database import (
+    HEADERS,
+    RESULT,
+    TABLES,
+    Args,
+    Body,
+    Finished,
+    Undone,
+    array,
+    plain_end,
+    script,
+)
 from towpath.ledger.tables.reads import Where
 from towpath.ledger.tables.transaction import Batch, Ground, GroupRow, PartRow, QueueRow
 
@@ -32,7 +42,8 @@ _whole = msgspec.json.Decoder(list[int]).decode
 ROWS = 32
 """Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
 OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the machine."""
+"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the
+machine."""
 
 
 def one(db: apsw.Connection, sql: str, args: Args = ()) -> Any:
@@ -77,7 +88,9 @@ class SqliteDb:
         plain = [command for command in commands if plain_end(command) is not None]
         if not plain or len({command.id for command in commands}) < len(commands):
             return Finished()
-        places, numbers, fences, queue, other, retention = self.one("plain_held", (array([c.id for c in plain]),))
+        places, numbers, fences, queue, other, retention = self.one(
+            "plain_held", (array([c.id for c in plain]),)
+        )
         if queue is None or queue != other:
             return Finished()
         held, seqs = [plain[at] for at in _whole(places)], _whole(numbers)
@@ -128,11 +141,15 @@ class SqliteDb:
 
 
 def insert(
-    db: apsw.Connection, head: str, tuples: Iterable[Sequence[Any]], made: str = "*", shared: Sequence[Any] = ()
+    db: apsw.Connection,
+    head: str,
+    tuples: Iterable[Sequence[Any]],
+    made: str = "*",
+    shared: Sequence[Any] = (),
 ) -> None:
-    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next power of two and filled up
-    with NULL, which no first column is: of so few statements none has to be prepared again. `made` of them, and of what they share
-    (?1, ?2, ...): what the columns get."""
+    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next
+    power of two and filled up with NULL, which no first column is: of so few statements none has to be
+    prepared again. `made` of them, and of what they share (?1, ?2, ...): what the columns get."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
@@ -157,7 +174,10 @@ def _values(head: str, width: int, height: int, filled_up: bool, made: str) -> s
 _COUNTERS = {"queue": QueueRow, "part": PartRow, "group": GroupRow}
 _HEADS: Mapping[str, str] = {
     table: f"INSERT OR REPLACE INTO towpath_{table} ({', '.join(columns)})"
-    for table, columns in {**TABLES, **{name: row.__struct_fields__ for name, row in _COUNTERS.items()}}.items()
+    for table, columns in {
+        **TABLES,
+        **{name: row.__struct_fields__ for name, row in _COUNTERS.items()},
+    }.items()
 }
 
 
@@ -171,7 +191,9 @@ def named(name: str) -> str:
 def _queries() -> dict[str, str]:
     text = script("sqlite", "queries.sql")
     found = dict(re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", text, re.MULTILINE | re.DOTALL))
-    plain = {name: " ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ") for name, body in found.items()}
+    plain = {
+        name: " ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ") for name, body in found.items()
+    }
     return {name: _filled(body) for name, body in plain.items()}
 
 
@@ -214,7 +236,9 @@ class SqliteWhere(Where):
         self.add(term, SLOTS, HEADERS * 1024, name, value)
 
 
-def matching(db: apsw.Connection, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
+def matching(
+    db: apsw.Connection, selector: Selector, states: Iterable[State], unasked: bool, limit: int
+) -> list[Job]:
     where = SqliteWhere()
     where.match(selector)
     where.states(tuple(states))
@@ -230,16 +254,15 @@ def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
 
 
 def _index(query: Query) -> str:
-    """Dead letters and running jobs are few among many; left alone, SQLite walks the whole table in the order asked for."""
+    """Dead letters and running jobs are few among many; left alone, SQLite walks the whole table in the order
+    asked for."""
     if query.states == (State.FAILED,):
         return "INDEXED BY towpath_job_failed"
     return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""
 
 
 def _jobs(db: apsw.Connection, table: str, where: Where, order: str, limit: int) -> list[Job]:
-    sql = (
-        f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
-    )
+    sql = f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
     ((found,),) = db.execute(sql, (*where.args, limit))
     return msgspec.json.decode(found, type=list[Job])
 

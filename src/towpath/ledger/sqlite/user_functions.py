@@ -1,9 +1,9 @@
 """Commit functions of the user on the ledger's connection.
 
-The connection has one authorizer for life, because setting an authorizer makes SQLite prepare every statement of the connection anew.
-It is asked when a statement is prepared, and denies only while functions run. A statement in apsw's cache was prepared before, so
-functions get cursors that mark their statements: the cache keeps marked and unmarked statements apart.
-"""
+The connection has one authorizer for life, because setting an authorizer makes SQLite prepare every statement
+of the connection anew. It is asked when a statement is prepared, and denies only while functions run. A
+statement in apsw's cache was prepared before, so functions get cursors that mark their statements: the cache
+keeps marked and unmarked statements apart."""
 
 from __future__ import annotations
 
@@ -39,18 +39,22 @@ _MARK = apsw.SQLITE_PREPARE_PERSISTENT
 
 
 class Guard:
-    """The authorizer of a connection. While functions run it denies what would end the transaction, and every write to the ledger's
-    tables (also by a trigger of theirs)."""
+    """The authorizer of a connection. While functions run it denies what would end the transaction, and every
+    write to the ledger's tables (also by a trigger of theirs)."""
 
     def __init__(self) -> None:
         self.lent = False
 
-    def __call__(self, operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
+    def __call__(
+        self, operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None
+    ) -> int:
         if not self.lent:
             return apsw.SQLITE_OK
         if operation in _CONTROL:
             return apsw.SQLITE_OK if operation == apsw.SQLITE_SAVEPOINT and two == _NAME else apsw.SQLITE_DENY
-        tables = (one,) if operation == apsw.SQLITE_UPDATE else (one, two)  # the second name of an update is a column
+        tables = (
+            (one,) if operation == apsw.SQLITE_UPDATE else (one, two)
+        )  # the second name of an update is a column
         ours = any(name is not None and name.lower().startswith("towpath_") for name in tables)
         return apsw.SQLITE_DENY if ours and operation not in _READING else apsw.SQLITE_OK
 
@@ -59,14 +63,18 @@ class _MarkedCursor(apsw.Cursor):
     """The cursor of a function."""
 
     def execute(self, statements: str, bindings: Any = None, **options: Any) -> Any:
-        return super().execute(statements, bindings, **{**options, "prepare_flags": options.get("prepare_flags", 0) | _MARK})
+        return super().execute(
+            statements, bindings, **{**options, "prepare_flags": options.get("prepare_flags", 0) | _MARK}
+        )
 
     def executemany(self, statements: str, sequenceofbindings: Any, **options: Any) -> Any:
         flags = options.get("prepare_flags", 0) | _MARK
         return super().executemany(statements, sequenceofbindings, **{**options, "prepare_flags": flags})
 
 
-def call_all(db: apsw.Connection, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> dict[str, UserFunctionFailed]:
+def call_all(
+    db: apsw.Connection, functions: Sequence[tuple[str, Callable[[Any], object]]]
+) -> dict[str, UserFunctionFailed]:
     """Call the functions, each in a savepoint. The failures, by job."""
     if not isinstance(guard := db.authorizer, Guard):
         db.authorizer = guard = Guard()
@@ -120,7 +128,9 @@ def _call(
         raise Undone(id, UserFunctionFailed(id=id, error="it closed the ledger's connection"))
     db.row_trace = db.exec_trace = None
     if not db.in_transaction:
-        raise Undone(id, failure or UserFunctionFailed(id=id, error="it rolled the ledger's transaction back"))
+        raise Undone(
+            id, failure or UserFunctionFailed(id=id, error="it rolled the ledger's transaction back")
+        )
     if failure is None and db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
         # COMMIT would fail, and with it every other settle of the transaction.
         failure = UserFunctionFailed(id=id, error="it leaves a row that violates a deferred foreign key")

@@ -24,8 +24,9 @@ _LOCK = "UPDATE towpath_meta SET last = last"
 
 
 class UserConnections:
-    """Writing on connections of the user. The busy handling of such a connection is the user's and stays as it is: the wait for the
-    write lock is a loop here, for up to `timeout` seconds, in turn with the processes that use the ledger."""
+    """Writing on connections of the user. The busy handling of such a connection is the user's and stays as
+    it is: the wait for the write lock is a loop here, for up to `timeout` seconds, in turn with the processes
+    that use the ledger."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         self._path = path
@@ -34,7 +35,8 @@ class UserConnections:
         self._turnstile: Turnstile | None = None
 
     def append(self, connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-        """Append as part of the transaction that is open on the connection, or in one of its own if there is none."""
+        """Append as part of the transaction that is open on the connection, or in one of its own if there is
+        none."""
         check_connection(connection, self._path)
         traces = connection.row_trace, connection.exec_trace
         connection.row_trace = connection.exec_trace = None
@@ -75,12 +77,15 @@ class UserConnections:
             connection.execute("RELEASE towpath_append" if begun else "COMMIT")
         except BaseException:
             if connection.in_transaction:
-                connection.execute("ROLLBACK TO towpath_append; RELEASE towpath_append" if begun else "ROLLBACK")
+                connection.execute(
+                    "ROLLBACK TO towpath_append; RELEASE towpath_append" if begun else "ROLLBACK"
+                )
             raise
         return answers
 
     def _wait(self, connection: apsw.Connection, statement: str) -> None:
-        """Execute the statement that takes the write lock. If another connection has the lock, wait in turn."""
+        """Execute the statement that takes the write lock. If another connection has the lock, wait in
+        turn."""
         if self._take(connection, statement):
             return
         began = time.monotonic()
@@ -114,7 +119,8 @@ def _place(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tupl
 
 
 def check_connection(connection: object, path: Path) -> None:
-    """By the file's name alone: a look inside would begin the transaction's snapshot before it has the write lock."""
+    """By the file's name alone: a look inside would begin the transaction's snapshot before it has the write
+    lock."""
     if isinstance(connection, apsw.Connection):
         name = connection.filename
         if not (os.path.exists(name) and os.path.samefile(name, path)):

@@ -1,8 +1,7 @@
 """Telling waiting processes that something was committed: one byte of `<database>-wake` is touched.
 
-A wake-up is a hint. Nobody may depend on it: who waits must look again from time to time, and a bell that cannot be rung or
-heard only makes things slower.
-"""
+A wake-up is a hint. Nobody may depend on it: who waits must look again from time to time, and a bell that
+cannot be rung or heard only makes things slower."""
 
 from __future__ import annotations
 
@@ -36,7 +35,9 @@ class Wake:
 
     def ring(self) -> None:
         """Wake every watch of every process. Never fails: it is called after a commit, which has happened."""
-        with self._lock:  # against close(): the number could by then belong to another file, even the database
+        with (
+            self._lock
+        ):  # against close(): the number could by then belong to another file, even the database
             if self._fd is not None:
                 try:
                     _touch(self._fd)
@@ -86,14 +87,16 @@ class Watch:
         self._ear = self._wake._take_ear()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         ear, self._ear = self._ear, None
         if ear is not None:
             self._wake._keep_ear(ear)
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until somebody rang, at most `timeout` seconds. False: nobody rang, or nothing can be heard here and this
-        was only a short sleep. Look again either way."""
+        """Sleep until somebody rang, at most `timeout` seconds. False: nobody rang, or nothing can be heard
+        here and this was only a short sleep. Look again either way."""
         timeout = max(0.0, timeout)
         if self._ear is not None:
             return self._ear.hear(timeout)
@@ -116,7 +119,8 @@ def _prepare(fd: int) -> None:
 if sys.platform == "linux":
 
     def _touch(fd: int) -> None:
-        # Reading is seen as well as writing is, and leaves the file system's journal alone, which a commit has just synced.
+        # Reading is seen as well as writing is, and leaves the file system's journal alone, which a commit
+        # has just synced.
         os.pread(fd, 1, 0)
 
 elif sys.platform == "win32":

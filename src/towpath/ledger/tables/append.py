@@ -45,7 +45,10 @@ def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]
         if _independent(specs, facts):
             placed = write(batch, _decided(batch, specs, facts, None)).answers
             ends = accumulate([len(command.specs) for command in commands])
-            return [Appended(placed[end - len(command.specs) : end]) for command, end in zip(commands, ends, strict=True)]
+            return [
+                Appended(placed[end - len(command.specs) : end])
+                for command, end in zip(commands, ends, strict=True)
+            ]
     return [_append_one(batch, command) for command in commands]
 
 
@@ -62,15 +65,17 @@ def place(batch: Batch, specs: Sequence[Spec], origin: Origin | None = None) -> 
 
 
 def place_or_bury(batch: Batch, specs: Sequence[Spec]) -> None:
-    """An append whose caller has gone, and whom a full queue did not stop. If it is refused, what of it is new becomes dead
-    letters, all of it, that say why."""
+    """An append whose caller has gone, and whom a full queue did not stop. If it is refused, what of it is
+    new becomes dead letters, all of it, that say why."""
     try:
         place(batch, specs, Origin())
         return
     except Refused as refusal:
         why = str(refusal)
     known = _known(batch, {spec.id for spec in specs})
-    new = {spec.id: msgspec.structs.replace(spec, after=(), group=None) for spec in specs if spec.id not in known}
+    new = {
+        spec.id: msgspec.structs.replace(spec, after=(), group=None) for spec in specs if spec.id not in known
+    }
     if not new:
         return
     first = batch.take_seqs(len(new))
@@ -102,7 +107,8 @@ def _decided(batch: Batch, specs: Sequence[Spec], facts: Facts, origin: Origin |
 
 
 def _numbered(batch: Batch, decision: Decision) -> Admission:
-    """With numbers that are the batch's own. Where others number too they may not be those that were expected."""
+    """With numbers that are the batch's own. Where others number too they may not be those that were
+    expected."""
     admission = decision.admission
     if admission.numbers and (base := batch.take_seqs(admission.numbers)) != decision.base:
         return admit(decision.specs, decision.facts, batch.now, base, decision.origin)
@@ -138,7 +144,11 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     holders = _holders(batch, {key for spec in related if (key := key_of(spec)) is not None})
     # A dependency on a refused id is one on the holder of its key, of which nothing but the key may be left.
     forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > batch.now]
-    known = {holder.id: Known(holder.id, holder.seq, State.DONE, gone=True) for holder in forgotten if holder.id not in ids}
+    known = {
+        holder.id: Known(holder.id, holder.seq, State.DONE, gone=True)
+        for holder in forgotten
+        if holder.id not in ids
+    }
     ids.update(holder.id for holder in holders.values())
     return Facts(
         known=known | _known(batch, ids, proxied=bool(holders)),
@@ -172,14 +182,17 @@ def _limited(batch: Batch, places: set[Place]) -> set[Place]:
 
 
 def _known(batch: Batch, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
-    """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias still knows
-    where it was; it must have ended long ago. `proxied`: one of the ids may be that of a member that another job represents."""
+    """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias
+    still knows where it was; it must have ended long ago. `proxied`: one of the ids may be that of a member
+    that another job represents."""
     if not batch.wrote and not proxied and batch.absent.issuperset(ids):
         return {}
     found = _fetch_known(batch, ids)
     aliases = [known for known in found.values() if known.alias is not None and known.alias not in found]
     if aliases:
-        found |= {str(known.alias): Known(str(known.alias), known.seq, State.DONE, gone=True) for known in aliases}
+        found |= {
+            str(known.alias): Known(str(known.alias), known.seq, State.DONE, gone=True) for known in aliases
+        }
         found |= _fetch_known(batch, [known.alias for known in aliases])
     return found
 
@@ -211,14 +224,18 @@ def _holders(batch: Batch, keys: set[KeyName]) -> dict[KeyName, Holder]:
     if not keys:
         return {}
     found = batch.db.rows("key_holders", (array(keys),), _HolderRow)
-    return {(row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found}
+    return {
+        (row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found
+    }
 
 
 def _group_facts(batch: Batch, ids: set[str]) -> dict[str, GroupFact]:
     if not ids:
         return {}
     batch.load_groups(ids)
-    return {id: GroupFact(group.state, group.outcome) for id in ids if (group := batch.groups[id]) is not None}
+    return {
+        id: GroupFact(group.state, group.outcome) for id in ids if (group := batch.groups[id]) is not None
+    }
 
 
 def downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
@@ -228,7 +245,9 @@ def downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
     for name in nodes:
         start = (1, name[1:], None) if name.startswith("\0") else (0, None, name)
         reached = batch.db.rows("downstream", start, tuple[str | None, str | None])
-        result[name] = frozenset(job if job is not None else node(str(group)) for job, group in reached) - {name}
+        result[name] = frozenset(job if job is not None else node(str(group)) for job, group in reached) - {
+            name
+        }
     return {name: reached for name, reached in result.items() if reached}
 
 

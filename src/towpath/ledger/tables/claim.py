@@ -20,7 +20,8 @@ from towpath.ledger.tables.transaction import Batch, PartRow, QueueRow, is_limit
 
 
 class _Offer(msgspec.Struct):
-    """What one queue would give, in order. `picks` is empty where no part takes turns. `passed`: jobs up to `at` that were not taken."""
+    """What one queue would give, in order. `picks` is empty where no part takes turns. `passed`: jobs up to
+    `at` that were not taken."""
 
     row: QueueRow
     jobs: list[Job]
@@ -107,7 +108,8 @@ def _offer(batch: Batch, command: Claim, row: QueueRow, want: Want) -> _Offer:
         found = _fetch(batch, command, row, {None: room}, most)[None] if row.loose else []
         return _Offer(row, found[:room], [])
     turns = [
-        Turn(part.name, part.served, part.weight, _room(part, batch.now, room, hidden.get(part.name, 0))) for part in parts
+        Turn(part.name, part.served, part.weight, _room(part, batch.now, room, hidden.get(part.name, 0)))
+        for part in parts
     ]
     if loose := row.loose - hidden.get(None, 0):
         turns.append(Turn(None, row.served, 1, loose))
@@ -133,8 +135,8 @@ def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
 def _fetch(
     batch: Batch, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
 ) -> dict[str | None, list[Job]]:
-    """Of each of these parts (None: without a part) the best ready jobs and, apart from them, at most so many suspects, all in one
-    order and as they will be once they are taken."""
+    """Of each of these parts (None: without a part) the best ready jobs and, apart from them, at most so many
+    suspects, all in one order and as they will be once they are taken."""
     now, lease = batch.now, command.lease
     found: dict[str | None, list[Job]] = {part: [] for part in counts}
     named = {part: n for part, n in counts.items() if part is not None}

@@ -1,8 +1,7 @@
 """What the rules need of a database: named statements, rows in and out, jobs and their bodies.
 
-The rules of a ledger of tables are written once, in this package; the statements are written per dialect, under the same
-names (`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text (`array`).
-"""
+The rules of a ledger of tables are written once, in this package; the statements are written per dialect,
+under the same names (`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text (`array`)."""
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend on it?"""
+    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend
+    on it?"""
 
     id: str
     seq: int
@@ -72,7 +72,11 @@ class Finished(NamedTuple):
 def plain_end(command: Settle) -> Done | None:
     """How it ends, if that is done and nothing else happens with it."""
     outcome = command.outcome
-    return outcome if type(outcome) is Done and not (command.spawn or command.notes or command.within is not None) else None
+    return (
+        outcome
+        if type(outcome) is Done and not (command.spawn or command.notes or command.within is not None)
+        else None
+    )
 
 
 class Db(Protocol):
@@ -91,17 +95,19 @@ class Db(Protocol):
         ...
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of two stays."""
+        """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of
+        two stays."""
         ...
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        """Those of the settles that are done with a held job whose end touches nothing else, in one step. None where the store
-        has no such step."""
+        """Those of the settles that are done with a held job whose end touches nothing else, in one step.
+        None where the store has no such step."""
         ...
 
     def take_best(self, args: Args) -> list[Job]:
-        """Claim the best n jobs without a part of a queue, bodies and all: (queue, n, now, owner, lease until, lease, whether jobs
-        with a single attempt may be among them). Nothing where that cannot be done in one step."""
+        """Claim the best n jobs without a part of a queue, bodies and all: (queue, n, now, owner, lease
+        until, lease, whether jobs with a single attempt may be among them). Nothing where that cannot be done
+        in one step."""
         ...
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
@@ -115,7 +121,8 @@ class Db(Protocol):
         ...
 
     def matching(self, where: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
-        """For bulk commands, in the order of seq. `unasked`: not those that run and were asked to stop already."""
+        """For bulk commands, in the order of seq. `unasked`: not those that run and were asked to stop
+        already."""
         ...
 
     def find(self, query: Query, limit: int) -> list[Job]: ...
@@ -131,8 +138,9 @@ class Db(Protocol):
     def keep(self) -> None: ...
 
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
-        """Call commit functions in this transaction, by the jobs of their settles, each in a savepoint. The failures; what a
-        failed function wrote is undone. Raises `functions.Undone` if a function ended the transaction."""
+        """Call commit functions in this transaction, by the jobs of their settles, each in a savepoint. The
+        failures; what a failed function wrote is undone. Raises `functions.Undone` if a function ended the
+        transaction."""
         ...
 
     def is_ours(self, error: Exception) -> bool:
@@ -169,8 +177,8 @@ FIRST = 8
 
 
 class Undone(Exception):
-    """The batch must be played again without the function of one settle: the function ended the transaction, or its settle was
-    refused after the function had run. `answer` is the answer to the settle."""
+    """The batch must be played again without the function of one settle: the function ended the transaction,
+    or its settle was refused after the function had run. `answer` is the answer to the settle."""
 
     def __init__(self, id: str, answer: Refused) -> None:
         super().__init__(f"{id}: {answer}")
@@ -211,24 +219,32 @@ def slices(commands: Sequence[Command], size: int) -> Iterator[Sequence[Command]
 
 
 def settle_with_functions(
-    batch: Batch, commands: Sequence[Settle], run: Callable[[Batch, Sequence[Settle]], list[Settled | Refused]]
+    batch: Batch,
+    commands: Sequence[Settle],
+    run: Callable[[Batch, Sequence[Settle]], list[Settled | Refused]],
 ) -> list[Settled | Refused]:
     """`run` settles those without a function, and those whose function has returned."""
     started = time.monotonic()
     called, refused = _call(batch, commands)
     batch.called = batch.called[0] + len(called), batch.called[1] + time.monotonic() - started
     left = [command for command in commands if (command.id, command.fence) not in refused]
-    answers = iter(run(batch, [replace(each, within=None) if each.within is not None else each for each in left]))
+    answers = iter(
+        run(batch, [replace(each, within=None) if each.within is not None else each for each in left])
+    )
     found = [refused.get((command.id, command.fence)) or next(answers) for command in commands]
     for command, answer in zip(commands, found, strict=True):
-        if command.id in called and isinstance(answer, Refused) and (command.id, command.fence) not in refused:
+        if (
+            command.id in called
+            and isinstance(answer, Refused)
+            and (command.id, command.fence) not in refused
+        ):
             raise Undone(command.id, answer)
     return found
 
 
 def _call(batch: Batch, commands: Sequence[Settle]) -> tuple[set[str], dict[tuple[str, int], Refused]]:
-    """The jobs whose functions were called, and the settles that are refused for it. The function of a claim that is lost, or
-    settled already, is not called."""
+    """The jobs whose functions were called, and the settles that are refused for it. The function of a claim
+    that is lost, or settled already, is not called."""
     batch.flush()
     first: dict[str, Settle] = {}
     for command in commands:

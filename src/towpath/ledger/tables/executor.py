@@ -96,7 +96,9 @@ def play_one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
                 raise
             batch.db.undo()
             batch.forget(mark)
-            answers.append(CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}"))
+            answers.append(
+                CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}")
+            )
         batch.db.keep()
     return answers
 
@@ -157,7 +159,9 @@ def _recall(batch: Batch, token: str) -> Answer | None:
     pairs = msgspec.json.decode(row[0], type=list[tuple[str, int]])
     found = by_id(batch, [id for id, _ in pairs])
     held = [
-        job for id, fence in pairs if (job := found.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
+        job
+        for id, fence in pairs
+        if (job := found.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
     ]
     batch.db.fill(held)
     return Claimed(tuple([ClaimedJob(job) for job in held]))

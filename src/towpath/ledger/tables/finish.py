@@ -52,7 +52,8 @@ def expire(batch: Batch, limit: int) -> int:
 
 
 def look_after(batch: Batch, groups: Mapping[str, bool]) -> None:
-    """Abort or close the groups that are due for it, and what follows. True: a member of the group has just failed."""
+    """Abort or close the groups that are due for it, and what follows. True: a member of the group has just
+    failed."""
     work: deque[Ending] = deque()
     _look_after(batch, groups, work)
     _run(batch, work)
@@ -73,7 +74,9 @@ def _run(batch: Batch, work: deque[Ending]) -> None:
                 _end(batch, doomed, state, Reason.DEPENDENCY)
                 ended += doomed
         release(batch, [job.seq for job in ended])
-        groups = {job.group for job in ended if job.group is not None} | _count_proxies(batch, ended, state, reason)
+        groups = {job.group for job in ended if job.group is not None} | _count_proxies(
+            batch, ended, state, reason
+        )
         _look_after(batch, dict.fromkeys(groups, state is State.FAILED), work)
 
 
@@ -85,10 +88,13 @@ class ProxyRow(NamedTuple):
 
 
 def _count_proxies(batch: Batch, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
-    """Count jobs that ended in the groups that wait for them because they represent members; which they are."""
+    """Count jobs that ended in the groups that wait for them because they represent members; which they
+    are."""
     keyed = [job.seq for job in ended if job.key is not None]
     rows = (
-        [row for row in batch.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"] if keyed else []
+        [row for row in batch.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"]
+        if keyed
+        else []
     )
     move_proxies(batch, rows, counter_of(state, reason))
     return {row.group for row in rows}
@@ -164,7 +170,11 @@ def _look_after(batch: Batch, groups: Mapping[str, bool], work: deque[Ending]) -
         group = batch.group(id)
         if group is None:
             continue
-        if failed and group.on_failure is OnFailure.ABORT and group.state in (GroupState.OPEN, GroupState.SEALED):
+        if (
+            failed
+            and group.on_failure is OnFailure.ABORT
+            and group.state in (GroupState.OPEN, GroupState.SEALED)
+        ):
             start_abort(batch, group, work)
         if group.unfinished == 0 and group.state in (GroupState.SEALED, GroupState.ABORTING):
             _close(batch, group, work)

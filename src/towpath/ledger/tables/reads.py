@@ -9,14 +9,26 @@ from towpath.core.checks import storable
 from towpath.core.commands import Selector
 from towpath.core.explain import AHEAD, SHOWN, Explanation, Facts, explain
 from towpath.core.job import Job, Reason, State
-from towpath.core.views import Counts, GroupView, NoteView, Page, PartView, Query, QueueView, Winner, page_seq, page_token
+from towpath.core.views import (
+    Counts,
+    GroupView,
+    NoteView,
+    Page,
+    PartView,
+    Query,
+    QueueView,
+    Winner,
+    page_seq,
+    page_token,
+)
 from towpath.errors import UnknownJob
 from towpath.ledger.tables.database import Db, array
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 
 class Where:
-    """Collects conditions that must all hold, and their arguments. `?` in a condition is the next argument."""
+    """Collects conditions that must all hold, and their arguments. `?` in a condition is the next
+    argument."""
 
     def __init__(self) -> None:
         self.terms: list[str] = []

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from towpath.core.commands import Abort, GroupSet, GroupState, Note, Noted, Open, QueueSet, Seal, SetPart, SetQueue, Unseal
+from towpath.core.commands import (
+    Abort,
+    GroupSet,
+    GroupState,
+    Note,
+    Noted,
+    Open,
+    QueueSet,
+    Seal,
+    SetPart,
+    SetQueue,
+    Unseal,
+)
 from towpath.core.limits import reason_after
 from towpath.errors import NoteConflict, Refused, UnknownGroup
 from towpath.ledger.tables import finish
@@ -99,7 +111,9 @@ def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
         row.cap = command.cap
     if command.rate is not UNSET:
         rate = command.rate
-        row.rate_count, row.rate_period, row.rate_burst = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
+        row.rate_count, row.rate_period, row.rate_burst = (
+            (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
+        )
     if command.not_before is not UNSET:
         row.next_at = command.not_before
 

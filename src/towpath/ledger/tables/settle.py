@@ -36,7 +36,8 @@ Settling = Job | Held
 
 
 class _Gathered(msgspec.Struct):
-    """A stretch of settles that can be written together because none of them has consequences for the others."""
+    """A stretch of settles that can be written together because none of them has consequences for the
+    others."""
 
     done: list[Settling] = []
     over: list[tuple[Settling, Change]] = []
@@ -54,7 +55,8 @@ def settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refus
 
 
 def _settle_run(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """Settles without dependents, groups or keys are applied first, as one statement; no other settle depends on them."""
+    """Settles without dependents, groups or keys are applied first, as one statement; no other settle depends
+    on them."""
     if not commands:
         return []
     flush_queues(batch)
@@ -84,8 +86,11 @@ def _settle_rest(batch: Batch, commands: Sequence[Settle]) -> list[Settled | Ref
     return answers
 
 
-def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | Refused]) -> tuple[_Gathered, str | None]:
-    """Gather from the start as far as possible. Also the group that the last one leaves without unfinished members."""
+def _stretch(
+    batch: Batch, commands: Sequence[Settle], answers: list[Settled | Refused]
+) -> tuple[_Gathered, str | None]:
+    """Gather from the start as far as possible. Also the group that the last one leaves without unfinished
+    members."""
     gathered = _Gathered([], [], [], [], [])
     plain: list[Settle] = []
     for command in commands:
@@ -104,7 +109,9 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
             continue
         if job is None or job.state is not RUNNING or job.fence != command.fence:
             over = job is not None and (job.id, job.fence) in settled
-            answers.append(LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command))
+            answers.append(
+                LostClaim(id=command.id, fence=command.fence) if over else _not_held(batch, job, command)
+            )
             continue
         state = DONE
         if job.seq in proxied:
@@ -132,7 +139,9 @@ def _stretch(batch: Batch, commands: Sequence[Settle], answers: list[Settled | R
 def _proxied(batch: Batch, jobs: Iterable[Held]) -> set[int]:
     """Those that represent members of groups: their ends are followed one by one."""
     keyed = [job.seq for job in jobs if job.edges and job.key is not None]
-    return {row.job for row in batch.db.rows("proxies_of", (array(keyed),), finish.ProxyRow)} if keyed else set()
+    return (
+        {row.job for row in batch.db.rows("proxies_of", (array(keyed),), finish.ProxyRow)} if keyed else set()
+    )
 
 
 def _gather(batch: Batch, gathered: _Gathered, job: Settling, change: Change, outcome: Outcome) -> None:
@@ -197,13 +206,19 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
         _write_over(batch, gathered.over)
         moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.over)
     if gathered.again:
-        changes = [(job.seq, c.state, c.reason, c.attempts, c.failures, c.ready_at) for job, c in gathered.again]
+        changes = [
+            (job.seq, c.state, c.reason, c.attempts, c.failures, c.ready_at) for job, c in gathered.again
+        ]
         batch.db.run("settle_again", (array(changes),))
         moves.update((job.queue, job.part, State.RUNNING, change.state) for job, change in gathered.again)
     batch.db.put_bodies(gathered.bodies)
     if moves:
         batch.move(moves)
-    held = [(job.seq, job.queue, job.part, c.state) for job, c in gathered.again if finish.is_open(batch, job.group)]
+    held = [
+        (job.seq, job.queue, job.part, c.state)
+        for job, c in gathered.again
+        if finish.is_open(batch, job.group)
+    ]
     finish.hold(batch, held)
     finish.free_keys(batch, gathered.done)
     finish.free_keys(batch, [job for job, _ in gathered.over])
@@ -212,7 +227,10 @@ def _write(batch: Batch, gathered: _Gathered) -> None:
 
 
 def _write_over(batch: Batch, over: Sequence[tuple[Settling, Change]]) -> None:
-    ends = [(job.seq, c.state, c.reason, c.attempts, c.failures, finish.purge_of(batch, job, c.state)) for job, c in over]
+    ends = [
+        (job.seq, c.state, c.reason, c.attempts, c.failures, finish.purge_of(batch, job, c.state))
+        for job, c in over
+    ]
     batch.db.run("settle_over", (batch.now, array(ends)))
 
 
@@ -268,7 +286,9 @@ def renew(batch: Batch, command: Renew) -> Renewed:
         batch.db.run("renew", (until, command.lease, array([seq for seq, _, _, _ in held])))
     asked = {(id, fence): reason for _, id, fence, reason in held}
     lost = tuple([id for id, fence in command.held if (id, fence) not in asked])
-    cancel = tuple([(id, reason) for id, fence in command.held if (reason := asked.get((id, fence))) is not None])
+    cancel = tuple(
+        [(id, reason) for id, fence in command.held if (reason := asked.get((id, fence))) is not None]
+    )
     return Renewed(until, lost, cancel)
 
 

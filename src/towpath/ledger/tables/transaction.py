@@ -1,8 +1,7 @@
 """One transaction: its time, its counters, and the queue, part and group rows it has in hand.
 
-Counter rows are read once, changed in memory and written back together by `flush`. Whoever reads those tables by SQL
-inside the batch flushes first.
-"""
+Counter rows are read once, changed in memory and written back together by `flush`. Whoever reads those tables
+by SQL inside the batch flushes first."""
 
 from __future__ import annotations
 
@@ -146,9 +145,11 @@ class Batch:
         """May a part limit its appends?"""
         self.wrote = False
         self.outage: Callable[[], bool] = bool
-        """Before leases are reaped: may their holders have been unable to renew them? Then that time is recorded as a jump."""
+        """Before leases are reaped: may their holders have been unable to renew them? Then that time is
+        recorded as a jump."""
         self.spoiled: dict[str, Refused] = {}
-        """The answers to settles, by job, whose commit function must not be called again: see `functions.Undone`."""
+        """The answers to settles, by job, whose commit function must not be called again: see
+        `functions.Undone`."""
         self.called = 0, 0.0
         """How many commit functions were called, and for how many seconds."""
         self.parts: dict[tuple[str, str], PartRow] = {}
@@ -158,15 +159,15 @@ class Batch:
         self._changed_groups: set[str] = set()
 
     def relate(self) -> None:
-        """Keys, groups, dependencies or notes are about to be looked at and changed: nobody else may, until the end of the
-        batch. A store with one writer at a time has nothing to do for it."""
+        """Keys, groups, dependencies or notes are about to be looked at and changed: nobody else may, until
+        the end of the batch. A store with one writer at a time has nothing to do for it."""
 
     def gate(self, queues: Iterable[str]) -> None:
         """The same for the limits of these queues and the turns of their parts."""
 
     def take_seqs(self, n: int) -> int:
-        """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if no other
-        process takes some meanwhile."""
+        """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if
+        no other process takes some meanwhile."""
         first = self.next_seq
         self.next_seq += n
         return first
@@ -192,7 +193,9 @@ class Batch:
             found = self.db.rows("parts_by_name", (array(missing),), PartRow)
             self.parts.update({(row.queue, row.name): row for row in found})
             for queue, name in missing:
-                self.parts.setdefault((queue, name), PartRow(queue, name, cap=1 if name.startswith(SERIAL) else None))
+                self.parts.setdefault(
+                    (queue, name), PartRow(queue, name, cap=1 if name.startswith(SERIAL) else None)
+                )
 
     def part(self, queue: str, name: str) -> PartRow:
         if (queue, name) not in self.parts:
@@ -231,7 +234,11 @@ class Batch:
             self.load_queues({queue for queue, _, _, _ in moves})
             active = (READY, RUNNING)
             self._load_parts(
-                {(q, part) for q, part, old, new in moves if part is not None and (old in active or new in active)}
+                {
+                    (q, part)
+                    for q, part, old, new in moves
+                    if part is not None and (old in active or new in active)
+                }
             )
         for (queue, part, old, new), count in moves.items():
             if old is not None:
@@ -301,7 +308,8 @@ def recount(batch: Batch, id: str, old: str | None, new: str) -> None:
 
 
 def flush_queues(batch: Batch) -> None:
-    """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in hand."""
+    """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in
+    hand."""
     if batch._changed_queues:
         batch.flush()
 

@@ -1,8 +1,8 @@
 """A ledger from one store to another, as plain rows that look the same in every dialect.
 
-The copy is made in chunks in the order of each table's key, so how far it came is what is there: a copy that was killed goes on
-behind the last row. Until it is verified, `min_schema` of the target says `UNFINISHED`, and every ledger refuses it.
-"""
+The copy is made in chunks in the order of each table's key, so how far it came is what is there: a copy that
+was killed goes on behind the last row. Until it is verified, `min_schema` of the target says `UNFINISHED`,
+and every ledger refuses it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Marks(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """The tables of one ledger, for those who look after it as a whole. It may be opened where `Ledger` refuses to."""
+    """The tables of one ledger, for those who look after it as a whole. It may be opened where `Ledger`
+    refuses to."""
 
     @property
     def place(self) -> str: ...
@@ -97,7 +98,8 @@ class Store(Protocol):
     def count(self, table: Table) -> int: ...
 
     def stream(self, table: Table, after: Row | None = None) -> Iterator[Row]:
-        """The rows behind the key `after`, in order, few in memory at a time. Values are int, str, bytes and None."""
+        """The rows behind the key `after`, in order, few in memory at a time. Values are int, str, bytes and
+        None."""
         ...
 
     def last_key(self, table: Table) -> Row | None: ...
@@ -107,8 +109,8 @@ class Store(Protocol):
         ...
 
     def drain(self) -> int:
-        """Have what users appended in transactions of their own become jobs, which else the next batch would do; how many appends
-        that were. Raises `InvalidInput` if there are some that cannot be played."""
+        """Have what users appended in transactions of their own become jobs, which else the next batch would
+        do; how many appends that were. Raises `InvalidInput` if there are some that cannot be played."""
         ...
 
     def health(self) -> dict[str, Any]:
@@ -120,8 +122,8 @@ class Store(Protocol):
         ...
 
     def begin(self, marks: Marks) -> None:
-        """Take over these marks, in a transaction in which no other writes. What is there is deleted if it is an unfinished copy,
-        and refused by `refuse_content` otherwise."""
+        """Take over these marks, in a transaction in which no other writes. What is there is deleted if it is
+        an unfinished copy, and refused by `refuse_content` otherwise."""
         ...
 
     def finish(self, min_schema: int) -> None: ...
@@ -248,7 +250,9 @@ def digest(store: Store, progress: Progress) -> tuple[dict[str, int], str]:
 
 def _mismatch(ours: tuple[dict[str, int], str], theirs: tuple[dict[str, int], str]) -> str:
     differing = [
-        f"{ours[0][name]} and {theirs[0][name]} rows in {name}" for name in ours[0] if ours[0][name] != theirs[0][name]
+        f"{ours[0][name]} and {theirs[0][name]} rows in {name}"
+        for name in ours[0]
+        if ours[0][name] != theirs[0][name]
     ]
     what = ", ".join(differing) or "the same number of rows with other content"
     return f"it was written to while it was copied ({what}); stop everybody who uses it and copy again"

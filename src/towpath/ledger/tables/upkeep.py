@@ -1,4 +1,5 @@
-"""Upkeep: reap, expire, wake, purge, sweep, a bounded number of rows at a time; nothing is written when nothing is due."""
+"""Upkeep: reap, expire, wake, purge, sweep, a bounded number of rows at a time; nothing is written when
+nothing is due."""
 
 from __future__ import annotations
 
@@ -85,12 +86,15 @@ def _lose(batch: Batch, lost: Sequence[Job]) -> int:
     held = [(job, change) for job, change in back if finish.is_open(batch, job.group)]
     finish.hold(batch, [(job.seq, job.queue, job.part, change.state) for job, change in held])
     ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
-    finish.finish_sets(batch, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
+    finish.finish_sets(
+        batch, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()]
+    )
     return len(lost)
 
 
 def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reason, list[int]]:
-    """Those that end in `state`. A canceled job keeps the reason it was asked for, so there may be several."""
+    """Those that end in `state`. A canceled job keeps the reason it was asked for, so there may be
+    several."""
     found: dict[Reason, list[int]] = {}
     for job, change in changes:
         if change.state is state:
@@ -100,7 +104,9 @@ def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reas
 
 def _give_back(batch: Batch, back: list[tuple[Job, Change]]) -> None:
     if back:
-        batch.db.run("give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),))
+        batch.db.run(
+            "give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),)
+        )
         batch.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
 
 
@@ -188,7 +194,9 @@ def hasten(batch: Batch, command: Hasten) -> Hastened:
     before = batch.now - command.waited
     last = _last_appended(batch, before)
     found: list[int] = []
-    for queue in sorted(name for name in batch.db.rows("live_queues", (), str) if matches(command.queue, name)):
+    for queue in sorted(
+        name for name in batch.db.rows("live_queues", (), str) if matches(command.queue, name)
+    ):
         for name in ("old_loose", "old_parted", "old_suspects"):
             if len(found) <= command.limit:
                 limit = command.limit + 1 - len(found)
@@ -218,7 +226,9 @@ UNFINISHED = tuple(sorted(set(State) - FINISHED))
 DEAD = (State.FAILED, State.CANCELED)
 
 
-def _matching(batch: Batch, command: Cancel | Revive | Purge, states: Iterable[State]) -> tuple[list[Job], bool]:
+def _matching(
+    batch: Batch, command: Cancel | Revive | Purge, states: Iterable[State]
+) -> tuple[list[Job], bool]:
     batch.relate()
     found = batch.db.matching(command.where, states, isinstance(command, Cancel), command.limit + 1)
     return found[: command.limit], len(found) > command.limit
@@ -249,7 +259,14 @@ def delete(batch: Batch, jobs: Sequence[Job]) -> None:
     tombs = [(job.id, job.seq, job.state, job.settled_fence, None, until) for job in jobs]
     batch.db.put("tombstone", tombs)
     seqs = array([job.seq for job in jobs])
-    for statement in ("delete_out_edges", "delete_in_edges", "delete_gates_of", "delete_names", "delete_bodies", "delete_jobs"):
+    for statement in (
+        "delete_out_edges",
+        "delete_in_edges",
+        "delete_gates_of",
+        "delete_names",
+        "delete_bodies",
+        "delete_jobs",
+    ):
         batch.db.run(statement, (seqs,))
     batch.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
 
@@ -287,7 +304,11 @@ def _obstacle(batch: Batch, job: Job) -> str | None:
         return "superseded"
     if (holder := _other_holder(batch, job)) is not None:
         return f"its key is held by {holder}"
-    if job.group is not None and (group := batch.group(job.group)) is not None and group.state is GroupState.ABORTING:
+    if (
+        job.group is not None
+        and (group := batch.group(job.group)) is not None
+        and group.state is GroupState.ABORTING
+    ):
         return f"group {job.group} is aborting"
     if (bad := batch.db.one("bad_dependency", (job.seq,))) is not None:
         return dead_dependency(bad[0], State(bad[1]))
@@ -326,7 +347,11 @@ def _cycle(batch: Batch, job: Job) -> str | None:
     if not (gates or waited):
         return None
     groups = _groups_of(batch, job)
-    waited |= {node(gate.group) for gate in gates if gate.group in groups or _group(batch, gate.group).outcome is None}
+    waited |= {
+        node(gate.group)
+        for gate in gates
+        if gate.group in groups or _group(batch, gate.group).outcome is None
+    }
     for group in sorted(groups if waited else ()):
         reached = downstream(batch, {node(group)}).get(node(group), frozenset())
         if both := waited & {*reached, node(group)}:
@@ -360,7 +385,11 @@ def _revive_with_dependents(batch: Batch, job: Job) -> set[int]:
     while needing:
         level, needing = sorted(needing), set()
         for dependent in by_seq(batch, level):
-            if dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY and _obstacle(batch, dependent) is None:
+            if (
+                dependent.state in DEAD
+                and dependent.reason is Reason.DEPENDENCY
+                and _obstacle(batch, dependent) is None
+            ):
                 needing |= _revive_one(batch, dependent)
                 revived.add(dependent.seq)
     return revived
@@ -383,7 +412,9 @@ def _revive_one(batch: Batch, job: Job) -> set[int]:
         key = (namespace(job.queue), job.key, job.id, job.seq, 0, None)
         batch.db.put("key", [key])
     needing = set(batch.db.rows("revivable_dependents", (array([job.seq]),), int))
-    finish.move_proxies(batch, [row for row in _proxies(batch, job) if row.counted != "unfinished"], "unfinished")
+    finish.move_proxies(
+        batch, [row for row in _proxies(batch, job) if row.counted != "unfinished"], "unfinished"
+    )
     for group in sorted(_groups_of(batch, job)):
         if _group(batch, group).state is GroupState.CLOSED:
             needing |= _reopen(batch, batch.change_group(group))
@@ -391,8 +422,8 @@ def _revive_one(batch: Batch, job: Job) -> set[int]:
 
 
 def _reopen(batch: Batch, group: GroupRow) -> set[int]:
-    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that may have ended only
-    because of its outcome."""
+    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that
+    may have ended only because of its outcome."""
     group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
     _follow_winners(batch, group)
     gates = dict(batch.db.rows("gates_to", (group.id,), tuple[int, int]))
@@ -400,15 +431,25 @@ def _reopen(batch: Batch, group: GroupRow) -> set[int]:
     if blocked := [job.seq for job in waiters if job.state is State.BLOCKED]:
         batch.db.run("lower_waits", (array([(seq, -1) for seq in blocked]),))
     finish.hold(
-        batch, [(job.seq, job.queue, job.part, job.state) for job in waiters if job.state in (State.SCHEDULED, State.READY)]
+        batch,
+        [
+            (job.seq, job.queue, job.part, job.state)
+            for job in waiters
+            if job.state in (State.SCHEDULED, State.READY)
+        ],
     )
     if begun := [(group.id, job.seq) for job in waiters if job.state is State.RUNNING]:
         batch.db.run("delete_gates", (array(begun),))
-    return {job.seq for job in waiters if job.state in DEAD and job.reason is Reason.DEPENDENCY and not gates[job.seq]}
+    return {
+        job.seq
+        for job in waiters
+        if job.state in DEAD and job.reason is Reason.DEPENDENCY and not gates[job.seq]
+    }
 
 
 def _follow_winners(batch: Batch, group: GroupRow) -> None:
-    """The members that others represent, which an abort may have counted as canceled, are counted as those are now."""
+    """The members that others represent, which an abort may have counted as canceled, are counted as those
+    are now."""
     proxies = batch.db.rows("proxies_in", (group.id,), finish.ProxyRow)
     winners = {job.seq: job for job in by_seq(batch, {row.job for row in proxies})} if proxies else {}
     for row in proxies:

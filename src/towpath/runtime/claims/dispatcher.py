@@ -1,8 +1,8 @@
-"""Matches claims with those who wait for them: worker slots, long-polls and subscribers are all the same kind of waiter.
+"""Matches claims with those who wait for them: worker slots, long-polls and subscribers are all the same kind
+of waiter.
 
-The demand of all waiters goes to the ledger with every batch. Nothing is kept here: a claim is handed on at once, or given
-back if whoever asked for it has left.
-"""
+The demand of all waiters goes to the ledger with every batch. Nothing is kept here: a claim is handed on at
+once, or given back if whoever asked for it has left."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Dispatcher:
         with self._lock:
             desk = self._desks.get(waiter.lease)
             if new := desk is None:
-                desk = self._desks[waiter.lease] = _Desk(self._committer, self._owner, waiter.lease, self._lock)
+                desk = self._desks[waiter.lease] = _Desk(
+                    self._committer, self._owner, waiter.lease, self._lock
+                )
             assert desk is not None
             desk.waiters.append(waiter)
         if new:
@@ -115,7 +117,9 @@ class _Desk:
                 if waiter.want > 0:
                     n, once, suspects = sums.get(waiter.queues, (0, 0, 0))
                     once += waiter.want if waiter.once is None else waiter.once
-                    suspects += waiter.want if waiter.suspects is None else max(0, waiter.suspects - waiter.given)
+                    suspects += (
+                        waiter.want if waiter.suspects is None else max(0, waiter.suspects - waiter.given)
+                    )
                     sums[waiter.queues] = n + waiter.want, once, suspects
                     if waiter.empty is not None:
                         self._asked.append(waiter)

@@ -1,8 +1,7 @@
 """Heartbeats: one `Renew` for all that this process holds, sent from a thread that no handler can block.
 
-A heartbeat also tells which of it is asked to stop. That may be many seconds late, so the lookout has these claims looked up after
-every commit.
-"""
+A heartbeat also tells which of it is asked to stop. That may be many seconds late, so the lookout has these
+claims looked up after every commit."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ BEATS = 3
 
 @dataclass(slots=True)
 class Holder:
-    """Who holds claims that came together. `until` is the monotonic time after which nobody vouches for the holder any more,
-    and the leases may run out."""
+    """Who holds claims that came together. `until` is the monotonic time after which nobody vouches for the
+    holder any more, and the leases may run out."""
 
     lease: int
     on_lost: Callable[[str], None]
@@ -37,8 +36,8 @@ class Holder:
 
 
 class Leases:
-    """The functions given to `hold` are called in the committing thread or in the caretaker's; they must be quick and must not
-    raise."""
+    """The functions given to `hold` are called in the committing thread or in the caretaker's; they must be
+    quick and must not raise."""
 
     def __init__(self, committer: Committer, ledger: Ledger) -> None:
         self._committer = committer
@@ -99,7 +98,11 @@ class Leases:
         """Renew everything that somebody still vouches for. `now` is monotonic."""
         by_lease: dict[int, list[tuple[str, int]]] = {}
         with self._changed:
-            for id in [id for id, (_, holder) in self._held.items() if holder.until is not None and holder.until <= now]:
+            for id in [
+                id
+                for id, (_, holder) in self._held.items()
+                if holder.until is not None and holder.until <= now
+            ]:
                 del self._held[id]
             self._asked.intersection_update([(id, fence) for id, (fence, _) in self._held.items()])
             for id, (fence, holder) in self._held.items():
@@ -116,7 +119,9 @@ class Leases:
             return
         with self._changed:
             # The same job may have been claimed anew since; only the claim that was renewed can be lost.
-            lost = [(id, held[1]) for id in reply.lost if (held := self._held.get(id)) and held[0] == sent[id]]
+            lost = [
+                (id, held[1]) for id in reply.lost if (held := self._held.get(id)) and held[0] == sent[id]
+            ]
             for id, _ in lost:
                 del self._held[id]
         for id, holder in lost:
@@ -129,7 +134,13 @@ class Leases:
             held = [id for id, (fence, _) in self._held.items() if (id, fence) not in self._asked]
         if held:
             jobs = self._ledger.get_many(held, bodies=False).values()
-            self._tell([(job.id, job.fence, job.cancel_requested) for job in jobs if job.cancel_requested is not None])
+            self._tell(
+                [
+                    (job.id, job.fence, job.cancel_requested)
+                    for job in jobs
+                    if job.cancel_requested is not None
+                ]
+            )
 
     def _tell(self, asked: Iterable[tuple[str, int, Reason]]) -> None:
         """Each once. A request is for the claim with that fence, not for one that came later."""
@@ -192,7 +203,8 @@ class Lookout:
             self._next.pop(looker, None)
 
     def go(self, changed: bool) -> float | None:
-        """Let those look whose picture is stale; the seconds until somebody who had to wait may, None if nobody has to."""
+        """Let those look whose picture is stale; the seconds until somebody who had to wait may, None if
+        nobody has to."""
         with self._lock:
             lookers = list(self._next.items())
         waits: list[float] = []

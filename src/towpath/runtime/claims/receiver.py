@@ -1,8 +1,8 @@
-"""Where claims arrive for somebody who handles them by hand, and the waiting for them: by a thread or by a coroutine.
+"""Where claims arrive for somebody who handles them by hand, and the waiting for them: by a thread or by a
+coroutine.
 
-Nothing is lost here: what nobody takes out before the inbox is closed, or what arrives afterwards, is given back to the ledger as
-if it had never been claimed.
-"""
+Nothing is lost here: what nobody takes out before the inbox is closed, or what arrives afterwards, is given
+back to the ledger as if it had never been claimed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """What is needed of an App. `attend` sees to it that somebody watches the ledger for the commits of other processes and
-    for what comes due (a `Caretaker`); it may be called again and again."""
+    """What is needed of an App. `attend` sees to it that somebody watches the ledger for the commits of other
+    processes and for what comes due (a `Caretaker`); it may be called again and again."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -73,7 +73,8 @@ class Nap(NamedTuple):
 
 
 Steps = Generator[Nap, None, T]
-"""A procedure that sleeps now and then; `run` and `arun` carry it out in two ways. If they are interrupted, it is closed."""
+"""A procedure that sleeps now and then; `run` and `arun` carry it out in two ways. If they are interrupted,
+it is closed."""
 
 
 def run(steps: Steps[T]) -> T:
@@ -119,7 +120,8 @@ def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[]
 
 
 class Inbox:
-    """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call anything."""
+    """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call
+    anything."""
 
     def __init__(self, host: Host, queue: str, terms: Terms) -> None:
         self._host = host
@@ -134,7 +136,8 @@ class Inbox:
         self.closed = False
 
     def fetch(self, n: int, wait: float) -> Steps[list[Claim]]:
-        """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the inbox."""
+        """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the
+        inbox."""
         try:
             yield Nap(self._ask(n), None)
             if self._error is not None:
@@ -236,8 +239,9 @@ class Inbox:
 
 
 class Subscription(Generic[T]):
-    """Everything that comes, for `for` or `async for`, with `prefetch` claims in hand. Leaving the loop or the `with` closes it:
-    what was not consumed goes back. `close` may be called by another thread, which ends the loop."""
+    """Everything that comes, for `for` or `async for`, with `prefetch` claims in hand. Leaving the loop or
+    the `with` closes it: what was not consumed goes back. `close` may be called by another thread, which ends
+    the loop."""
 
     def __init__(self, inbox: Inbox, prefetch: int, make: Callable[[Claim], T]) -> None:
         self._inbox = inbox
@@ -265,7 +269,9 @@ class Subscription(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,12 @@
 """Group commit. While one batch is being synced the next one gathers; nobody waits for company.
 
-Whoever holds the commit lock leads a batch: it takes everything that waits, applies it in one transaction and answers. That
-is the committer's own thread, or a blocking caller that finds nobody leading. Order in a batch: settle, renew, progress;
-append and the rest; the standing demand last, so that what was just appended or set free is claimed in the same commit.
+Whoever holds the commit lock leads a batch: it takes everything that waits, applies it in one transaction and
+answers. That is the committer's own thread, or a blocking caller that finds nobody leading. Order in a batch:
+settle, renew, progress; append and the rest; the standing demand last, so that what was just appended or set
+free is claimed in the same commit.
 
-A command of the engine's own (`patient`) is kept while the ledger is busy or gone, and tried again; the others get the error.
-"""
+A command of the engine's own (`patient`) is kept while the ledger is busy or gone, and tried again; the
+others get the error."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ MAX_BATCH = 1000
 MAX_BACKLOG = 10_000
 """Appends from outside, by their specs, that may wait for a commit."""
 STUCK = 5.0
-"""Seconds that a batch with a commit function may take while the committer closes. After that the batch is abandoned."""
+"""Seconds that a batch with a commit function may take while the committer closes. After that the batch is
+abandoned."""
 MIN_PROGRESSES = 100
 """Progress commands that a batch has room for, however many settles wait."""
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -69,8 +71,8 @@ class Committer:
         """Where it tells what it has committed."""
         self._max_backlog = max_backlog
         self._gathering, self._most_together = Gathering(), min(max_backlog, MAX_BATCH)
-        # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which is C, is safe from
-        # it (a Condition's own is not), and an RLock knows its owner.
+        # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which
+        # is C, is safe from it (a Condition's own is not), and an RLock knows its owner.
         self._commit = threading.RLock()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -82,14 +84,15 @@ class Committer:
         self.batch: Sequence[Ticket] = ()
         """The batch that is being applied, for the standing demand; under the commit lock."""
         self._outside: deque[Ticket] = deque()
-        """Appends that wait, in their order, until the backlog has room for them. There is none while it is empty."""
+        """Appends that wait, in their order, until the backlog has room for them. There is none while it is
+        empty."""
         self._demands: list[Demand] = []
         self._kicked = False
         self._idle = False
         """The thread waits for work, and nobody has told it of any."""
         self._company = False
-        """The last batch was of several callers. The first of them to come again is not alone for long: if it led, the others would
-        have to wait for a commit that is only its own."""
+        """The last batch was of several callers. The first of them to come again is not alone for long: if it
+        led, the others would have to wait for a commit that is only its own."""
         self._closing = False
         self._failures = 0
         self.took = 0.0
@@ -127,21 +130,25 @@ class Committer:
             self._thread.join(STUCK)
             if not self._thread.is_alive():
                 return True
-            if self._batches == before and any(type(each) is Settle and each.within is not None for each in self._commands):
+            if self._batches == before and any(
+                type(each) is Settle and each.within is not None for each in self._commands
+            ):
                 log.critical(
-                    "a commit function has not returned for %g s. Its transaction is abandoned, its job runs again.", STUCK
+                    "a commit function has not returned for %g s. Its transaction is abandoned, its job runs again.",
+                    STUCK,
                 )
                 return False
 
     def _leads(self) -> bool:
-        """Does this thread lead a batch? What it says on the way still counts while the engine is being closed: a claim that
-        nobody takes any more goes back."""
+        """Does this thread lead a batch? What it says on the way still counts while the engine is being
+        closed: a claim that nobody takes any more goes back."""
         return self._commit._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     # Callers
 
     def call(self, command: Command, outside: bool = True) -> Result:
-        """Block until the command is durable; its result, or its error raised. An interrupt does not take it back."""
+        """Block until the command is durable; its result, or its error raised. An interrupt does not take it
+        back."""
         if self._commit._is_owned():  # type: ignore[attr-defined]
             raise NestedCall(path="the engine")
         if (reply := self._lead_alone(command)) is not None:
@@ -153,8 +160,9 @@ class Committer:
         return self.answer(ticket.reply)
 
     async def acall(self, command: Command) -> Result:
-        """The same for a coroutine. Those of an event loop that are not alone hand over together, once in a turn of the loop: the
-        first of them would have a commit of its own otherwise, for which the others wait."""
+        """The same for a coroutine. Those of an event loop that are not alone hand over together, once in a
+        turn of the loop: the first of them would have a commit of its own otherwise, for which the others
+        wait."""
         if self._commit._is_owned():  # type: ignore[attr-defined]
             raise NestedCall(path="the engine")
         loop, sort = asyncio.get_running_loop(), sort_of(command)
@@ -186,9 +194,11 @@ class Committer:
         except LedgerClosed as error:
             deliver((ticket,), [error] * len(ticket.commands))
 
-    def post(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
-        """Hand over commands of the engine's own, which stay together; never waits. The function gets their replies in the
-        committing thread."""
+    def post(
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+    ) -> None:
+        """Hand over commands of the engine's own, which stay together; never waits. The function gets their
+        replies in the committing thread."""
         self.refuse_nested()
         ticket = CallTicket(commands, call, patient)
         with self._lock:
@@ -200,7 +210,9 @@ class Committer:
         if self._applying == threading.get_ident() and self._leads():
             raise NestedCall(path="the engine")
 
-    def post_settles(self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object) -> None:
+    def post_settles(
+        self, settles: Sequence[Settle], call: Callable[[Sequence[Reply]], None], sender: object
+    ) -> None:
         """`post` for the settles of a worker."""
         self.refuse_nested()
         ticket = CallTicket(settles, call)
@@ -210,10 +222,17 @@ class Committer:
 
     def settles_in_batch(self, sender: object) -> int:
         """How many settles of this sender are in the batch that is being applied."""
-        return sum([len(ticket.commands) for ticket in self.batch if type(ticket) is CallTicket and ticket.sender is sender])
+        return sum(
+            [
+                len(ticket.commands)
+                for ticket in self.batch
+                if type(ticket) is CallTicket and ticket.sender is sender
+            ]
+        )
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
-        """Hand over how far a running job is; never waits. A newer one of the same job takes its place until it is committed."""
+        """Hand over how far a running job is; never waits. A newer one of the same job takes its place until
+        it is committed."""
         self.refuse_nested()
         with self._lock:
             if self._closing and not self._leads():
@@ -253,7 +272,11 @@ class Committer:
         if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
         room = ticket.room
-        if outside and room and (self._outside or (self._backlog + room > self._max_backlog and not self._has_room(ticket))):
+        if (
+            outside
+            and room
+            and (self._outside or (self._backlog + room > self._max_backlog and not self._has_room(ticket)))
+        ):
             self._outside.append(ticket)
             return
         if ticket.early and self._progresses and (last := self._progresses.before(ticket)) is not None:
@@ -281,11 +304,15 @@ class Committer:
                 taken.append(ticket)
                 weight += ticket.weight
                 self._backlog -= ticket.room
-            if queue is self._first and (progress := self._progresses.ticket(max(MIN_PROGRESSES, MAX_BATCH - weight))):
+            if queue is self._first and (
+                progress := self._progresses.ticket(max(MIN_PROGRESSES, MAX_BATCH - weight))
+            ):
                 taken.append(progress)
                 weight += progress.weight
         self._kicked = False
-        self._company = sum([len(ticket.commands) if type(ticket) is LoopTicket else 1 for ticket in taken]) > 1
+        self._company = (
+            sum([len(ticket.commands) if type(ticket) is LoopTicket else 1 for ticket in taken]) > 1
+        )
         while self._outside and self._has_room(self._outside[0]):
             ticket = self._outside.popleft()
             ticket.drop_cancelled()
@@ -305,8 +332,8 @@ class Committer:
     # Leading a batch
 
     def _lead_alone(self, command: Command) -> Reply | None:
-        """A blocking caller leads if nobody does and nobody else is about: no hand-over to another thread. Never on an event
-        loop's thread."""
+        """A blocking caller leads if nobody does and nobody else is about: no hand-over to another thread.
+        Never on an event loop's thread."""
         if self._company or asyncio._get_running_loop() is not None:
             return None
         try:
@@ -346,8 +373,8 @@ class Committer:
         return reply
 
     def _lead(self, batch: Sequence[Ticket]) -> None:
-        """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no command minds
-        being applied twice."""
+        """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no
+        command minds being applied twice."""
         self.batch = batch
         try:
             self._apply_and_answer(batch)
@@ -386,7 +413,8 @@ class Committer:
             self._release_unknown()
 
     def _release_unknown(self) -> None:
-        """Release the claims of a batch whose reply was lost. If the ledger cannot be read now, a later batch tries again."""
+        """Release the claims of a batch whose reply was lost. If the ledger cannot be read now, a later batch
+        tries again."""
         with contextlib.suppress(TowpathError):
             if releases := self._claims.releases():
                 log.warning("%d claims whose reply was lost are released", len(releases))

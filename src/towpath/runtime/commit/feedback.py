@@ -37,11 +37,15 @@ def tell(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], secon
     if bus.wants(QueueFullSeen):
         for answer in answers:
             if isinstance(answer, QueueFull) and "capacity" in answer.details:
-                bus.publish(QueueFullSeen(*[answer.details[name] for name in ("queue", "depth", "capacity", "asked")]))
+                bus.publish(
+                    QueueFullSeen(*[answer.details[name] for name in ("queue", "depth", "capacity", "asked")])
+                )
     if bus.wants(UpkeepDone):
         for answer in answers:
             if isinstance(answer, Upkept) and not _nothing(answer):
-                bus.publish(UpkeepDone(answer.reaped, answer.expired, answer.woken, answer.purged, answer.swept))
+                bus.publish(
+                    UpkeepDone(answer.reaped, answer.expired, answer.woken, answer.purged, answer.swept)
+                )
 
 
 def _nothing(answer: Answer) -> bool:
@@ -63,14 +67,17 @@ def _new(command: Command, answer: Answer) -> Iterator[Spec]:
         for spec, placed in zip(command.specs, answer.jobs, strict=True):
             if placed.id == spec.id:
                 yield spec
-    elif isinstance(command, Settle) and command.spawn and isinstance(answer, Settled) and answer.state is DONE:
+    elif (
+        isinstance(command, Settle) and command.spawn and isinstance(answer, Settled) and answer.state is DONE
+    ):
         yield from command.spawn
 
 
 EVERY: Final = 1.0
 """Seconds between two looks at a queue."""
 WINDOW: Final = 30.0
-"""Seconds that a rate is measured over. What was seen longer ago than that, with nobody refused since, says nothing any more."""
+"""Seconds that a rate is measured over. What was seen longer ago than that, with nobody refused since, says
+nothing any more."""
 SHORTEST, LONGEST = 0.1, 60.0
 """Bounds of a hint, in seconds."""
 
@@ -94,7 +101,10 @@ class Drains:
         """The same refusal with a hint that is measured, or as it is where nothing is known."""
         if "capacity" not in full.details:
             return full
-        queue, excess = full.details["queue"], full.details["depth"] + full.details["asked"] - full.details["capacity"]
+        queue, excess = (
+            full.details["queue"],
+            full.details["depth"] + full.details["asked"] - full.details["capacity"],
+        )
         with self._lock:
             try:
                 first, last = self._freshen(queue, self._clock())
@@ -141,7 +151,9 @@ class Outage:
                 self._since = time.monotonic()
             self._batches += batches
         if begins:
-            log.warning("%s. What is under way is kept, and it is tried again and again until it succeeds.", error)
+            log.warning(
+                "%s. What is under way is kept, and it is tried again and again until it succeeds.", error
+            )
         else:
             log.debug("still: %s", error)
 
@@ -153,19 +165,25 @@ class Outage:
             self._since, self._batches = None, 0
         if since is not None:
             away = time.monotonic() - since
-            log.info("the ledger is back after %.1f s; %d batches failed meanwhile and were tried again", away, batches)
+            log.info(
+                "the ledger is back after %.1f s; %d batches failed meanwhile and were tried again",
+                away,
+                batches,
+            )
 
 
 LOOKS: Final = (0.0, 1.0, 5.0, 30.0)
-"""Seconds after a lost reply at which the ledger is read. A server may still commit a batch whose connection is already lost, so one
-read is not enough there; an embedded ledger needs only the first."""
+"""Seconds after a lost reply at which the ledger is read. A server may still commit a batch whose connection
+is already lost, so one read is not enough there; an embedded ledger needs only the first."""
 PAGE: Final = 1000
 MOST_KNOWN: Final = 50_000
-"""Claims above which those that have ended are looked for: a message that is never settled stays known until then."""
+"""Claims above which those that have ended are looked for: a message that is never settled stays known until
+then."""
 
 
 class OwnClaims:
-    """Every claim that was answered to this process and is not settled yet. All methods are called under the commit lock."""
+    """Every claim that was answered to this process and is not settled yet. All methods are called under the
+    commit lock."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -198,7 +216,8 @@ class OwnClaims:
             self._prune()
 
     def failed(self, commands: Sequence[Command]) -> None:
-        """A batch raised an error, or was applied a second time: whether the first transaction was committed is unknown."""
+        """A batch raised an error, or was applied a second time: whether the first transaction was committed
+        is unknown."""
         if owners := {command.owner for command in commands if type(command) is Claim}:
             self._owners |= owners
             now = self._clock()
@@ -227,7 +246,14 @@ class OwnClaims:
         for owner in self._owners:
             page: str | None = None
             while True:
-                query = Query(states=(State.RUNNING,), owner=owner, oldest_first=True, bodies=False, limit=PAGE, page=page)
+                query = Query(
+                    states=(State.RUNNING,),
+                    owner=owner,
+                    oldest_first=True,
+                    bodies=False,
+                    limit=PAGE,
+                    page=page,
+                )
                 found = self._ledger.find(query)
                 yield from found.jobs
                 if (page := found.next) is None:

@@ -1,4 +1,5 @@
-"""Commands on their way to the ledger, and whoever waits for the answers: a thread, a coroutine, or a callback."""
+"""Commands on their way to the ledger, and whoever waits for the answers: a thread, a coroutine, or a
+callback."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ T = TypeVar("T")
 
 _EARLY = (Settle, Renew, Progress)
 EARLY, APPENDS, REST = range(3)
-"""What a command is to the committer: of these the first tell of what is held already, and only the second wait for room."""
+"""What a command is to the committer: of these the first tell of what is held already, and only the second
+wait for room."""
 
 
 def sort_of(command: Command) -> int:
@@ -31,9 +33,9 @@ def _weight(command: Command) -> int:
 
 
 class Ticket:
-    """Commands that stay together, in this order. `patient` ones survive a ledger that is busy or gone for a while; the others
-    fail with it. `early` ones tell of what is held already and go before everything new. `room` is how many specs they would
-    append, `weight` how much of a batch they fill."""
+    """Commands that stay together, in this order. `patient` ones survive a ledger that is busy or gone for a
+    while; the others fail with it. `early` ones tell of what is held already and go before everything new.
+    `room` is how many specs they would append, `weight` how much of a batch they fill."""
 
     __slots__ = ("commands", "early", "patient", "room", "weight")
 
@@ -41,7 +43,11 @@ class Ticket:
         self.commands = commands
         self.patient = patient
         self.early = isinstance(commands[0], _EARLY)
-        self.room = 0 if self.early else sum([len(command.specs) for command in commands if isinstance(command, Append)])
+        self.room = (
+            0
+            if self.early
+            else sum([len(command.specs) for command in commands if isinstance(command, Append)])
+        )
         self.weight = max(self.room, len(commands))
 
     def drop_cancelled(self) -> None:
@@ -49,7 +55,8 @@ class Ticket:
 
 
 class ThreadTicket(Ticket):
-    """For a thread that blocks for one command. There is one for every call, so it is measured the short way."""
+    """For a thread that blocks for one command. There is one for every call, so it is measured the short
+    way."""
 
     __slots__ = ("_answered", "reply")
 
@@ -119,12 +126,14 @@ class Gathering(threading.local):
 
 
 class CallTicket(Ticket):
-    """For a function that is called with the replies, in the thread that committed. It must be quick and must not raise. `sender` is the
-    worker's outbox, if these are its settles."""
+    """For a function that is called with the replies, in the thread that committed. It must be quick and must
+    not raise. `sender` is the worker's outbox, if these are its settles."""
 
     __slots__ = ("call", "sender")
 
-    def __init__(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True) -> None:
+    def __init__(
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+    ) -> None:
         super().__init__(commands, patient)
         self.call = call
         self.sender: object = None
@@ -184,7 +193,8 @@ def outcome(reply: Reply | None) -> Result:
 
 
 def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
-    """Give every ticket its replies. An event loop is woken once, however many of its coroutines are answered."""
+    """Give every ticket its replies. An event loop is woken once, however many of its coroutines are
+    answered."""
     if len(tickets) == 1 and type(tickets[0]) is ThreadTicket:
         tickets[0].reply = replies[0]
         tickets[0].wake()

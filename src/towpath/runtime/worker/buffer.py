@@ -16,10 +16,11 @@ from towpath.runtime.worker.prefetch import Account, Paces
 
 
 class Intake(Protocol):
-    """Everything but `deliver` belongs to the worker's loop. `counts`: `ended` is called for every claim that was given out, otherwise
-    for suspects only.
+    """Everything but `deliver` belongs to the worker's loop. `counts`: `ended` is called for every claim that
+    was given out, otherwise for suspects only.
 
-    At most one suspect is held: it is asked for when it can start at once, or next, and it is the next to start."""
+    At most one suspect is held: it is asked for when it can start at once, or next, and it is the next to
+    start."""
 
     counts: bool
     paces: Paces
@@ -35,7 +36,8 @@ class Intake(Protocol):
         ...
 
     def adopt(self, running: Sequence[Claim], before: Intake) -> None:
-        """Before it is opened: these run already, given out by the one before. They count from now on as if it had been this."""
+        """Before it is opened: these run already, given out by the one before. They count from now on as if
+        it had been this."""
         ...
 
     def pause(self, lanes: Collection[str]) -> None:
@@ -69,7 +71,8 @@ class Intake(Protocol):
         ...
 
     def ask(self, free: int, kick: bool) -> None:
-        """Ask for what so many free slots can start, and what may be claimed ahead. Without `kick` a batch is about to follow anyway."""
+        """Ask for what so many free slots can start, and what may be claimed ahead. Without `kick` a batch is
+        about to follow anyway."""
         ...
 
     def late(self) -> list[Claim]:
@@ -115,10 +118,12 @@ class Plain:
         (self._pace,) = self.paces.each
         self._claims: deque[Claim] = deque()
         self._delivered = self._gone = 0
-        """Claims that were delivered (written under the commit lock), and those of them that are no longer at hand (by the loop)."""
+        """Claims that were delivered (written under the commit lock), and those of them that are no longer at
+        hand (by the loop)."""
         self._room = self._asked = 0
         self._unmet = 0
-        """Demand that the ledger had no jobs for when it was last asked: asking again is in vain until jobs arrive."""
+        """Demand that the ledger had no jobs for when it was last asked: asking again is in vain until jobs
+        arrive."""
 
     def open(self) -> None:
         self._office.dispatcher.add(self._waiter)

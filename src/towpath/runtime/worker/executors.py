@@ -29,8 +29,8 @@ Key = tuple[str, int]
 
 
 class Threads:
-    """Threads are made as they are needed, up to `size`. They are daemons: a handler that never returns cannot keep the
-    process from ending."""
+    """Threads are made as they are needed, up to `size`. They are daemons: a handler that never returns
+    cannot keep the process from ending."""
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._size = size
@@ -104,7 +104,8 @@ class DiedIdle(ProcessDied):
 
 
 class Child:
-    """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection destroys data."""
+    """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection
+    destroys data."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -114,8 +115,8 @@ class Child:
         there.close()
 
     def ask(self, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Send a request; `heard` gets each message that comes back and says whether it was the last. The first message is empty and
-        acknowledges the request."""
+        """Send a request; `heard` gets each message that comes back and says whether it was the last. The
+        first message is empty and acknowledges the request."""
         begun = False
         try:
             self._here.send_bytes(request)
@@ -139,7 +140,8 @@ class Child:
 
 
 class Processes:
-    """Children for reuse. A child that was killed or died is replaced. `run` and `kill` name a run by its key."""
+    """Children for reuse. A child that was killed or died is replaced. `run` and `kill` name a run by its
+    key."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         self._target = target
@@ -150,8 +152,8 @@ class Processes:
         self._doomed: set[Key] = set()
 
     def run(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any time. A child that died
-        while it was idle is replaced: the next one gets the request."""
+        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any
+        time. A child that died while it was idle is replaced: the next one gets the request."""
         try:
             while not self._ran(key, request, heard):
                 pass
@@ -161,7 +163,8 @@ class Processes:
                 self._doomed.discard(key)
 
     def _ran(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> bool:
-        """False if the child had died idle; a new one that dies before it begins is an error, or its start would be tried for ever."""
+        """False if the child had died idle; a new one that dies before it begins is an error, or its start
+        would be tried for ever."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
             self._running[key] = child
@@ -195,7 +198,8 @@ class Processes:
 
     def kill(self, key: Key) -> None:
         with self._lock:
-            # Without a child its thread has not come to it, or starts the process just now: that takes longer than some timeouts.
+            # Without a child its thread has not come to it, or starts the process just now: that takes longer
+            # than some timeouts.
             self._doomed.add(key)
             if (child := self._running.get(key)) is not None:
                 child.kill()
@@ -216,13 +220,15 @@ _mask = threading.local()
 
 
 def generation() -> int:
-    """Another number in a child than in its parent. (To ask for the process number would cost a system call.)"""
+    """Another number in a child than in its parent. (To ask for the process number would cost a system
+    call.)"""
     return _generation
 
 
 @contextlib.contextmanager
 def undone_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child wait for that."""
+    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child wait for
+    that."""
     _undone.append(undo)
     try:
         yield
@@ -231,7 +237,8 @@ def undone_in_children(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def leave(id: str, error: BaseException | None) -> NoReturn:
-    """End a child that came back from the handler of this job, as a child of a program would end that got there."""
+    """End a child that came back from the handler of this job, as a child of a program would end that got
+    there."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -254,7 +261,8 @@ def leave(id: str, error: BaseException | None) -> NoReturn:
 
 def _before_fork() -> None:
     if _undone:
-        # A signal that came before `undo` would be caught by the handlers of the parent, and forgotten by Python.
+        # A signal that came before `undo` would be caught by the handlers of the parent, and forgotten by
+        # Python.
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 

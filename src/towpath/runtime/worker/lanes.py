@@ -1,10 +1,11 @@
 """What a worker with lanes or resources has claimed and not started, and how it asks for more.
 
-A line is what is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes` says whose turn
-it is, `core.adaptive` how many may use a resource or run in a lane. What may not start soon is not claimed, so nothing lies in anybody's way.
+A line is what is claimed together: the queues of a lane, and apart from them those of each resource.
+`core.lanes` says whose turn it is, `core.adaptive` how many may use a resource or run in a lane. What may not
+start soon is not claimed, so nothing lies in anybody's way.
 
-Two threads look at the counts: the committing one writes `_delivered` and `_suspects_delivered`, the worker's loop everything else.
-"""
+Two threads look at the counts: the committing one writes `_delivered` and `_suspects_delivered`, the worker's
+loop everything else."""
 
 from __future__ import annotations
 
@@ -52,14 +53,20 @@ class Laned:
         self._slots = options.concurrency
         self._shares = Shares(self._slots, lanes)
         self._lines = lines_of(lanes, options.sources)
-        self._by_lane = [[n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))]
+        self._by_lane = [
+            [n for n, line in enumerate(self._lines) if line.lane == lane] for lane in range(len(lanes))
+        ]
         self._line_of: dict[str, int] = {}
         self._at_hand: list[deque[Claim]] = [deque() for _ in self._lines]
         self._running = [0] * len(lanes)
         self._gone, self._delivered = ([0] * len(self._lines) for _ in range(2))
         self._suspects_gone = self._suspects_delivered = 0
         self._needs = options.needs
-        own = {limit_of(name): bounds_of(name, lane.adaptive) for name, lane in lanes.items() if lane.adaptive is not None}
+        own = {
+            limit_of(name): bounds_of(name, lane.adaptive)
+            for name, lane in lanes.items()
+            if lane.adaptive is not None
+        }
         self._limiters = {name: Limiter(bounds) for name, bounds in {**options.resources, **own}.items()}
         self._limits = {name: limiter.limit for name, limiter in self._limiters.items()}
         """How many of a resource or lane may be held; 0 while it has told us to wait."""
@@ -67,8 +74,8 @@ class Laned:
         self._kept = dict.fromkeys(self._limits, (0.0, 0))
         """How many claims may lie here beyond what a limit has room for, and when that was found."""
         self._out: dict[tuple[str, int], tuple[int | None, dict[str, Ticket]]] = {}
-        """What was given out and has not ended: its line (None: it belongs to no lane any more, and only has a slot), and its tickets by
-        the names of its limits."""
+        """What was given out and has not ended: its line (None: it belongs to no lane any more, and only has
+        a slot), and its tickets by the names of its limits."""
         self._strangers: dict[str, Claim] = {}
         """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -108,13 +115,17 @@ class Laned:
             self._give_out(claim, line, _now(), tickets.get((claim.id, claim.fence), {}))
 
     def _learn(self, before: Laned) -> dict[tuple[str, int], dict[str, Ticket]]:
-        """Limits with the same bounds go on with what they have learned. They count already what runs; their tickets."""
+        """Limits with the same bounds go on with what they have learned. They count already what runs; their
+        tickets."""
         kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
         kept = {name: old for name, old in kept.items() if old.bounds == self._limiters[name].bounds}
         self._limiters.update(kept)
         self._told.update({name: before._told[name] for name in kept})
         out = before._out.items()
-        return {key: {name: ticket for name, ticket in tickets.items() if name in kept} for key, (_, tickets) in out}
+        return {
+            key: {name: ticket for name, ticket in tickets.items() if name in kept}
+            for key, (_, tickets) in out
+        }
 
     def pause(self, lanes: Collection[str]) -> None:
         self._shares.pause([name for name in lanes if name in self._declared])
@@ -124,7 +135,9 @@ class Laned:
     def lanes(self) -> tuple[LaneView, ...]:
         running, reserved, paused = self._running, self._shares.reserved, self._shares.paused
         return tuple(
-            LaneView(name=name, queues=lane.queues, reserved=reserved[n], running=running[n], paused=n in paused)
+            LaneView(
+                name=name, queues=lane.queues, reserved=reserved[n], running=running[n], paused=n in paused
+            )
             for n, (name, lane) in enumerate(self._declared.items())
         )
 
@@ -134,9 +147,15 @@ class Laned:
         now, ahead = _now(), self._office.clock.now() - _now()
         found: list[LimitView] = []
         for name, limiter in self._limiters.items():
-            queues = tuple(queue for line in self._lines if name in line.limits for queue in line.queues.split(","))
+            queues = tuple(
+                queue for line in self._lines if name in line.limits for queue in line.queues.split(",")
+            )
             until = limiter.until + ahead if limiter.until > now else None
-            found.append(LimitView(name=shown(name), queues=queues, limit=limiter.limit, running=limiter.running, until=until))
+            found.append(
+                LimitView(
+                    name=shown(name), queues=queues, limit=limiter.limit, running=limiter.running, until=until
+                )
+            )
         return tuple(found)
 
     def lane_of(self, queue: str) -> str | None:
@@ -153,9 +172,13 @@ class Laned:
         at_hand = [max(0, count - busy) for count, busy in zip(self._by_lanes(near), running, strict=True)]
         self._ahead = self.paces.ahead()
         # What of a resource was claimed ahead takes nobody's slot, but it has been claimed.
-        far = zip(self._by_lanes(self._ahead), self._by_lanes(held), self._by_lanes(near), at_hand, strict=True)
+        far = zip(
+            self._by_lanes(self._ahead), self._by_lanes(held), self._by_lanes(near), at_hand, strict=True
+        )
         # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
-        ahead = [min(max(0, most - count + soon), waits + (most + 1) // 2) for most, count, soon, waits in far]
+        ahead = [
+            min(max(0, most - count + soon), waits + (most + 1) // 2) for most, count, soon, waits in far
+        ]
         calls = self._shares.calls(running, at_hand, ahead, self._unsettled(held))
         rooms = self._rooms(held)
         self._turn += 1
@@ -181,7 +204,9 @@ class Laned:
         startable = once > 0 or sum(self._ahead) > 0
         suspects = max(0, startable - self._suspects_delivered + self._suspects_gone)
         wanted = tuple(wants[:1000])
-        return ClaimCommand(owner=self._office.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects)
+        return ClaimCommand(
+            owner=self._office.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects
+        )
 
     def taken(self, reply: Claimed | TowpathError) -> None:
         if not isinstance(reply, Claimed):
@@ -220,7 +245,10 @@ class Laned:
         for name, limit in self._limits.items():
             mine = self._lines_under(name)
             room = limit - sum([held[number] for number in mine])
-            rooms[name] = room + sum([self._ahead[number] for number in mine]) if limit else 0, max(0, min(room, MAX_BULK))
+            rooms[name] = (
+                room + sum([self._ahead[number] for number in mine]) if limit else 0,
+                max(0, min(room, MAX_BULK)),
+            )
         return rooms
 
     def _lines_under(self, limit: str) -> list[int]:
@@ -234,7 +262,9 @@ class Laned:
     def _find_line(self, queue: str) -> int | None:
         line = self._line_of.get(queue)
         if line is None:
-            line = next((number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None)
+            line = next(
+                (number for number, line in enumerate(self._lines) if matches(line.queues, queue)), None
+            )
             if line is not None:
                 self._line_of[queue] = line
         return line
@@ -320,7 +350,9 @@ class Laned:
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
         paused = [line for lane in self._shares.paused for line in self._by_lane[lane]]
-        found: list[tuple[Claim, Outcome]] = [(claim, Release()) for line in paused for claim in self._take_out(line)]
+        found: list[tuple[Claim, Outcome]] = [
+            (claim, Release()) for line in paused for claim in self._take_out(line)
+        ]
         if not self._limiters:
             return found
         now = _now()
@@ -351,7 +383,12 @@ class Laned:
             limiter = self._limiters[name := self._needs[claim.job.kind]]
             if limiter.room(now) <= 0:
                 self.find(claim.id)
-                found.append((claim, Refuse(max(SECOND, limiter.until - now), error=f"resource {name} has no room now")))
+                found.append(
+                    (
+                        claim,
+                        Refuse(max(SECOND, limiter.until - now), error=f"resource {name} has no room now"),
+                    )
+                )
         return found
 
     def ask(self, free: int, kick: bool) -> None:
@@ -365,13 +402,21 @@ class Laned:
         held = self._held()
         rooms = [room for room, _ in self._rooms(held).values()]
         asked = (self._shares.total + sum(self._ahead) - sum(held) - self._unsettled(held), *rooms)
-        grown = self._again or not self._asked or any(new > old for new, old in zip(asked, self._asked, strict=True))
+        grown = (
+            self._again
+            or not self._asked
+            or any(new > old for new, old in zip(asked, self._asked, strict=True))
+        )
         self._asked, self._again = asked, False
         if grown and kick:
             self._office.committer.kick()
 
     def late(self) -> list[Claim]:
-        return [claim for line in range(len(self._lines)) for claim in self._take_out(line, but=self.paces.keep(line))]
+        return [
+            claim
+            for line in range(len(self._lines))
+            for claim in self._take_out(line, but=self.paces.keep(line))
+        ]
 
     def _look(self, name: str) -> None:
         """Let the committing thread know a limit, and whoever listens."""
@@ -419,7 +464,9 @@ class Ageing:
 
     def __init__(self, office: Office, lanes: Iterable[Lane]) -> None:
         self._office = office
-        self._spans = {",".join(lane.queues): micros(lane.ageing) for lane in lanes if lane.ageing is not None}
+        self._spans = {
+            ",".join(lane.queues): micros(lane.ageing) for lane in lanes if lane.ageing is not None
+        }
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
 
@@ -441,7 +488,9 @@ class Ageing:
             more = any(isinstance(reply, Hastened) and reply.more for reply in replies)
             # The loop may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._later, queues, 0.0 if more else span / AGEING_STEPS / SECOND)
+                self._loop.call_soon_threadsafe(
+                    self._later, queues, 0.0 if more else span / AGEING_STEPS / SECOND
+                )
 
         with contextlib.suppress(LedgerClosed):
             self._office.committer.post([Hasten(queues, span)], heard)

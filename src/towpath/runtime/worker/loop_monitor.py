@@ -34,11 +34,16 @@ class Blocked(NamedTuple):
     again: bool
 
     def told(self, bus: Bus, running: Sequence[tuple[asyncio.Task[Any], Job]]) -> None:
-        """In the log every time, on the bus once. `running` are the jobs that run on the loop: the guilty one is known by its
-        task; if a task of a handler's own is to blame, or a callback, it may have been any of them."""
+        """In the log every time, on the bus once. `running` are the jobs that run on the loop: the guilty one
+        is known by its task; if a task of a handler's own is to blame, or a callback, it may have been any of
+        them."""
         guilty = [job for task, job in running if task is self.task] or [job for _, job in running]
         innermost = self.stack[-1] if self.stack else None
-        where = "an unknown place" if innermost is None else f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+        where = (
+            "an unknown place"
+            if innermost is None
+            else f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+        )
         log.warning(
             "the event loop has been blocked for %.1f s by %s at %s: use a plain `def` for blocking work.\n%s",
             self.seconds,

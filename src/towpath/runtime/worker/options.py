@@ -25,13 +25,14 @@ Mode = Literal["loop", "thread", "process"]
 
 
 class Attempt(Protocol):
-    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it ended."""
+    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it
+    ended."""
 
     mode: Mode
     timeout: float | None
     throttled: int | None
-    """Once it has ended: microseconds after which the service it uses wants to be asked again (0: it did not say), if that was
-    asked too much."""
+    """Once it has ended: microseconds after which the service it uses wants to be asked again (0: it did not
+    say), if that was asked too much."""
 
     async def arun(self) -> Settle: ...
 
@@ -63,8 +64,8 @@ class Attempt(Protocol):
 
 
 Ended = tuple[Settle, Job, float, Attempt | None]
-"""The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was called, or if the outcome
-that the handler chose was refused."""
+"""The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was
+called, or if the outcome that the handler chose was refused."""
 
 
 class Office(Protocol):

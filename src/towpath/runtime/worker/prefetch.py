@@ -15,8 +15,8 @@ AHEAD_PER_SLOT = 4
 LONG = 0.010
 """Seconds."""
 MAX_ENDED, ENDED_PER_SLOT = 256, 4
-"""Handlers that ended and are not settled: at most the first number, or the second for each slot if that is more. A killed process
-has these run again."""
+"""Handlers that ended and are not settled: at most the first number, or the second for each slot if that is
+more. A killed process has these run again."""
 SOONEST = 0.05
 """Seconds that a claim may wait for a slot in any case, before it is given back."""
 WINDOW = 0.001
@@ -31,8 +31,8 @@ def most_ended(slots: int) -> int:
 
 
 class Account:
-    """The claims of one worker: claimed and not started, running, ended and not settled. Both counters are written under the commit lock
-    only. `leaving` counts the settles of the batch that is being applied."""
+    """The claims of one worker: claimed and not started, running, ended and not settled. Both counters are
+    written under the commit lock only. `leaving` counts the settles of the batch that is being applied."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -41,18 +41,22 @@ class Account:
 
     @property
     def held(self) -> int:
-        """Claims that the ledger will have for this worker when the batch that is being applied is committed, without new ones."""
+        """Claims that the ledger will have for this worker when the batch that is being applied is committed,
+        without new ones."""
         return self.taken - self.settled - self.leaving()
 
 
 class Pace:
     """How many jobs start within two commits: that many may be claimed ahead of the slots.
 
-    The rate is that of a worker with enough to do. While slots are free and no claim is at hand (`starved`), time does not
-    count: else a worker that waits for its claims would think itself slow, and ask for few. The methods that measure belong to the worker's
-    loop; `committed` and those that read may be called from any thread. With `slow_start` no more is claimed ahead than half of what ended."""
+    The rate is that of a worker with enough to do. While slots are free and no claim is at hand (`starved`),
+    time does not count: else a worker that waits for its claims would think itself slow, and ask for few. The
+    methods that measure belong to the worker's loop; `committed` and those that read may be called from any
+    thread. With `slow_start` no more is claimed ahead than half of what ended."""
 
-    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic, slow_start: bool = False) -> None:
+    def __init__(
+        self, slots: int, clock: Callable[[], float] = time.monotonic, slow_start: bool = False
+    ) -> None:
         self.slots = slots
         self._slow_start = slow_start
         self._ended = 0
@@ -116,8 +120,8 @@ class Pace:
 
     @property
     def patience(self) -> float:
-        """Seconds within which a claim must start; one that cannot is given back. A claim is made ahead if it should start within
-        two commits."""
+        """Seconds within which a claim must start; one that cannot is given back. A claim is made ahead if it
+        should start within two commits."""
         return max(SOONEST, 4 * 2 * self._commit)
 
     def startable(self) -> int:
@@ -147,10 +151,12 @@ class Pace:
 
 
 class Paces:
-    """The pace of each line of claims on its own: the long jobs of one lane say nothing about those of another. `line_of` finds the line of a
-    queue, None if there is no such line any more."""
+    """The pace of each line of claims on its own: the long jobs of one lane say nothing about those of
+    another. `line_of` finds the line of a queue, None if there is no such line any more."""
 
-    def __init__(self, slots: int, lines: int = 1, line_of: Callable[[str], int | None] | None = None) -> None:
+    def __init__(
+        self, slots: int, lines: int = 1, line_of: Callable[[str], int | None] | None = None
+    ) -> None:
         self.each = [Pace(slots, slow_start=line_of is not None) for _ in range(lines)]
         self._line_of = line_of or (lambda queue: 0)
         self.starts = [0] * lines
@@ -159,7 +165,9 @@ class Paces:
     def ahead(self) -> list[int]:
         """How many to claim ahead on each line, and not too many together."""
         ahead = [pace.ahead() for pace in self.each]
-        return ahead if (total := sum(ahead)) <= MAX_AHEAD else [count * MAX_AHEAD // total for count in ahead]
+        return (
+            ahead if (total := sum(ahead)) <= MAX_AHEAD else [count * MAX_AHEAD // total for count in ahead]
+        )
 
     def measure(self, ended: Sequence[Ended]) -> None:
         """These claims ended; where no handler was called, that says nothing."""
@@ -187,6 +195,6 @@ class Paces:
         self.starts = [0] * len(self.starts)
 
     def keep(self, line: int) -> int:
-        """How many claims of a line can start within `patience`, which has passed since `watch`. The larger of two estimates: neither a burst
-        nor a moment without ends should send claims back."""
+        """How many claims of a line can start within `patience`, which has passed since `watch`. The larger
+        of two estimates: neither a burst nor a moment without ends should send claims back."""
         return max(2 * self.starts[line], self.each[line].startable())

@@ -72,8 +72,9 @@ AT_ONCE = min(500, MAX_BULK)
 
 
 class Outbox:
-    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread. `answered` is called in
-    the committing thread after every hand-over that was answered, with the seconds it took."""
+    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing
+    thread. `answered` is called in the committing thread after every hand-over that was answered, with the
+    seconds it took."""
 
     def __init__(
         self,
@@ -153,7 +154,8 @@ class Outbox:
                 if loud:
                     self._office.bus.publish(_event(settle, job, spent, reply))
             elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
-                # What the handler wanted along with its end was refused: the attempt failed. A second refusal is left to the lease.
+                # What the handler wanted along with its end was refused: the attempt failed. A second refusal
+                # is left to the lease.
                 again.append((attempt.refused(reply), job, spent, None))
             else:
                 self._troubled(settle, job, reply)
@@ -166,7 +168,9 @@ class Outbox:
 
     def _troubled(self, settle: Settle, job: Job, reply: Reply) -> None:
         if isinstance(reply, LostClaim):
-            log.warning("job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id)
+            log.warning(
+                "job %s: its lease was lost before it was settled; somebody else has it or had it", settle.id
+            )
             if (settle.id, settle.fence) not in self._lost:
                 self._tell_lost(job)
             self._lost.discard((settle.id, settle.fence))
@@ -179,7 +183,9 @@ def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled
     outcome: Any = settle.outcome
     error = getattr(outcome, "error", None)
     name = str(type(outcome).__struct_config__.tag)
-    return JobSettled(job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error, job.group)
+    return JobSettled(
+        job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error, job.group
+    )
 
 
 def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
@@ -188,6 +194,12 @@ def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
     if reply.state is State.FAILED:
         log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, said)
     elif isinstance(outcome, Retry):
-        log.info("job %s (%s) failed at attempt %d and will be tried again: %s", job.id, job.kind, job.attempts, said)
+        log.info(
+            "job %s (%s) failed at attempt %d and will be tried again: %s",
+            job.id,
+            job.kind,
+            job.attempts,
+            said,
+        )
     elif reply.state is State.CANCELED:
         log.info("job %s (%s) was canceled: %s", job.id, job.kind, said)

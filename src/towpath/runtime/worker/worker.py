@@ -1,8 +1,8 @@
 """The worker: claims what its slots can start, runs it, and tells the ledger how it ended.
 
-Everything happens on one event loop. Claims arrive in bunches from the committing thread; outcomes leave in one hand-over per turn
-of the loop, together with the demand for what comes next, so that settling and claiming share a commit.
-"""
+Everything happens on one event loop. Claims arrive in bunches from the committing thread; outcomes leave in
+one hand-over per turn of the loop, together with the demand for what comes next, so that settling and
+claiming share a commit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ LAST_WORD = 5.0
 
 
 class Held(NamedTuple):
-    """The claims of a worker: not started (or given back, without an answer), running, and ended without an answered settle."""
+    """The claims of a worker: not started (or given back, without an answer), running, and ended without an
+    answered settle."""
 
     claimed: int
     running: int
@@ -46,7 +47,8 @@ class Held(NamedTuple):
 
 
 class Worker:
-    """`make` turns a claim into an attempt, or into how it is given back; None if nobody here knows its kind. One run per object."""
+    """`make` turns a claim into an attempt, or into how it is given back; None if nobody here knows its kind.
+    One run per object."""
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class Worker:
         self.intake = self._new_intake()
         self._runs: dict[str, Run] = {}
         self._strays: set[Run] = set()
-        """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is not."""
+        """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is
+        not."""
         self._outbox = Outbox(office, self._account, self._call, self._answered, self._failed)
         self._blocked_by_settles = False
         """Handlers could start, but too many have ended and are not settled."""
@@ -137,7 +140,8 @@ class Worker:
             self._office.bus.publish(event)
 
     def stop(self) -> None:
-        """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that is over."""
+        """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that
+        is over."""
         self._call(self._stop.set)
 
     def pause(self, paused: bool) -> None:
@@ -155,7 +159,8 @@ class Worker:
             self._flush_soon()
 
     def change(self, options: WorkerOptions) -> None:
-        """On the loop: work like this from now on. What runs here goes on; what was claimed and not started goes back."""
+        """On the loop: work like this from now on. What runs here goes on; what was claimed and not started
+        goes back."""
         self.intake.close()
         self._give_back(self.intake)
         self._options, self._lease = options, checks.micros(options.lease)
@@ -171,7 +176,9 @@ class Worker:
             self._arrived(intake, claims)
 
         kind = Laned if self._options.lanes or self._options.resources else Plain
-        intake: Intake = kind(self._office, self._options, self._lease, deliver, self._failed, self._empty, self._account)
+        intake: Intake = kind(
+            self._office, self._options, self._lease, deliver, self._failed, self._empty, self._account
+        )
         return intake
 
     def _stand_in_line(self) -> None:
@@ -215,7 +222,10 @@ class Worker:
         while free > 0 and (claim := intake.next()) is not None:
             attempt = self._make(claim)
             if attempt is None:
-                self._end(claim, Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")))
+                self._end(
+                    claim,
+                    Settle(claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")),
+                )
                 intake.ended(claim, False, None)
             elif isinstance(attempt, Settle):
                 self._end(claim, attempt)
@@ -245,7 +255,8 @@ class Worker:
             waited = max(0, self._office.clock.now() - job.ready_at) / SECOND
             self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
-            # Not by the loop's own method, which costs half as much again; a task factory is nothing a handler needs.
+            # Not by the loop's own method, which costs half as much again; a task factory is nothing a
+            # handler needs.
             run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=job.kind)
         else:
             work = attempt.run if attempt.mode == "thread" else partial(in_process, run, self._processes)
@@ -268,7 +279,9 @@ class Worker:
         elif isinstance(error, ProcessDied) and (run.late or run.asked or self._stopping):
             self._finish(run, self._interrupted(run))
         else:
-            self._finish(run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended")))
+            self._finish(
+                run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended"))
+            )
 
     def _interrupted(self, run: Run) -> Settle:
         """The handler was cancelled, or its process killed: by this worker, or by itself."""
@@ -291,7 +304,9 @@ class Worker:
         if self.intake.counts or run.claim.job.losses >= SUSPECT:
             self.intake.ended(run.claim, type(settle.outcome) is Done, run.attempt)
         if type(settle.outcome) is Release:
-            log.info("job %s (%s): stopped before it was finished, and given back", settle.id, run.claim.job.kind)
+            log.info(
+                "job %s (%s): stopped before it was finished, and given back", settle.id, run.claim.job.kind
+            )
         self._outbox.add(settle, run.claim.job, time.monotonic() - run.started, run.attempt)
         if not self._flushing:
             self._flush_soon()
@@ -309,7 +324,8 @@ class Worker:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in their place."""
+        """Once per turn of the loop: all outcomes, the demand that they leave room for, and what can start in
+        their place."""
         self._flushing = False
         sending = len(self._outbox.waiting) > 0
         if self._held_up and self._gathers():
@@ -328,9 +344,9 @@ class Worker:
             self._watch()
 
     def _gathers(self) -> bool:
-        """Where handlers wait for settles, a commit of few settles holds up all others. So the outcomes of handlers that end at once are
-        handed over together: while every turn of the loop brings some, and there is more to start. Not where the ledger is on a server,
-        which commits while handlers run here."""
+        """Where handlers wait for settles, a commit of few settles holds up all others. So the outcomes of
+        handlers that end at once are handed over together: while every turn of the loop brings some, and
+        there is more to start. Not where the ledger is on a server, which commits while handlers run here."""
         before, self._gathered = self._gathered, len(self._outbox.waiting)
         if not self.intake:
             self._held_up = False
@@ -355,8 +371,9 @@ class Worker:
         self._watching = self._loop.call_at(due, self._give_back_late, self.intake, due)
 
     def _give_back_late(self, intake: Intake, due: float) -> None:
-        """Claims that wait too long for a slot go back, for a worker that has one free. Not where the event loop itself was late, or where
-        the settles are what everything waits for: that says nothing about the handlers."""
+        """Claims that wait too long for a slot go back, for a worker that has one free. Not where the event
+        loop itself was late, or where the settles are what everything waits for: that says nothing about the
+        handlers."""
         self._watching = None
         late = self._loop.time() - due > 0.5 * intake.paces.patience
         if intake is self.intake and not late and not self._held_up:
@@ -366,14 +383,18 @@ class Worker:
             self._watch()
 
     def _failed(self, error: TowpathError) -> None:
-        """In the committing thread: a batch failed. If the ledger will not come back, nothing that runs here counts any more."""
+        """In the committing thread: a batch failed. If the ledger will not come back, nothing that runs here
+        counts any more."""
         if error.fatal:
             self._call(self._leave, error)
 
     def _leave(self, error: TowpathError) -> None:
         if self._ruin is None:
             log.critical(
-                "%s", error if isinstance(error, WorkerStuck) else f"the worker ends, the ledger is lost to it: {error}"
+                "%s",
+                error
+                if isinstance(error, WorkerStuck)
+                else f"the worker ends, the ledger is lost to it: {error}",
             )
             self._ruin = error
             for event in (self._stop, self._drained, self._settled):
@@ -420,14 +441,16 @@ class Worker:
         """A thread cannot be stopped, and a coroutine may refuse. It keeps its slot; its lease runs out."""
         if not run.over:
             log.error(
-                "job %s: its handler does not stop; its slot is lost until it does, the job goes to another", run.claim.id
+                "job %s: its handler does not stop; its slot is lost until it does, the job goes to another",
+                run.claim.id,
             )
             self._office.leases.drop(run.claim.id, run.claim.fence)
             run.stuck = True
             self._leave_if_stuck()
 
     def _leave_if_stuck(self) -> None:
-        """A worker without a slot that could become free does nothing but hold its jobs: a new process is needed."""
+        """A worker without a slot that could become free does nothing but hold its jobs: a new process is
+        needed."""
         slots = self._options.concurrency
         if not self._stopping and sum(run.stuck for run in self.running) >= slots:
             self._leave(WorkerStuck(slots=slots, grace=self._options.grace))

@@ -1,1 +1,2 @@
-"""The contract of every ledger as tests, one class per topic. `towpath.testing.ledger_suite` puts them together."""
+"""The contract of every ledger as tests, one class per topic. `towpath.testing.ledger_suite` puts them
+together."""

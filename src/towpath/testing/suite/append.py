@@ -18,12 +18,24 @@ class AppendSuite(Suite):
 
     def test_a_plain_job_is_ready(self, desk: Desk) -> None:
         job = desk.add("a")
-        assert (job.state, job.reason, job.seq, job.queue, job.part) == (State.READY, Reason.NONE, 1, "q", None)
+        assert (job.state, job.reason, job.seq, job.queue, job.part) == (
+            State.READY,
+            Reason.NONE,
+            1,
+            "q",
+            None,
+        )
         assert (job.created_at, job.ready_at, job.expires_at) == (START, START, None)
         assert (job.started_at, job.finished_at, job.purge_at) == (None, None, None)
         assert (job.attempts, job.failures, job.losses, job.fence, job.waits) == (0, 0, 0, 0, 0)
         assert (job.owner, job.lease_until, job.lease_len, job.cancel_requested) == (None, None, None, None)
-        assert (job.settled_fence, job.settled_as, job.result, job.error, job.cursor) == (0, None, None, None, None)
+        assert (job.settled_fence, job.settled_as, job.result, job.error, job.cursor) == (
+            0,
+            None,
+            None,
+            None,
+            None,
+        )
 
     def test_every_field_of_the_spec_is_kept(self, desk: Desk) -> None:
         headers = {"a": "1", "ä": "\n", "empty": ""}
@@ -46,10 +58,20 @@ class AppendSuite(Suite):
             key=unique("k"),
             correlation_id="c",
         )
-        assert (job.kind, job.payload, job.content_type) == ("send", b"\0\xff" * 500, "application/octet-stream")
+        assert (job.kind, job.payload, job.content_type) == (
+            "send",
+            b"\0\xff" * 500,
+            "application/octet-stream",
+        )
         assert (dict(job.headers), job.priority, job.part, job.expires_at) == (headers, -7, "p", START + HOUR)
         assert (job.max_attempts, job.max_losses, job.timeout, job.retention) == (3, 2, 9 * SECOND, DAY)
-        assert (job.parent, job.generation, job.key, job.correlation_id, job.size) == ("mother", 4, "k", "c", 1000)
+        assert (job.parent, job.generation, job.key, job.correlation_id, job.size) == (
+            "mother",
+            4,
+            "k",
+            "c",
+            1000,
+        )
         assert job.key_policy == "unique"
 
     def test_a_large_payload_comes_back_whole(self, desk: Desk) -> None:
@@ -91,7 +113,10 @@ class AppendSuite(Suite):
             assert desk.append(spec("a", "other", payload=b"2", after=["nowhere"])) == (Placed("a", 1),)
 
     def test_an_id_given_twice_in_one_append_is_an_error(self, desk: Desk) -> None:
-        for twice in ((spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")), (spec("a"), spec("a", key=unique("k")))):
+        for twice in (
+            (spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")),
+            (spec("a"), spec("a", key=unique("k"))),
+        ):
             with desk.unchanged(), pytest.raises(InvalidInput, match=r"a.*each id once"):
                 desk.append(*twice)
         claim = desk.started("p")
@@ -99,7 +124,9 @@ class AppendSuite(Suite):
             desk.done(claim, [spec("c"), spec("c")])
 
     def test_an_id_in_two_appends_of_one_batch_is_one_job(self, desk: Desk) -> None:
-        first, second = desk.ask(Append((spec("a", payload=b"1"),)), Append((spec("a", payload=b"2"), spec("b"))))
+        first, second = desk.ask(
+            Append((spec("a", payload=b"1"),)), Append((spec("a", payload=b"2"), spec("b")))
+        )
         assert (first, second) == (Appended((Placed("a", 1),)), Appended((Placed("a", 1), Placed("b", 2))))
         assert desk.job("a").payload == b"1"
 
@@ -162,7 +189,11 @@ class DependencySuite(Suite):
         desk.add("canceled")
         desk.cancel("canceled")
         assert desk.add("a", after=["done"]).state is State.READY
-        desk.append(spec("b", after=["failed"]), spec("c", after=["canceled"]), spec("d", after=["canceled", "failed"]))
+        desk.append(
+            spec("b", after=["failed"]),
+            spec("c", after=["canceled"]),
+            spec("d", after=["canceled", "failed"]),
+        )
         assert desk.at("b", "c", "d") == "failed/dependency canceled/dependency failed/dependency"
         desk.append(spec("e", after=[anyway("failed"), anyway("canceled"), anyway("done")]))
         assert desk.at("e") == "ready"
@@ -187,7 +218,9 @@ class DependencySuite(Suite):
         desk.done(desk.started("done"))
         desk.fail(desk.started("failed"))
         desk.purge("done", "failed")
-        desk.append(spec("a", after=["done"]), spec("b", after=["failed"]), spec("c", after=[anyway("failed")]))
+        desk.append(
+            spec("a", after=["done"]), spec("b", after=["failed"]), spec("c", after=[anyway("failed")])
+        )
         assert desk.at("a", "b", "c") == "ready failed/dependency ready"
 
     def test_on_what_is_long_gone_is_an_error(self, desk: Desk) -> None:
@@ -195,7 +228,9 @@ class DependencySuite(Suite):
         desk.purge("done")
         desk.jump(HOUR)
         desk.upkeep()
-        assert desk.refusal(UnknownDependency, Append((spec("a", after=["done"]),))).details == {"ids": ("done",)}
+        assert desk.refusal(UnknownDependency, Append((spec("a", after=["done"]),))).details == {
+            "ids": ("done",)
+        }
 
     def test_on_groups(self, desk: Desk) -> None:
         desk.open("g")
@@ -217,7 +252,9 @@ class DependencySuite(Suite):
                 claim = desk.take()
                 _ = desk.done(claim) if outcome == "done" else desk.fail(claim)
         desk.append(spec("a", after=[whole_group("good")]), spec("b", after=[whole_group("bad")]))
-        desk.append(spec("c", after=[whole_group("ugly")]), spec("d", after=[whole_group("bad", run_anyway=True)]))
+        desk.append(
+            spec("c", after=[whole_group("ugly")]), spec("d", after=[whole_group("bad", run_anyway=True)])
+        )
         assert desk.at("a", "b", "c", "d") == "ready failed/dependency canceled/dependency ready"
 
     def test_the_same_dependency_twice_counts_once_and_success_outweighs(self, desk: Desk) -> None:
@@ -279,7 +316,9 @@ class DependencySuite(Suite):
 
     def test_a_cycle_through_a_group_inside_one_append(self, desk: Desk) -> None:
         desk.open("g")
-        desk.refusal(DependencyCycle, Append((spec("a", group="g", after=["b"]), spec("b", after=[whole_group("g")]))))
+        desk.refusal(
+            DependencyCycle, Append((spec("a", group="g", after=["b"]), spec("b", after=[whole_group("g")])))
+        )
 
     def test_an_unknown_group_is_an_error(self, desk: Desk) -> None:
         assert desk.refusal(UnknownGroup, Append((spec("a"), spec("b", group="g")))).details == {"group": "g"}

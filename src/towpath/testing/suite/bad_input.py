@@ -170,7 +170,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "negative version": (lambda: Note(key="k", value=b"", expect=-1), "expect"),
     "note with a gate that is none": (lambda: Note(key="k", value=b"", gates=(Done(),)), "gates"),  # type: ignore[arg-type]
     "gates in a settle": (
-        lambda: Settle("a", 1, Done(), (), (Note(key="k", value=b"", gates=(SetPart(queue="q", part="p"),)),)),
+        lambda: Settle(
+            "a", 1, Done(), (), (Note(key="k", value=b"", gates=(SetPart(queue="q", part="p"),)),)
+        ),
         "notes",
     ),
     "note that never lives": (lambda: Note(key="k", value=b"", ttl=0), "ttl"),

@@ -96,7 +96,11 @@ class BatchSuite(Suite):
         assert (job.created_at, job.ready_at) == (START + 5 * SECOND, START + 6 * SECOND)
 
     def test_seq_counts_from_one_in_list_order(self, desk: Desk) -> None:
-        assert desk.append(spec("b"), spec("a"), spec("c")) == (Placed("b", 1), Placed("a", 2), Placed("c", 3))
+        assert desk.append(spec("b"), spec("a"), spec("c")) == (
+            Placed("b", 1),
+            Placed("a", 2),
+            Placed("c", 3),
+        )
         assert [desk.job(id).seq for id in "bac"] == [1, 2, 3]
 
     def test_seq_is_not_used_by_refused_or_repeated_specs(self, desk: Desk) -> None:

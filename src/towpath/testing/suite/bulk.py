@@ -51,7 +51,11 @@ class CancelSuite(Suite):
 
     def test_members_of_a_group(self, desk: Desk) -> None:
         desk.open("g")
-        desk.append(spec("a", group="g"), spec("b", group="g"), spec("w", "o", after=[whole_group("g", run_anyway=True)]))
+        desk.append(
+            spec("a", group="g"),
+            spec("b", group="g"),
+            spec("w", "o", after=[whole_group("g", run_anyway=True)]),
+        )
         desk.seal("g")
         assert desk.cancel(group="g") == Canceled(2, 0)
         assert (desk.group("g").outcome, desk.at("w")) == (State.CANCELED, "ready")
@@ -108,7 +112,9 @@ class PurgeSuite(Suite):
     def test_only_finished_jobs_are_deleted(self, desk: Desk) -> None:
         desk.done(desk.started("done"))
         desk.fail(desk.started("failed"))
-        desk.append(spec("canceled"), spec("ready"), spec("scheduled", delay=1), spec("blocked", after=["ready"]))
+        desk.append(
+            spec("canceled"), spec("ready"), spec("scheduled", delay=1), spec("blocked", after=["ready"])
+        )
         desk.cancel("canceled")
         desk.add("running", "r")
         desk.take("r")

@@ -27,7 +27,9 @@ class ClaimSuite(Suite):
         assert desk.counts() == Counts(running=1)
 
     def test_by_priority_then_seq(self, desk: Desk) -> None:
-        desk.append(spec("a", priority=5), spec("b", priority=-1), spec("c", priority=5), spec("d", priority=0))
+        desk.append(
+            spec("a", priority=5), spec("b", priority=-1), spec("c", priority=5), spec("d", priority=0)
+        )
         assert ids(desk.claim(n=3)) == ["b", "d", "a"]
         assert ids(desk.claim(n=3)) == ["c"]
         assert desk.claim(n=3) == []
@@ -46,14 +48,22 @@ class ClaimSuite(Suite):
 
     def test_upto_bounds_a_want_and_those_before_it_together(self, desk: Desk) -> None:
         desk.append(*[spec(f"{queue}{n}", queue) for queue in "xy" for n in range(4)])
-        wants = Want("x", 1, upto=3), Want("y", 1, upto=3), Want("x", 9, upto=3), Want("y", 9, upto=3), Want("y", 1, upto=4)
+        wants = (
+            Want("x", 1, upto=3),
+            Want("y", 1, upto=3),
+            Want("x", 9, upto=3),
+            Want("y", 9, upto=3),
+            Want("y", 1, upto=4),
+        )
         assert ids(desk.claim(*wants)) == ["x0", "y0", "x1", "y1"]
         assert ids(desk.claim(Want("nowhere", 2, upto=2), *wants[3:])) == ["y2", "y3"]
         assert ids(desk.claim(Want("x", 9, upto=0))) == []
         assert ids(desk.claim(*wants)) == ["x2", "x3"]
 
     def test_once_of_a_claim_bounds_all_its_wants_together(self, desk: Desk) -> None:
-        desk.append(*[spec(f"{queue}{n}", queue, max_attempts=1 + n // 2) for queue in "xy" for n in range(3)])
+        desk.append(
+            *[spec(f"{queue}{n}", queue, max_attempts=1 + n // 2) for queue in "xy" for n in range(3)]
+        )
         wants = Want("x", 9), Want("y", 9), Want("x", 9)
         claim = Claim(owner="w", wants=wants, lease=LEASE, once=3)
         assert ids(desk.do(Claimed, claim).claims) == ["x0", "x1", "x2", "y0"]
@@ -65,7 +75,9 @@ class ClaimSuite(Suite):
         assert ids(desk.claim("q", "*", n=2)) == ["a", "b"]
 
     def test_a_pattern_takes_the_best_of_all_its_queues(self, desk: Desk) -> None:
-        desk.append(spec("a", "t/1"), spec("b", "t/2", priority=1), spec("c", "u/1", priority=0), spec("d", "t/2"))
+        desk.append(
+            spec("a", "t/1"), spec("b", "t/2", priority=1), spec("c", "u/1", priority=0), spec("d", "t/2")
+        )
         desk.append(spec("e", "t/1", priority=1))
         assert ids(desk.claim("t/*", n=9)) == ["b", "e", "a", "d"]
 
@@ -84,7 +96,9 @@ class ClaimSuite(Suite):
         assert desk.claim(n=9) == []
 
     def test_due_jobs_are_promoted(self, desk: Desk) -> None:
-        desk.append(spec("a", delay=SECOND), spec("b", delay=2 * SECOND), spec("c", delay=SECOND, priority="high"))
+        desk.append(
+            spec("a", delay=SECOND), spec("b", delay=2 * SECOND), spec("c", delay=SECOND, priority="high")
+        )
         desk.jump(SECOND)
         assert ids(desk.claim(n=9)) == ["c", "a"]
         assert desk.counts() == Counts(running=2, scheduled=1)
@@ -118,7 +132,10 @@ class ClaimSuite(Suite):
         desk.append(spec("delayed", delay=SECOND), spec("first", delay=SECOND, priority="high"))
         desk.jump(SECOND)
         assert ids(desk.claim()) == ["first"]
-        assert desk.at("j0", "j1", "j2", "j3", "delayed") == "ready/retry ready/snoozed ready/released ready ready"
+        assert (
+            desk.at("j0", "j1", "j2", "j3", "delayed")
+            == "ready/retry ready/snoozed ready/released ready ready"
+        )
 
     def test_expired_jobs_are_never_returned(self, desk: Desk) -> None:
         desk.append(spec("a", ttl=SECOND), spec("b", ttl=SECOND + 1), spec("c", delay=SECOND, ttl=SECOND))
@@ -242,7 +259,10 @@ class QueueGateSuite(Suite):
         desk.set_part("p", rate=Rate(1, 2 * SECOND))
         for outcome in (Release(), Refuse()):
             claim = desk.take()
-            assert (desk.queue().next_at, desk.part("p").next_at) == (desk.now + SECOND, desk.now + 2 * SECOND)
+            assert (desk.queue().next_at, desk.part("p").next_at) == (
+                desk.now + SECOND,
+                desk.now + 2 * SECOND,
+            )
             desk.settle(claim, outcome)
             assert (desk.queue().next_at, desk.part("p").next_at) == (desk.now, desk.now)
 
@@ -300,7 +320,8 @@ def _lose_twice(desk: Desk, *specs: Spec) -> None:
 
 
 class SuspectSuite(Suite):
-    """Jobs that lost their lease twice: they come back late and apart, and a claim says how many of them it takes."""
+    """Jobs that lost their lease twice: they come back late and apart, and a claim says how many of them it
+    takes."""
 
     def test_a_second_loss_is_followed_by_a_delay(self, desk: Desk) -> None:
         desk.started("a")

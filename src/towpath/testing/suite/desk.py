@@ -90,7 +90,8 @@ def ids(claims: Sequence[Held]) -> list[str]:
 
 @contextmanager
 def checked(ledger: Ledger) -> Iterator[Ledger]:
-    """For a ledger's fixture: hand it to the test, demand afterwards that everything adds up, and close it."""
+    """For a ledger's fixture: hand it to the test, demand afterwards that everything adds up, and close
+    it."""
     try:
         yield ledger
         assert ledger.check() == []
@@ -99,7 +100,8 @@ def checked(ledger: Ledger) -> Iterator[Ledger]:
 
 
 class Bench:
-    """A ledger and a time, to ask and to look. `now` is passed with every batch; only `jump` and `advance` move it."""
+    """A ledger and a time, to ask and to look. `now` is passed with every batch; only `jump` and `advance`
+    move it."""
 
     def __init__(self, ledger: Ledger, now: int = START) -> None:
         self.ledger = ledger
@@ -112,8 +114,8 @@ class Bench:
         self.now += micros
 
     def advance(self, micros: int, step: int = LEASE // 4) -> None:
-        """Time passes as it does for a ledger that lives: in steps too small to look like a jump, each of them applied
-        (with a heartbeat for nothing, which writes nothing)."""
+        """Time passes as it does for a ledger that lives: in steps too small to look like a jump, each of
+        them applied (with a heartbeat for nothing, which writes nothing)."""
         until = self.now + micros
         while self.now < until:
             self.now = min(until, self.now + step)
@@ -183,7 +185,8 @@ class Bench:
 
 
 class Desk(Bench):
-    """A bench with a verb for every command. A verb demands its answer; `refusal` is for what should be refused."""
+    """A bench with a verb for every command. A verb demands its answer; `refusal` is for what should be
+    refused."""
 
     def append(self, *specs: Spec) -> tuple[Placed, ...]:
         return self.do(_Appended, Append(specs)).jobs
@@ -219,7 +222,9 @@ class Desk(Bench):
         assert claim.id == id
         return claim
 
-    def settle(self, claim: Held, outcome: Outcome, spawn: Sequence[Spec] = (), notes: Sequence[Note] = ()) -> Settled:
+    def settle(
+        self, claim: Held, outcome: Outcome, spawn: Sequence[Spec] = (), notes: Sequence[Note] = ()
+    ) -> Settled:
         return self.do(Settled, Settle(claim.id, claim.fence, outcome, tuple(spawn), tuple(notes)))
 
     def done(self, claim: Held, spawn: Sequence[Spec] = (), notes: Sequence[Note] = ()) -> Settled:
@@ -260,7 +265,8 @@ class Desk(Bench):
 
 
 class Suite:
-    """What every class of the suite starts from. A subclass for a ledger adds the fixture `ledger`, which may use `clock`."""
+    """What every class of the suite starts from. A subclass for a ledger adds the fixture `ledger`, which may
+    use `clock`."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:

@@ -18,7 +18,9 @@ class CascadeSuite(Suite):
     """What the end of one job does to those that wait for it."""
 
     def test_a_failure_takes_all_that_need_it(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("b", after=["a"]), spec("c", after=["b"]), spec("d", after=["c"]), spec("x"))
+        desk.append(
+            spec("a"), spec("b", after=["a"]), spec("c", after=["b"]), spec("d", after=["c"]), spec("x")
+        )
         desk.fail(desk.take())
         assert desk.at("b", "c", "d", "x") == "failed/dependency failed/dependency failed/dependency ready"
         job = desk.job("d")
@@ -45,7 +47,9 @@ class CascadeSuite(Suite):
         assert desk.at("b", "c") == "failed/dependency ready"
 
     def test_one_need_in_a_diamond_is_enough(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("b", after=["a"]), spec("c", after=[anyway("a")]), spec("d", after=["b", "c"]))
+        desk.append(
+            spec("a"), spec("b", after=["a"]), spec("c", after=[anyway("a")]), spec("d", after=["b", "c"])
+        )
         desk.fail(desk.take())
         assert desk.at("b", "c", "d") == "failed/dependency ready failed/dependency"
 
@@ -114,7 +118,9 @@ class GroupSuite(Suite):
 
     def test_a_sealed_member_still_waits_for_its_dependencies(self, desk: Desk) -> None:
         desk.open("g")
-        desk.append(spec("a", group="g"), spec("b", group="g", after=["a"]), spec("c", group="g", delay=SECOND))
+        desk.append(
+            spec("a", group="g"), spec("b", group="g", after=["a"]), spec("c", group="g", delay=SECOND)
+        )
         assert [desk.job(id).waits for id in "abc"] == [1, 2, 1]
         desk.seal("g")
         assert desk.at("a", "b", "c") == "ready blocked scheduled/delay"
@@ -180,7 +186,12 @@ class GroupSuite(Suite):
         assert desk.group("g").state is GroupState.ABORTING
         desk.done(b)
         group = desk.group("g")
-        assert (group.state, group.outcome, group.done, group.canceled) == (GroupState.CLOSED, State.FAILED, 1, 2)
+        assert (group.state, group.outcome, group.done, group.canceled) == (
+            GroupState.CLOSED,
+            State.FAILED,
+            1,
+            2,
+        )
 
     def test_failure_aborts_an_open_group_too(self, desk: Desk) -> None:
         desk.fail(desk.started("x"))
@@ -195,7 +206,10 @@ class GroupSuite(Suite):
         claim = desk.take()
         desk.abort("g")
         assert desk.at("m0", "m1", "m2") == "running canceled/aborted canceled/aborted"
-        assert (desk.job("m0").cancel_requested, desk.group("g").state) == (Reason.ABORTED, GroupState.ABORTING)
+        assert (desk.job("m0").cancel_requested, desk.group("g").state) == (
+            Reason.ABORTED,
+            GroupState.ABORTING,
+        )
         desk.settle(claim, Retry())
         assert desk.at("m0") == "canceled/aborted"
         assert desk.group("g").outcome is State.CANCELED
@@ -279,7 +293,10 @@ class GroupSuite(Suite):
 
     def test_waiters_of_a_failed_group(self, desk: Desk) -> None:
         group_of(desk, 1)
-        desk.append(spec("a", "o", after=[whole_group("g")]), spec("b", "o", after=[whole_group("g", run_anyway=True)]))
+        desk.append(
+            spec("a", "o", after=[whole_group("g")]),
+            spec("b", "o", after=[whole_group("g", run_anyway=True)]),
+        )
         desk.append(spec("c", "o", after=["a"]))
         desk.seal("g")
         desk.fail(desk.take())
@@ -287,7 +304,10 @@ class GroupSuite(Suite):
 
     def test_waiters_of_a_canceled_group(self, desk: Desk) -> None:
         group_of(desk, 1)
-        desk.append(spec("a", "o", after=[whole_group("g")]), spec("b", "o", after=[whole_group("g", run_anyway=True)]))
+        desk.append(
+            spec("a", "o", after=[whole_group("g")]),
+            spec("b", "o", after=[whole_group("g", run_anyway=True)]),
+        )
         desk.abort("g")
         assert desk.at("a", "b") == "canceled/dependency ready"
 
@@ -309,7 +329,8 @@ class ThenSuite(Suite):
     @pytest.mark.parametrize("ending", ["done", "failed", "canceled"])
     def test_then_is_appended_when_the_group_ends_so(self, desk: Desk, ending: str) -> None:
         then = {
-            each: (spec("ignored", each), spec("ignored", each, priority="high")) for each in ("done", "failed", "canceled")
+            each: (spec("ignored", each), spec("ignored", each, priority="high"))
+            for each in ("done", "failed", "canceled")
         }
         group_of(desk, 1, then=then)
         desk.seal("g")

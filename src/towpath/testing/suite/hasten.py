@@ -51,7 +51,10 @@ class HastenSuite(Suite):
         assert [desk.job(id).priority for id in "abcd"] == [0, 0, 5, 0]
 
     def test_inside_a_part(self, desk: Desk) -> None:
-        desk.append(*[spec(f"{part}{n}", part=part, priority=n) for part in "st" for n in (7, 9)], spec("loose", priority=8))
+        desk.append(
+            *[spec(f"{part}{n}", part=part, priority=n) for part in "st" for n in (7, 9)],
+            spec("loose", priority=8),
+        )
         desk.jump(10 * SECOND)
         desk.append(*[spec(f"{part}new", part=part, priority="high") for part in "st"])
         assert self.hasten(desk) == Hastened(5)
@@ -62,7 +65,11 @@ class HastenSuite(Suite):
     def test_at_most_so_many_at_a_time(self, desk: Desk) -> None:
         desk.append(*[spec(f"{n}", priority=5 + n % 3, part="p" if n % 2 else None) for n in range(10)])
         desk.jump(10 * SECOND)
-        assert [self.hasten(desk, limit=4) for _ in range(3)] == [Hastened(4, True), Hastened(4, True), Hastened(2)]
+        assert [self.hasten(desk, limit=4) for _ in range(3)] == [
+            Hastened(4, True),
+            Hastened(4, True),
+            Hastened(2),
+        ]
 
     def test_a_hastened_job_is_claimed_once_and_keeps_its_place(self, desk: Desk) -> None:
         desk.append(spec("a", priority="low"), spec("b", priority="low"))
@@ -74,8 +81,8 @@ class HastenSuite(Suite):
         assert desk.claim(n=9) == []
 
     def test_low_is_never_starved(self, desk: Desk) -> None:
-        """One job a second is run and two of high priority come in: without ageing the low one would never run. With 10 s of it
-        only those of high priority that were appended before it can still come first."""
+        """One job a second is run and two of high priority come in: without ageing the low one would never
+        run. With 10 s of it only those of high priority that were appended before it can still come first."""
         desk.append(*[spec(f"before{n}", priority="high") for n in range(15)], spec("low", priority="low"))
         started = None
         for second in range(60):

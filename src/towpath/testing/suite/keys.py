@@ -6,7 +6,18 @@ from towpath.core.checks import HOUR, SECOND
 from towpath.core.commands import Append, Placed, Renew, Renewed
 from towpath.core.job import Fail, Key, KeyPolicy, Reason, Retry, State, Stop
 from towpath.errors import DependencyCycle, QueueFull
-from towpath.testing.suite.desk import LEASE, Desk, Suite, anyway, ids, replace, serial, spec, unique, whole_group
+from towpath.testing.suite.desk import (
+    LEASE,
+    Desk,
+    Suite,
+    anyway,
+    ids,
+    replace,
+    serial,
+    spec,
+    unique,
+    whole_group,
+)
 
 
 class UniqueSuite(Suite):
@@ -31,7 +42,11 @@ class UniqueSuite(Suite):
             claim = desk.started(f"a{n}", key=unique("k"))
             if end == "canceled":
                 desk.cancel(claim.id)
-            _ = desk.done(claim) if end == "done" else desk.settle(claim, Fail() if end == "failed" else Retry())
+            _ = (
+                desk.done(claim)
+                if end == "done"
+                else desk.settle(claim, Fail() if end == "failed" else Retry())
+            )
             assert desk.job(claim.id).state == end
         assert desk.add("z", key=unique("k")).state is State.READY
 
@@ -82,7 +97,10 @@ class UniqueSuite(Suite):
         assert desk.at("c") == "ready"
 
     def test_two_of_one_append(self, desk: Desk) -> None:
-        assert desk.append(spec("a", key=unique("k")), spec("b", key=unique("k"))) == (Placed("a", 1), Placed("a", 1))
+        assert desk.append(spec("a", key=unique("k")), spec("b", key=unique("k"))) == (
+            Placed("a", 1),
+            Placed("a", 1),
+        )
         assert desk.found() == ["a"]
 
     def test_a_refused_id_waiting_for_the_winner_is_no_cycle(self, desk: Desk) -> None:
@@ -90,7 +108,11 @@ class UniqueSuite(Suite):
         assert desk.append(spec("b", key=unique("k"), after=["a"])) == (Placed("a", 1),)
 
     def test_keys_are_global_in_their_namespace(self, desk: Desk) -> None:
-        desk.append(spec("a", "x/1", key=unique("k")), spec("b", "y/1", key=unique("k")), spec("c", "p", key=unique("k")))
+        desk.append(
+            spec("a", "x/1", key=unique("k")),
+            spec("b", "y/1", key=unique("k")),
+            spec("c", "p", key=unique("k")),
+        )
         assert desk.append(spec("d", "x/2", key=unique("k"))) == (Placed("a", 1),)
         assert desk.append(spec("e", "r", key=unique("k"))) == (Placed("c", 3),)
 
@@ -322,7 +344,9 @@ class SerialSuite(Suite):
     """One at a time, from claim to settle."""
 
     def test_one_at_a_time(self, desk: Desk) -> None:
-        desk.append(spec("a", key=serial("k")), spec("b", key=serial("k")), spec("c", key=serial("other")), spec("d"))
+        desk.append(
+            spec("a", key=serial("k")), spec("b", key=serial("k")), spec("c", key=serial("other")), spec("d")
+        )
         claims = desk.claim(n=9)
         assert sorted(ids(claims)) == ["a", "c", "d"]
         assert desk.claim(n=9) == []

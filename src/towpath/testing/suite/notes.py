@@ -135,7 +135,10 @@ class NoteSuite(Suite):
 
     def test_a_refused_note_sets_no_gates(self, desk: Desk) -> None:
         with desk.unchanged():
-            desk.refusal(NoteConflict, Note(key="k", value=b"1", expect=3, gates=(SetPart(queue="q", part="p", cap=1),)))
+            desk.refusal(
+                NoteConflict,
+                Note(key="k", value=b"1", expect=3, gates=(SetPart(queue="q", part="p", cap=1),)),
+            )
 
     def test_an_empty_value_is_a_value(self, desk: Desk) -> None:
         desk.write("k", b"")

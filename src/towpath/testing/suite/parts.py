@@ -65,7 +65,9 @@ class PartSuite(Suite):
         assert sorted(taken[4:]) == ["_2", "a2"]
 
     def test_inside_a_part_priority_and_seq_rule(self, desk: Desk) -> None:
-        desk.append(spec("a", part="p"), spec("b", part="p", priority="high"), spec("c", part="p", priority="low"))
+        desk.append(
+            spec("a", part="p"), spec("b", part="p", priority="high"), spec("c", part="p", priority="low")
+        )
         assert ids(desk.claim(n=3)) == ["b", "a", "c"]
 
     def test_priority_does_not_jump_the_turn_of_another_part(self, desk: Desk) -> None:
@@ -259,7 +261,9 @@ class QuotaSuite(Suite):
 
     def test_a_part_takes_as_many_as_its_capacity(self, desk: Desk) -> None:
         desk.set_part("p", capacity=3)
-        desk.append(spec("a", part="p"), spec("b", part="p", delay=SECOND), spec("c", part="p", after=[need("a")]))
+        desk.append(
+            spec("a", part="p"), spec("b", part="p", delay=SECOND), spec("c", part="p", after=[need("a")])
+        )
         refusal = desk.refusal(PartFull, Append((spec("d", part="p"),)))
         assert refusal.details == {
             "queue": "q",

@@ -17,7 +17,11 @@ class PauseSuite(Suite):
 
     def test_an_unsealed_group_is_paused(self, desk: Desk) -> None:
         desk.open("g")
-        specs = [spec("a", group="g"), spec("b", group="g", after=["a"]), spec("c", group="g", delay=60 * SECOND)]
+        specs = [
+            spec("a", group="g"),
+            spec("b", group="g", after=["a"]),
+            spec("c", group="g", delay=60 * SECOND),
+        ]
         desk.append(*specs, spec("d", group="g", part="p"))
         desk.seal("g")
         desk.unseal("g")

@@ -17,7 +17,9 @@ class ProxySuite(Suite):
         """A sealed group g of a, of one that w represents, and of b."""
         desk.add("w", "o", key=unique("k"))
         desk.open("g", **fields)
-        placed = desk.append(spec("a", group="g"), spec("x", "o", group="g", key=unique("k")), spec("b", group="g"))
+        placed = desk.append(
+            spec("a", group="g"), spec("x", "o", group="g", key=unique("k")), spec("b", group="g")
+        )
         assert [place.id for place in placed] == ["a", "w", "b"]
         desk.seal("g")
 
@@ -27,7 +29,11 @@ class ProxySuite(Suite):
         assert (desk.group("g").total, desk.group("g").unfinished) == (3, 3)
         for claim in desk.claim(n=2):
             desk.done(claim)
-        assert (desk.group("g").state, desk.group("g").unfinished, desk.at("then")) == (GroupState.SEALED, 1, "blocked")
+        assert (desk.group("g").state, desk.group("g").unfinished, desk.at("then")) == (
+            GroupState.SEALED,
+            1,
+            "blocked",
+        )
         desk.done(desk.take("o"))
         group = desk.group("g")
         assert (group.outcome, group.total, group.done, desk.at("then")) == (State.DONE, 3, 3, "ready")
@@ -77,7 +83,11 @@ class ProxySuite(Suite):
         for group in "gh":
             desk.seal(group)
         desk.abort("h")
-        assert (desk.at("w"), desk.group("g").outcome, desk.group("g").canceled) == ("canceled/aborted", State.CANCELED, 1)
+        assert (desk.at("w"), desk.group("g").outcome, desk.group("g").canceled) == (
+            "canceled/aborted",
+            State.CANCELED,
+            1,
+        )
 
     def test_an_abort_does_not_touch_the_winner(self, desk: Desk) -> None:
         self.joined(desk)
@@ -100,15 +110,24 @@ class ProxySuite(Suite):
         for claim in desk.claim(n=2):
             desk.done(claim)
         desk.fail(desk.take("o"))
-        assert desk.revive("then").refused == (("then", "group g, which it needs, is failed; revive w first"),)
+        assert desk.revive("then").refused == (
+            ("then", "group g, which it needs, is failed; revive w first"),
+        )
         assert desk.revive("w") == Revived(2)
-        assert (desk.group("g").state, desk.group("g").unfinished, desk.at("then")) == (GroupState.SEALED, 1, "blocked/revived")
+        assert (desk.group("g").state, desk.group("g").unfinished, desk.at("then")) == (
+            GroupState.SEALED,
+            1,
+            "blocked/revived",
+        )
         desk.done(desk.take("o"))
         assert (desk.group("g").outcome, desk.at("then")) == (State.DONE, "ready")
 
     def test_a_group_that_is_closed_is_not_joined(self, desk: Desk) -> None:
         self.joined(desk)
-        assert desk.refusal(GroupClosed, Append((spec("y", group="g", key=unique("k")),))).details["group"] == "g"
+        assert (
+            desk.refusal(GroupClosed, Append((spec("y", group="g", key=unique("k")),))).details["group"]
+            == "g"
+        )
         desk.refusal(UnknownGroup, Append((spec("y", "o", group="nowhere", key=unique("k")),)))
 
     def test_the_same_append_again_counts_nothing_twice(self, desk: Desk) -> None:
@@ -145,10 +164,14 @@ class ProxySuite(Suite):
         self.joined(desk)
         desk.refusal(DependencyCycle, Append((spec("n", "o", key=replace("k"), after=[whole_group("g")]),)))
 
-    def test_a_newer_job_that_waits_for_a_group_of_the_winner_and_its_proxies_is_a_cycle(self, desk: Desk) -> None:
+    def test_a_newer_job_that_waits_for_a_group_of_the_winner_and_its_proxies_is_a_cycle(
+        self, desk: Desk
+    ) -> None:
         desk.open("g")
         desk.append(spec("w", group="g", key=unique("k")), spec("x", group="g", key=unique("k")))
-        desk.refusal(DependencyCycle, Append((spec("n", key=replace("k"), after=[whole_group("g", run_anyway=True)]),)))
+        desk.refusal(
+            DependencyCycle, Append((spec("n", key=replace("k"), after=[whole_group("g", run_anyway=True)]),))
+        )
 
     def test_children_join_by_proxy(self, desk: Desk) -> None:
         desk.add("w", "o", key=unique("k"))
@@ -156,7 +179,11 @@ class ProxySuite(Suite):
         desk.add("a", group="g")
         desk.seal("g")
         desk.done(desk.take(), [spec("x", "o", group="g", key=unique("k"))])
-        assert (desk.group("g").state, desk.group("g").total, desk.group("g").unfinished) == (GroupState.SEALED, 2, 1)
+        assert (desk.group("g").state, desk.group("g").total, desk.group("g").unfinished) == (
+            GroupState.SEALED,
+            2,
+            1,
+        )
         desk.done(desk.take("o"))
         assert desk.group("g").outcome is State.DONE
 

@@ -83,9 +83,13 @@ class ReadSuite(Suite):
     )
     def test_find_by_every_condition(self, desk: Desk, query: dict[str, Any], expected: list[str]) -> None:
         desk.open("g")
-        desk.append(spec("a", "x/1", headers={"tenant": "7", "x": "y"}), spec("b", "x/2", part="p", kind="mail"))
+        desk.append(
+            spec("a", "x/1", headers={"tenant": "7", "x": "y"}), spec("b", "x/2", part="p", kind="mail")
+        )
         desk.append(spec("c", "y", group="g", headers={"tenant": "8"}))
-        desk.append(spec("d", "y", key=unique("k"), kind="mail", headers={"tenant": "7"}, correlation_id="cc"))
+        desk.append(
+            spec("d", "y", key=unique("k"), kind="mail", headers={"tenant": "7"}, correlation_id="cc")
+        )
         desk.take("x/1", owner="w1")
         desk.jump(SECOND)
         desk.append(spec("e", "x/1", delay=SECOND, correlation_id="cc"))
@@ -102,7 +106,13 @@ class ReadSuite(Suite):
         claim = desk.started("a", payload=b"p", headers={"h": "1"})
         desk.settle(claim, Retry(error="boom"))
         (job,) = ledger.find(Query(bodies=False)).jobs
-        assert (job.payload, dict(job.headers), job.result, job.error, job.cursor) == (b"", {}, None, None, None)
+        assert (job.payload, dict(job.headers), job.result, job.error, job.cursor) == (
+            b"",
+            {},
+            None,
+            None,
+            None,
+        )
         assert (job.id, job.size, job.failures) == ("a", 1, 1)
 
     @pytest.mark.parametrize("oldest_first", [True, False])
@@ -126,7 +136,9 @@ class ReadSuite(Suite):
         assert ledger.find(Query(limit=1)).next is not None
 
     @pytest.mark.parametrize("oldest_first", [True, False])
-    def test_pages_have_no_doubles_or_gaps_while_others_insert_and_delete(self, desk: Desk, oldest_first: bool) -> None:
+    def test_pages_have_no_doubles_or_gaps_while_others_insert_and_delete(
+        self, desk: Desk, oldest_first: bool
+    ) -> None:
         before = [f"j{n}" for n in range(20)]
         desk.append(*[spec(id) for id in before])
         seen: list[str] = []
@@ -177,7 +189,9 @@ class ReadSuite(Suite):
         assert desk.queue().oldest_ready == START + 3 * SECOND
 
     def test_a_queue_has_its_settings(self, desk: Desk) -> None:
-        desk.set_queue("x", paused=True, why="w", capacity=1, cap=2, rate=Rate(3), retention=4, keep=5, not_before=6)
+        desk.set_queue(
+            "x", paused=True, why="w", capacity=1, cap=2, rate=Rate(3), retention=4, keep=5, not_before=6
+        )
         view = desk.queue("x")
         assert (view.name, view.paused, view.why, view.capacity, view.cap) == ("x", True, "w", 1, 2)
         assert (view.rate, view.retention, view.keep, view.next_at) == (Rate(3), 4, 5, 6)
@@ -202,13 +216,17 @@ class ExplainSuite(Suite):
         self.explain(desk, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
 
     def test_explain_names_the_culprit(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("x", "other"), spec("b", after=["a", anyway("x")]), spec("c", after=["b", "x"]))
+        desk.append(
+            spec("a"), spec("x", "other"), spec("b", after=["a", anyway("x")]), spec("c", after=["b", "x"])
+        )
         desk.add("d", after=["c"])
         desk.jump(SECOND)
         desk.fail(desk.take())
         desk.jump(SECOND)
         desk.fail(desk.take("other"))
-        text = f"finished: failed (dependency) at {when(START + SECOND)}, because job a failed (fatal): broken"
+        text = (
+            f"finished: failed (dependency) at {when(START + SECOND)}, because job a failed (fatal): broken"
+        )
         for id in ("b", "c", "d"):
             self.explain(desk, id, Gate.FINISHED, text, by=("a",), count=1, until=START + SECOND)
         desk.append(spec("e", after=["d", "x"]), spec("f", "other"), spec("g", after=["f"]))
@@ -224,11 +242,18 @@ class ExplainSuite(Suite):
             until=desk.now,
         )
         desk.purge("f")
-        self.explain(desk, "g", Gate.FINISHED, f"finished: canceled (dependency) at {when(desk.now)}", until=desk.now)
+        self.explain(
+            desk, "g", Gate.FINISHED, f"finished: canceled (dependency) at {when(desk.now)}", until=desk.now
+        )
 
     def test_explain_names_the_culprit_in_a_group(self, desk: Desk) -> None:
         desk.open("g")
-        desk.append(spec("a", group="g"), spec("b", group="g"), spec("c", after=[whole_group("g")]), spec("d", after=["c"]))
+        desk.append(
+            spec("a", group="g"),
+            spec("b", group="g"),
+            spec("c", after=[whole_group("g")]),
+            spec("d", after=["c"]),
+        )
         desk.seal("g")
         first, second = desk.claim(n=2)
         desk.fail(first)
@@ -242,7 +267,13 @@ class ExplainSuite(Suite):
         until = START + LEASE
         self.explain(desk, "a", Gate.RUNNING, f"leased by worker until {when(until)}", until=until)
         desk.cancel("a")
-        self.explain(desk, "a", Gate.RUNNING, f"leased by worker until {when(until)}, asked to stop (requested)", until=until)
+        self.explain(
+            desk,
+            "a",
+            Gate.RUNNING,
+            f"leased by worker until {when(until)}, asked to stop (requested)",
+            until=until,
+        )
 
     def test_explain_waits(self, desk: Desk) -> None:
         desk.append(spec("a"), spec("b", after=["a"]))
@@ -252,7 +283,9 @@ class ExplainSuite(Suite):
         desk.append(*[spec(f"j{n}") for n in range(8)], spec("z", after=[f"j{n}" for n in range(8)]))
         desk.done(desk.take())
         names = ("j1", "j2", "j3", "j4", "j5")
-        self.explain(desk, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7)
+        self.explain(
+            desk, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7
+        )
 
     def test_explain_waits_for_groups(self, desk: Desk) -> None:
         desk.open("g")
@@ -264,7 +297,9 @@ class ExplainSuite(Suite):
         desk.open("g")
         desk.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
         self.explain(desk, "a", Gate.UNSEALED, "group g is not sealed", by=("g",), count=1)
-        self.explain(desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1)
+        self.explain(
+            desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1
+        )
 
     def test_explain_group_paused(self, desk: Desk) -> None:
         desk.open("g")
@@ -273,7 +308,9 @@ class ExplainSuite(Suite):
         desk.unseal("g", "a new disk")
         text = "group g is paused: a new disk; `towpath groups resume g` lets it go on"
         self.explain(desk, "a", Gate.GROUP_PAUSED, text, by=("g",), count=1)
-        self.explain(desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is paused: a new disk", by=("a",), count=1)
+        self.explain(
+            desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is paused: a new disk", by=("a",), count=1
+        )
 
     def test_explain_scheduled(self, desk: Desk) -> None:
         desk.add("a", delay=SECOND)
@@ -303,7 +340,9 @@ class ExplainSuite(Suite):
         desk.append(spec("a"), spec("b"))
         desk.take()
         until = START + 2 * SECOND
-        self.explain(desk, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until)
+        self.explain(
+            desk, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until
+        )
 
     def test_explain_queue_cap(self, desk: Desk) -> None:
         desk.set_queue(cap=2)
@@ -332,7 +371,13 @@ class ExplainSuite(Suite):
         desk.jump(SECOND)
         desk.settle(desk.take(), Refuse(error="breaker y is open"))
         then = when(desk.now + SECOND)
-        self.explain(desk, "a", Gate.SCHEDULED, f"scheduled (refused) until {then}: breaker y is open", until=desk.now + SECOND)
+        self.explain(
+            desk,
+            "a",
+            Gate.SCHEDULED,
+            f"scheduled (refused) until {then}: breaker y is open",
+            until=desk.now + SECOND,
+        )
         desk.take()
         text = "breaker x is half open (5 failures in 60 s): 1 may try, 1 running: b"
         self.explain(desk, "c", Gate.BREAKER, text, by=("b",), count=1)
@@ -369,7 +414,10 @@ class ExplainSuite(Suite):
         desk.lose()
         late = desk.ledger.explain("a", desk.now)
         assert late.gate == "scheduled"
-        assert "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay" in str(late)
+        assert (
+            "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay"
+            in str(late)
+        )
         desk.jump(SECOND)
         desk.upkeep()
         desk.append(spec("b", priority=0))

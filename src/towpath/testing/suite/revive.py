@@ -56,7 +56,9 @@ class ReviveSuite(Suite):
         assert (desk.job("a").expires_at, desk.job("b").expires_at) == (None, expires)
 
     def test_dependents_come_back_with_it(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("b", after=["a"]), spec("c", after=["b"]), spec("d", "o", after=[anyway("a")]))
+        desk.append(
+            spec("a"), spec("b", after=["a"]), spec("c", after=["b"]), spec("d", "o", after=[anyway("a")])
+        )
         desk.fail(desk.take())
         assert desk.revive("a") == Revived(3)
         assert desk.at("a", "b", "c", "d") == "ready/revived blocked/revived blocked/revived ready"
@@ -119,7 +121,9 @@ class ReviveSuite(Suite):
         with desk.unchanged():
             answer = desk.revive("ready", "done", "running", "scheduled", "blocked", "nowhere")
         assert answer.revived == 0
-        assert sorted(answer.refused) == [(id, f"it is {id}") for id in ("blocked", "done", "ready", "running", "scheduled")]
+        assert sorted(answer.refused) == [
+            (id, f"it is {id}") for id in ("blocked", "done", "ready", "running", "scheduled")
+        ]
 
     def test_by_a_filter_only_dead_jobs_match(self, desk: Desk) -> None:
         desk.done(desk.started("done"))
@@ -277,7 +281,9 @@ class ReopenSuite(Suite):
     def test_a_waiter_cannot_come_back_alone(self, desk: Desk) -> None:
         self.closed(desk, spec("w", "o", after=[whole_group("g")]))
         with desk.unchanged():
-            assert desk.revive("w") == Revived(0, (("w", "group g, which it needs, is failed; revive a first"),))
+            assert desk.revive("w") == Revived(
+                0, (("w", "group g, which it needs, is failed; revive a first"),)
+            )
         assert desk.revive("w", "a") == Revived(2)
 
     def test_a_waiter_comes_back_alone_when_all_that_failed_is_deleted(self, desk: Desk) -> None:
@@ -289,7 +295,9 @@ class ReopenSuite(Suite):
     def test_what_runs_anyway_and_has_not_begun_waits_again(self, desk: Desk) -> None:
         late = spec("late", "o", after=[whole_group("g", run_anyway=True)], delay=HOUR)
         blocked = spec("more", "o", after=[whole_group("g", run_anyway=True), "other"])
-        self.closed(desk, spec("w", "o", after=[whole_group("g", run_anyway=True)]), spec("other", "p"), late, blocked)
+        self.closed(
+            desk, spec("w", "o", after=[whole_group("g", run_anyway=True)]), spec("other", "p"), late, blocked
+        )
         assert desk.at("w", "late", "more") == "ready scheduled/delay blocked"
         assert desk.revive("a") == Revived(1)
         assert desk.at("w", "late", "more") == "blocked blocked blocked"
@@ -298,7 +306,9 @@ class ReopenSuite(Suite):
         assert desk.at("w", "late", "more") == "ready scheduled/delay blocked"
 
     def test_what_ran_for_the_old_outcome_does_not_run_twice(self, desk: Desk) -> None:
-        self.closed(desk, *[spec(id, id, after=[whole_group("g", run_anyway=True)]) for id in ("ran", "runs")])
+        self.closed(
+            desk, *[spec(id, id, after=[whole_group("g", run_anyway=True)]) for id in ("ran", "runs")]
+        )
         desk.done(desk.take("ran"))
         claim = desk.take("runs")
         desk.revive("a")
@@ -347,7 +357,9 @@ class ReopenSuite(Suite):
         desk.append(*[spec(id, group="g") for id in "abc"], spec("w", "o", after=[whole_group("g")]))
         desk.seal("g")
         desk.fail(desk.take())
-        assert desk.at("a", "b", "c", "w") == "failed/fatal canceled/aborted canceled/aborted failed/dependency"
+        assert (
+            desk.at("a", "b", "c", "w") == "failed/fatal canceled/aborted canceled/aborted failed/dependency"
+        )
         assert desk.revive(group="g") == Revived(4)
         assert desk.group("g").state is GroupState.SEALED
         for claim in desk.claim(n=3):
@@ -368,9 +380,16 @@ class ReopenSuite(Suite):
 
     def test_groups_behind_groups_reopen_together(self, desk: Desk) -> None:
         desk.open("h")
-        self.closed(desk, spec("m", "o", group="h", after=[whole_group("g")]), spec("w", "o", after=[whole_group("h")]))
+        self.closed(
+            desk,
+            spec("m", "o", group="h", after=[whole_group("g")]),
+            spec("w", "o", after=[whole_group("h")]),
+        )
         desk.seal("h")
-        assert (desk.group("h").outcome, desk.at("m", "w")) == (State.FAILED, "failed/dependency failed/dependency")
+        assert (desk.group("h").outcome, desk.at("m", "w")) == (
+            State.FAILED,
+            "failed/dependency failed/dependency",
+        )
         assert desk.revive("a") == Revived(3)
         assert desk.at("m", "w") == "blocked/revived blocked/revived"
         assert desk.group("h").state is GroupState.SEALED

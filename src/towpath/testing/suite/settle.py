@@ -10,7 +10,14 @@ from towpath.core.checks import DAY, SECOND
 from towpath.core.commands import Note, Progress, Progressed, Renew, Renewed, Settle, Settled
 from towpath.core.job import Done, Fail, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
 from towpath.core.views import Counts
-from towpath.errors import GroupClosed, LostClaim, NoteConflict, UnknownDependency, Unsupported, UserFunctionFailed
+from towpath.errors import (
+    GroupClosed,
+    LostClaim,
+    NoteConflict,
+    UnknownDependency,
+    Unsupported,
+    UserFunctionFailed,
+)
 from towpath.ledger import Ledger
 from towpath.testing.suite.desk import LEASE, Desk, Suite, ids, spec
 
@@ -41,7 +48,13 @@ class SettleSuite(Suite):
         claim = desk.started("a")
         assert desk.settle(claim, Retry(error="boom")) == Settled("a", State.READY)
         job = desk.job("a")
-        assert (job.state, job.reason, job.error, job.attempts, job.failures) == (State.READY, "retry", "boom", 1, 1)
+        assert (job.state, job.reason, job.error, job.attempts, job.failures) == (
+            State.READY,
+            "retry",
+            "boom",
+            1,
+            1,
+        )
         assert (job.settled_fence, job.settled_as, job.owner, job.lease_until) == (1, State.READY, None, None)
 
     def test_retry_later(self, desk: Desk) -> None:
@@ -87,7 +100,13 @@ class SettleSuite(Suite):
     def test_fail_is_a_dead_letter(self, desk: Desk) -> None:
         assert desk.settle(desk.started("a"), Fail("bad")) == Settled("a", State.FAILED)
         job = desk.job("a")
-        assert (job.reason, job.error, job.failures, job.purge_at, job.finished_at) == ("fatal", "bad", 1, None, desk.now)
+        assert (job.reason, job.error, job.failures, job.purge_at, job.finished_at) == (
+            "fatal",
+            "bad",
+            1,
+            None,
+            desk.now,
+        )
 
     def test_stop_without_a_request(self, desk: Desk) -> None:
         assert desk.settle(desk.started("a"), Stop("enough")) == Settled("a", State.CANCELED)

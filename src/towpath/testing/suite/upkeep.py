@@ -19,8 +19,20 @@ class ReapSuite(Suite):
         desk.started("a")
         assert desk.lose() == Upkept(reaped=1)
         job = desk.job("a")
-        assert (job.state, job.reason, job.losses, job.failures, job.attempts) == (State.READY, "lost", 1, 0, 1)
-        assert (job.owner, job.lease_until, job.fence, job.settled_fence, job.settled_as) == (None, None, 1, 0, None)
+        assert (job.state, job.reason, job.losses, job.failures, job.attempts) == (
+            State.READY,
+            "lost",
+            1,
+            0,
+            1,
+        )
+        assert (job.owner, job.lease_until, job.fence, job.settled_fence, job.settled_as) == (
+            None,
+            None,
+            1,
+            0,
+            None,
+        )
         assert desk.take().fence == 2
 
     def test_not_before_the_lease_is_over(self, desk: Desk) -> None:
@@ -38,7 +50,11 @@ class ReapSuite(Suite):
         desk.take()
         desk.lose()
         assert desk.at("a", "b") == "failed/lost failed/dependency"
-        assert (desk.job("a").losses, desk.job("a").purge_at, desk.job("a").finished_at) == (2, None, desk.now)
+        assert (desk.job("a").losses, desk.job("a").purge_at, desk.job("a").finished_at) == (
+            2,
+            None,
+            desk.now,
+        )
 
     def test_a_single_attempt_is_lost_for_good(self, desk: Desk) -> None:
         desk.started("a", max_attempts=1)
@@ -137,7 +153,10 @@ class DeadOwnerSuite(Suite):
         desk.cancel("asked")
         desk.add("next", "o", after=["once"])
         desk.upkeep(dead=("worker",))
-        assert desk.at("once", "last", "asked", "next") == "failed/lost failed/lost canceled/requested failed/dependency"
+        assert (
+            desk.at("once", "last", "asked", "next")
+            == "failed/lost failed/lost canceled/requested failed/dependency"
+        )
 
     def test_a_jump_of_time_does_not_spare_them(self, desk: Desk) -> None:
         desk.started("a")
@@ -178,8 +197,12 @@ class UpkeepSuite(Suite):
 
     def test_expired_jobs_fail(self, desk: Desk) -> None:
         desk.add("run", "r")
-        desk.append(spec("a", ttl=SECOND), spec("b", ttl=SECOND, delay=DAY), spec("c", ttl=SECOND, after=["run"]))
-        desk.append(spec("d", "o", after=["a"]), spec("e", "o", after=[anyway("a"), anyway("b"), anyway("c")]))
+        desk.append(
+            spec("a", ttl=SECOND), spec("b", ttl=SECOND, delay=DAY), spec("c", ttl=SECOND, after=["run"])
+        )
+        desk.append(
+            spec("d", "o", after=["a"]), spec("e", "o", after=[anyway("a"), anyway("b"), anyway("c")])
+        )
         desk.jump(SECOND - 1)
         assert desk.upkeep().expired == 0
         desk.jump(1)
@@ -208,7 +231,9 @@ class UpkeepSuite(Suite):
         assert desk.at("a", "b", "c") == "ready scheduled/delay ready/retry"
 
     def test_jobs_wake_by_queue_then_time(self, desk: Desk) -> None:
-        desk.append(spec("a", "y", delay=1), spec("b", "x", delay=3), spec("c", "x", delay=2), spec("d", "x", delay=2))
+        desk.append(
+            spec("a", "y", delay=1), spec("b", "x", delay=3), spec("c", "x", delay=2), spec("d", "x", delay=2)
+        )
         desk.jump(5)
         for id in "cdba":
             assert desk.upkeep(limit=1).woken == 1
