@@ -21,6 +21,8 @@ from towpath.core.job import Reason, State
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
+PROSE_WIDTH = 100
+
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ARROW = re.compile(r"^\s*(\S+) --> (\S+)$", re.MULTILINE)
@@ -154,3 +156,24 @@ def test_the_table_of_states_has_every_reason() -> None:
 def test_links_lead_to_files(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text("utf-8")) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines of prose that are too long. Code fences and tables cannot be wrapped and are exempt."""
+    fenced, found = False, []
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.lstrip().startswith("|") and len(line) > PROSE_WIDTH:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_prose_is_wrapped(page: Path) -> None:
+    assert long_lines(page.read_text("utf-8")) == []
+
+
+def test_a_long_line_of_prose_would_be_noticed() -> None:
+    long = "word " * 21
+    assert long_lines(f"{long}\n```\n{long}\n```\n| {long} |\n") == [long]
