@@ -103,10 +103,10 @@ def test_claims_of_an_interrupted_batch_are_released(app: App, monkeypatch: pyte
 
 def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL the ledger itself repeats a batch whose connection was lost."""
-    real, cut = fast_append.answers, threading.Event()
+    real, cut = fast_append.apply, threading.Event()
 
-    def answers(db: Any, strides: Any, commands: Sequence[Command], now: int | None) -> Any:
-        steps = list(real(db, strides, commands, now))
+    def apply(db: Any, fast_worker: Any, commands: Sequence[Command], now: int | None) -> Any:
+        steps = list(real(db, fast_worker, commands, now))
         if not cut.is_set() and any(
             isinstance(each, Claimed) and each.claims for _, some in steps for each in some
         ):
@@ -114,7 +114,7 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return steps
 
-    monkeypatch.setattr(fast_append, "answers", answers)
+    monkeypatch.setattr(fast_append, "apply", apply)
     ran: list[int] = []
     with App(postgres_url) as app:
 

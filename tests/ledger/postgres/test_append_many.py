@@ -22,7 +22,7 @@ from towpath.testing import ManualClock
 from towpath.testing.clock import START
 from towpath.testing.ledger_suite import Desk, checked
 
-N = fast_append.SOME + 1
+N = fast_append.MOST_BY_INSERT + 1
 
 
 @pytest.fixture
@@ -190,16 +190,16 @@ def test_nothing_is_written_under_a_schema_that_is_too_new(
 
 
 def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = fast_append.Run.rows
+    rows = fast_append.SpecRun.rows
 
-    def interrupted(self: fast_append.Run, now: int) -> Iterator[bytes]:
+    def interrupted(self: fast_append.SpecRun, now: int) -> Iterator[bytes]:
         yield next(rows(self, now))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fast_append.Run, "rows", interrupted)
+    monkeypatch.setattr(fast_append.SpecRun, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         desk.append(*specs())
-    monkeypatch.setattr(fast_append.Run, "rows", rows)
+    monkeypatch.setattr(fast_append.SpecRun, "rows", rows)
     assert desk.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
     (answer,) = desk.ledger.apply([Append(tuple(specs()))])
     assert isinstance(answer, Appended)

@@ -16,7 +16,7 @@ from towpath.errors import QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.postgres import rows
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.rows import Direct
+from towpath.ledger.postgres.rows import RawStatement
 
 
 def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
@@ -24,7 +24,7 @@ def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
     return answer
 
 
-def statement(ledger: PostgresLedger, id: str) -> Direct:
+def statement(ledger: PostgresLedger, id: str) -> RawStatement:
     """The one it takes for such an id."""
     found = ledger._db.append_new if len(id) == 36 else ledger._db.append_one
     assert found is not None
@@ -87,7 +87,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
     id = new_id()
     put(ledger, new_id())
     one = statement(ledger, id)
-    one._usual = rows.QUICK / 2
+    one._usual = rows.SPIN_BELOW / 2
     answers: list[Answer] = []
     with psycopg.connect(postgres_url) as connection:
         connection.execute("LOCK TABLE towpath.turn IN ACCESS EXCLUSIVE MODE")
@@ -106,7 +106,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
         thread.join()
     assert isinstance(answers[0], Appended)
     assert others < 10_000_000, "it was awake all the time"
-    assert one._usual > rows.QUICK / 2
+    assert one._usual > rows.SPIN_BELOW / 2
 
 
 def test_one_that_is_interrupted_while_it_dozes_is_there_once(
@@ -115,7 +115,7 @@ def test_one_that_is_interrupted_while_it_dozes_is_there_once(
     put(ledger, new_id())
     put(ledger, "b")
     one = statement(ledger, id)
-    one._usual = rows.QUICK / 2
+    one._usual = rows.SPIN_BELOW / 2
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -128,7 +128,7 @@ def test_one_that_is_interrupted_while_it_dozes_is_there_once(
     assert ledger.queues()["q"].counts.ready == 3
 
 
-def test_others_hear_again_after_the_connection_of_the_ringing_was_lost(
+def test_notifications_are_received_after_their_connection_was_lost(
     ledger: PostgresLedger, postgres_url: str
 ) -> None:
     with (
@@ -160,6 +160,6 @@ def test_its_own_rings_are_no_news(ledger: PostgresLedger) -> None:
     put(ledger, new_id())
     version = ledger.version()
     assert version == seen + 1
-    while ledger._ringing._rung:
+    while ledger._notifications._unpublished:
         time.sleep(0)
     assert ledger.wait(version, 0.2) == version

@@ -12,7 +12,7 @@ import pytest
 from towpath.core.commands import Append, Claim, Claimed, Note, SetQueue, Settle, Settled, Upkeep, Want
 from towpath.core.job import After, Done, Retry, Spec, State
 from towpath.errors import LostClaim
-from towpath.ledger.postgres.fast_worker import IN_VAIN
+from towpath.ledger.postgres.fast_worker import SKIPPED_AFTER_MISS
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
 
@@ -102,7 +102,7 @@ def test_what_touches_others_goes_the_general_way(ledger: PostgresLedger, said: 
     assert names(second) == ["c"]
     # It is not tried for a while, and then again.
     lengths = []
-    for turn in range(IN_VAIN + 1):
+    for turn in range(SKIPPED_AFTER_MISS + 1):
         append(ledger, f"d{turn}")
         held = ledger.apply([claim()])[0]
         said.clear()

@@ -14,7 +14,7 @@ from towpath.core.commands import Append, Appended, Claim, Claimed, Settle, Upke
 from towpath.core.job import Done, Spec
 from towpath.ledger.postgres import ready_scan
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.ready_scan import AGAIN, LONGEST, Marks
+from towpath.ledger.postgres.ready_scan import FULL_SCAN, LONGEST, ScanPositions
 from towpath.testing.postgres import Server
 
 ALL = (-(2**31), 0, 2**31 - 1)
@@ -34,11 +34,11 @@ def append(ledger: PostgresLedger, *ids: str, priority: int = 5) -> None:
 
 
 def spans(ledger: PostgresLedger) -> list[tuple[int, int, int]]:
-    return ledger._db.marks.spans("q")
+    return ledger._db.positions.spans("q")
 
 
 def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
-    found = Marks()
+    found = ScanPositions()
     found.begin(10, 11)
     found.claimed("q", [(5, 1), (5, 2), (7, 3)], None, found.spans("q"), 0.001)
     assert found.spans("q") == [ALL]
@@ -54,7 +54,7 @@ def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
 
 
 def test_marks_end_where_the_look_ended() -> None:
-    found = Marks()
+    found = ScanPositions()
     found.begin(1, 1)
     found.claimed("q", [(3, 8), (5, 6), (7, 9)], None, found.spans("q"), 0.001)
     found.begin(1, 1)
@@ -65,12 +65,12 @@ def test_marks_end_where_the_look_ended() -> None:
 def test_everything_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    found = Marks()
+    found = ScanPositions()
     for _ in range(2):
         found.begin(1, 1)
         found.claimed("q", [(5, 6)], None, found.spans("q"), 1.0)
     assert len(found.spans("q")) == 2
-    now += AGAIN + 1
+    now += FULL_SCAN + 1
     assert len(found.spans("q")) == 2, "not while that takes so long"
     now += LONGEST
     assert found.spans("q") == [ALL]

@@ -17,7 +17,7 @@ from towpath.core.commands import Append, Claim, Claimed, Note, Noted, Settle, S
 from towpath.core.job import DONE, Done, Spec
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.server_clock import Passage
+from towpath.ledger.postgres.server_clock import ServerClock
 from towpath.testing.postgres import Server
 
 LEASE = 2 * SECOND
@@ -104,34 +104,34 @@ class Seen:
     """What a process sees of a server whose time is told here."""
 
     def __init__(self) -> None:
-        self.passage = Passage()
+        self.server_clock = ServerClock()
         self.now = 1000 * SECOND
         self.batch(Upkeep())
 
     def passes(self, seconds: int) -> None:
         self.now += seconds * SECOND
-        self.passage._seen_at -= seconds
-        self.passage._good_at -= seconds
-        if self.passage._back_at is not None:
-            self.passage._back_at -= seconds
+        self.server_clock._seen_at -= seconds
+        self.server_clock._good_at -= seconds
+        if self.server_clock._back_at is not None:
+            self.server_clock._back_at -= seconds
 
     def begin(self, command: Upkeep | Note) -> None:
-        self.passage.begin(self.now, real=True)
+        self.server_clock.begin(self.now, real=True)
         if isinstance(command, Upkeep):
-            self.passage.keep_up(self.now, real=True)
+            self.server_clock.begin_upkeep(self.now, real=True)
 
     def batch(self, command: Upkeep | Note) -> None:
         self.begin(command)
-        self.passage.succeed([command])
+        self.server_clock.succeed([command])
 
     @property
     def largest(self) -> int:
         """Seconds of the largest jump."""
-        return max([round(size / SECOND) for _, size in self.passage.jumps.recorded], default=0)
+        return max([round(size / SECOND) for _, size in self.server_clock.jumps.recorded], default=0)
 
     def spares(self, ago: int, lease: int) -> bool:
         """Is a lease of so many seconds spared that ended so many ago?"""
-        return self.passage.jumps.spares(lease * SECOND, self.now - ago * SECOND, self.now)
+        return self.server_clock.jumps.spares(lease * SECOND, self.now - ago * SECOND, self.now)
 
 
 def test_time_that_passes_is_no_jump() -> None:
@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_is_one() -> None:
 def test_time_without_the_server_is_one() -> None:
     seen = Seen()
     seen.passes(10)
-    seen.passage.fail()
+    seen.server_clock.fail()
     seen.passes(20)
     seen.batch(Upkeep())
     assert seen.largest == 30
@@ -168,7 +168,7 @@ def test_what_succeeds_meanwhile_does_not_end_it() -> None:
     seen = Seen()
     for _ in range(3):
         seen.passes(9)
-        seen.passage.fail()
+        seen.server_clock.fail()
         seen.passes(1)
         seen.batch(Note(key="k", value=b"v"))
     seen.batch(Upkeep())
@@ -181,7 +181,7 @@ def test_an_upkeep_that_only_began_does_not_end_it() -> None:
     for _ in range(3):
         seen.passes(10)
         seen.begin(Upkeep())
-        seen.passage.fail()
+        seen.server_clock.fail()
     seen.batch(Upkeep())
     assert seen.largest == 30
     assert seen.spares(ago=25, lease=10)
@@ -190,12 +190,12 @@ def test_an_upkeep_that_only_began_does_not_end_it() -> None:
 @pytest.mark.parametrize("only_reads", [True, False])
 def test_trouble_of_long_ago_spares_nobody_when_somebody_else_takes_over(only_reads: bool) -> None:
     seen = Seen()
-    with pytest.raises(OSError, match="gone"), seen.passage.watching():
+    with pytest.raises(OSError, match="gone"), seen.server_clock.tracking():
         raise OSError("gone")
     seen.passes(2)
     for _ in range(60):
         if only_reads:
-            with seen.passage.watching():
+            with seen.server_clock.tracking():
                 pass
         else:
             seen.batch(Note(key="k", value=b"v"))
@@ -207,9 +207,9 @@ def test_trouble_of_long_ago_spares_nobody_when_somebody_else_takes_over(only_re
 
 def test_a_long_upkeep_after_it_is_no_trouble() -> None:
     seen = Seen()
-    seen.passage.fail()
+    seen.server_clock.fail()
     seen.begin(Upkeep())
     seen.passes(20)
-    seen.passage.succeed([Upkeep()])
+    seen.server_clock.succeed([Upkeep()])
     seen.batch(Upkeep())
     assert seen.largest == 0

@@ -28,7 +28,7 @@ from towpath.ledger.postgres.rows import Connection, prepare
 log = get_logger("towpath.postgres")
 
 SCHEMA = "towpath"
-ROUNDS = 25
+COMPARISONS = 25
 """How often two sessions are compared that may be one. Of two that many clients share, a look misses one time
 in four."""
 
@@ -121,7 +121,7 @@ def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, Postg
     try:
         if options.pooled or _shares_sessions(found, url, careful):
             return found, careful
-        _settle_in(found)
+        _set_up_session(found)
     except BaseException as error:
         found.close()
         if isinstance(error, psycopg.Error):
@@ -148,13 +148,13 @@ def connect(url: str, options: PostgresOptions) -> Connection:
         )
         prepare(found)
         if not options.pooled:
-            _settle_in(found)
+            _set_up_session(found)
     except psycopg.Error as error:
         raise translate(error, shown(url)) from error
     return found
 
 
-def _settle_in(connection: Connection) -> None:
+def _set_up_session(connection: Connection) -> None:
     """The session is ours alone until we close it."""
     connection.prepare_threshold = 2
     connection.execute(PLANS)
@@ -166,7 +166,7 @@ def _shares_sessions(connection: Connection, url: str, options: PostgresOptions)
     if _backend(connection) == connection.info.backend_pid:
         return False  # whom we greeted is who answers: nobody is in between
     with connect(url, options) as other:
-        for _ in range(ROUNDS):
+        for _ in range(COMPARISONS):
             if _backend(connection) == _backend(other) or _backend(connection) != _backend(connection):
                 _warn(shown(url))
                 return True
@@ -259,7 +259,7 @@ def translate(error: psycopg.Error, place: str) -> LedgerError:
             | errors.SerializationFailure()
         ):
             return LedgerAway(path=place, why=said)
-        case psycopg.OperationalError() if _never(said):
+        case psycopg.OperationalError() if _is_permanent(said):
             return NotALedger(path=place, why=said)
         case _ if is_gone(error):
             return LedgerAway(path=place, why=said)
@@ -267,7 +267,7 @@ def translate(error: psycopg.Error, place: str) -> LedgerError:
             return StoreFailed(path=place, error=said)
 
 
-_NEVER = (
+_PERMANENT = (
     "password authentication failed",
     "no pg_hba.conf entry",
     "does not exist",
@@ -276,6 +276,6 @@ _NEVER = (
 )
 
 
-def _never(said: str) -> bool:
+def _is_permanent(said: str) -> bool:
     """libpq has no code for what happens before there is a connection."""
-    return any(words in said for words in _NEVER)
+    return any(words in said for words in _PERMANENT)

@@ -39,13 +39,13 @@ from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger import Answer
 from towpath.ledger.postgres.connection import end
-from towpath.ledger.postgres.fast_worker import Step, Strides
+from towpath.ledger.postgres.fast_worker import Applied, FastWorker
 from towpath.ledger.postgres.migrations import steps
-from towpath.ledger.postgres.rows import Direct, PostgresDb, add_plain, end_open, take_seqs
+from towpath.ledger.postgres.rows import PostgresDb, RawStatement, add_plain, end_open, take_seqs
 from towpath.ledger.postgres.statements import PLAIN, SMALL
 from towpath.ledger.tables.database import PAYLOAD, Body, array
 
-SOME = 60
+MOST_BY_INSERT = 60
 """Specs that go in one statement; COPY is faster for more."""
 # fmt: off
 _FIELDS = (
@@ -54,35 +54,41 @@ _FIELDS = (
 )
 # fmt: on
 
-Answered = tuple[int, Answer]
+Result = tuple[int, Answer]
 """The ledger's time, and the answer."""
 Numbered = tuple[int, Sequence[int]]
 """The ledger's time, and the numbers of the specs."""
 
 
-def answers(db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None) -> Iterable[Step]:
+def apply(
+    db: PostgresDb, fast_worker: FastWorker, commands: Sequence[Command], now: int | None
+) -> Iterable[Applied]:
     """The first of the commands, as far as they can be done in one step, or each in one. (An append and the
     claim of those who wait for it share a commit.)"""
     first = type(commands[0]) if commands else None
     if first is Append:
         return _append(db, commands, now)
-    return strides.answers(db, commands, now) if first is Settle else _one_by_one(db, strides, commands, now)
+    return (
+        fast_worker.apply(db, commands, now)
+        if first is Settle
+        else _apply_each(db, fast_worker, commands, now)
+    )
 
 
-def _one_by_one(
-    db: PostgresDb, strides: Strides, commands: Sequence[Command], now: int | None
-) -> Iterator[Step]:
+def _apply_each(
+    db: PostgresDb, fast_worker: FastWorker, commands: Sequence[Command], now: int | None
+) -> Iterator[Applied]:
     for done, command in enumerate(commands if len(commands) <= 2 else ()):
-        found = _answer(db, command, now)
+        found = _apply_single(db, command, now)
         if found is None:
             if type(command) is Claim:
-                yield from strides.answers(db, commands[done:], now)
+                yield from fast_worker.apply(db, commands[done:], now)
             return
         present, answer = found
         yield present, [answer]
 
 
-def _answer(db: PostgresDb, command: Command, now: int | None) -> Answered | None:
+def _apply_single(db: PostgresDb, command: Command, now: int | None) -> Result | None:
     """The answer to a command that is alone in its batch, if it can be had in one step."""
     match command:
         case Note() if command.value is not None and not command.gates and not command.token:
@@ -99,9 +105,9 @@ def _is_plain(spec: Spec) -> bool:
     return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
 
 
-def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Step]:
+def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Applied]:
     first = commands[0].specs  # type: ignore[union-attr]
-    if len(commands) == len(first) == 1 and now is None and _is_bare(first[0]):
+    if len(commands) == len(first) == 1 and now is None and _is_single_plain(first[0]):
         one = db.append_new if is_new(first[0].id) else db.append_one
         if one is not None:
             return _append_one(one, first[0])
@@ -109,7 +115,7 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
     if len(appends) < len(commands):
         return []
     specs = first if len(appends) == 1 else [spec for append in appends for spec in append.specs]
-    found = _append_some(db, specs, now) if len(specs) <= SOME else _append_many(db, specs, now)
+    found = _append_some(db, specs, now) if len(specs) <= MOST_BY_INSERT else _append_many(db, specs, now)
     if found is None:
         return []
     present, seqs = found
@@ -126,7 +132,7 @@ def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> lis
     ]
 
 
-def _append_one(statement: Direct, spec: Spec) -> list[Step]:
+def _append_one(statement: RawStatement, spec: Spec) -> list[Applied]:
     common = _common(
         spec.queue,
         spec.kind,
@@ -155,13 +161,13 @@ def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numb
 
 
 def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
-    runs = [Run(run) for run in runs_of(specs)]
+    runs = [SpecRun(run) for run in runs_of(specs)]
     if not all(_is_plain(run.model) for run in runs):
         return None
     return append(db, runs, now)
 
 
-def _is_bare(spec: Spec) -> bool:
+def _is_single_plain(spec: Spec) -> bool:
     """Nothing but what most specs have."""
     told = spec.parent is not None or spec.correlation_id is not None or spec.generation
     if len(spec.payload) > SMALL:
@@ -171,7 +177,7 @@ def _is_bare(spec: Spec) -> bool:
     ) and _is_plain(spec)
 
 
-def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:
+def _note(db: PostgresDb, note: Note, now: int | None) -> Result | None:
     present, version, fence, written = db.one(
         "put_note", (note.key, note.value, note.expect, note.ttl, len(steps()), now)
     )
@@ -182,22 +188,22 @@ def _note(db: PostgresDb, note: Note, now: int | None) -> Answered | None:
     return present, Noted(note.key, version, fence)
 
 
-def _claim(db: PostgresDb, command: Claim, now: int | None) -> Answered | None:
+def _claim(db: PostgresDb, command: Claim, now: int | None) -> Result | None:
     """Is there anything at all? A fleet that waits asks this, and nothing else."""
     names = ",".join([want.queue for want in command.wants])
     if "*" in names:
         return None
-    queues, began = [(name, db.marks.spans(name)) for name in set(names.split(","))], time.monotonic()
+    queues, began = [(name, db.positions.spans(name)) for name in set(names.split(","))], time.monotonic()
     suspects = command.suspects != 0 and any(want.suspects != 0 for want in command.wants)
     present, anything = db.one("anything", (array(queues), len(steps()), now, suspects))
     if anything:
         return None
     for name, spans in queues:
-        db.marks.claimed(name, (), None, spans, time.monotonic() - began)
+        db.positions.claimed(name, (), None, spans, time.monotonic() - began)
     return present, Claimed(())
 
 
-def _upkeep(db: PostgresDb, now: int | None) -> Answered | None:
+def _upkeep(db: PostgresDb, now: int | None) -> Result | None:
     present, due = db.one("quiet_until", (KEEP, now, RETENTION, len(steps())))
     return None if due is not None and due <= present else (present, Upkept(next_due=due))
 
@@ -216,7 +222,7 @@ _TRAILER = b"\xff\xff"
 _NULL = _length(-1)
 
 
-class Run:
+class SpecRun:
     """Specs that differ in nothing but id and payload, and the numbers they get."""
 
     __slots__ = ("first", "model", "specs")
@@ -282,7 +288,7 @@ def _bigint(value: int | None) -> bytes:
     return _NULL if value is None else struct.pack(">iq", 8, value)
 
 
-def append(db: PostgresDb, runs: Sequence[Run], now: int | None) -> tuple[int, range] | None:
+def append(db: PostgresDb, runs: Sequence[SpecRun], now: int | None) -> tuple[int, range] | None:
     """Append plain specs: the ledger's time, and their numbers. None if one of them is known or there twice,
     a queue has a capacity or the schema is too new."""
     ids = [spec.id for run in runs for spec in run.specs]
@@ -322,7 +328,7 @@ def _time(db: PostgresDb, ids: Sequence[str], queues: set[str], now: int | None)
     return int(present)
 
 
-def _blocks(runs: Sequence[Run], now: int) -> Iterator[bytes]:
+def _blocks(runs: Sequence[SpecRun], now: int) -> Iterator[bytes]:
     rows = (row for run in runs for row in run.rows(now))
     yield _SIGNATURE
     while block := b"".join(islice(rows, BLOCK)):

@@ -15,39 +15,41 @@ from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
-from towpath.ledger.postgres.rows import Look, PostgresDb, received
+from towpath.ledger.postgres.rows import PostgresDb, ReadyScan, received
 from towpath.ledger.tables.database import Args, array, plain_end
 
-IN_VAIN = 16
+SKIPPED_AFTER_MISS = 16
 """Batches for a queue until it is tried again after it was in vain: those that must go the general way should
 not pay for both."""
 MOST_QUEUES = 10_000
-Step = tuple[int, list[Answer]]
+Applied = tuple[int, list[Answer]]
 """The ledger's time, and the answers."""
 
 
-class Strides:
+class FastWorker:
     def __init__(self) -> None:
-        self._rests: dict[str, int] = {}
+        self._skipped: dict[str, int] = {}
         """How many batches of a queue go without."""
 
-    def answers(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Step]:
+    def apply(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Applied]:
         """To all commands, to all but the claim, or to none."""
         last = commands[-1]
         claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
-        want = None if claim is None else _want(claim)
-        ends = _ends(settles)
+        want = None if claim is None else _single_want(claim)
+        ends = _plain_ends(settles)
         if (
             ends is None
             or (claim is not None and want is None)
-            or self._rest("" if want is None else want.queue)
+            or self._is_skipped("" if want is None else want.queue)
         ):
             return []
-        found = _stride(db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends))
+        found = _settle_and_claim(
+            db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends)
+        )
         if found is None:
-            if len(self._rests) >= MOST_QUEUES:
-                self._rests.clear()
-            self._rests["" if want is None else want.queue] = IN_VAIN
+            if len(self._skipped) >= MOST_QUEUES:
+                self._skipped.clear()
+            self._skipped["" if want is None else want.queue] = SKIPPED_AFTER_MISS
             return []
         present, jobs = found
         answers: list[Answer] = [Settled(command.id, DONE) for command in settles if type(command) is Settle]
@@ -55,14 +57,14 @@ class Strides:
             answers.append(Claimed(tuple([ClaimedJob(job) for job in jobs])))
         return [(present, answers)] if answers else []
 
-    def _rest(self, queue: str) -> bool:
-        left = self._rests.pop(queue, 0)
+    def _is_skipped(self, queue: str) -> bool:
+        left = self._skipped.pop(queue, 0)
         if left > 1:
-            self._rests[queue] = left - 1
+            self._skipped[queue] = left - 1
         return left > 0
 
 
-def _stride(
+def _settle_and_claim(
     db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args
 ) -> tuple[int, list[Job] | None] | None:
     """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if
@@ -70,19 +72,19 @@ def _stride(
     queue, most, single = (
         ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
     )
-    look = Look(queue, most, single, db.marks.spans(queue), time.monotonic())
+    look = ReadyScan(queue, most, single, db.positions.spans(queue), time.monotonic())
     suspects = want is not None and want.suspects != 0
-    rows = db.rows("stride", (queue, most, *by, single, array(look.spans), *ended, suspects), tuple)
+    rows = db.rows("settle_and_claim", (queue, most, *by, single, array(look.spans), *ended, suspects), tuple)
     if not rows:
         return None
     now, oldest, following, picked = rows[0][-4:]
-    db.marks.begin(oldest, following)
+    db.positions.begin(oldest, following)
     if rows[0][0] is None:
         rows.clear()
     return now, None if want is None or (picked and not rows) else received(db, rows, look)
 
 
-def _want(claim: Claim) -> Want | None:
+def _single_want(claim: Claim) -> Want | None:
     """What it asks of one queue, if it asks for nothing else."""
     if claim.token or len(claim.wants) > 1:
         return None
@@ -90,7 +92,7 @@ def _want(claim: Claim) -> Want | None:
     return None if want is None or "*" in want.queue or "," in want.queue else want
 
 
-def _ends(settles: Sequence[Command]) -> tuple[object, ...] | None:
+def _plain_ends(settles: Sequence[Command]) -> tuple[object, ...] | None:
     """Ids, fences, results if there are any, and how long they are kept; if they are all plain."""
     fences: dict[str, int] = {}
     results: list[bytes | None] = []

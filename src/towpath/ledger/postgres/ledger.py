@@ -38,28 +38,27 @@ from towpath.ledger.postgres.connection import (
     shown,
     translate,
 )
-from towpath.ledger.postgres.fast_worker import Strides
+from towpath.ledger.postgres.fast_worker import FastWorker
 from towpath.ledger.postgres.locks import (
     PAUSES,
+    BatchSlice,
     LockHeld,
     Locks,
     NeedsLock,
-    Part,
     RowsTaken,
     Survey,
-    apart,
-    surveyed,
+    one_command_slices,
+    slices_of,
 )
-from towpath.ledger.postgres.notifications import Ringing
+from towpath.ledger.postgres.notifications import Notifications
 from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.rows import Connection, PostgresDb, end_open
-from towpath.ledger.postgres.server_clock import Passage
+from towpath.ledger.postgres.server_clock import ServerClock
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.postgres.transaction import Before, PostgresBatch
+from towpath.ledger.postgres.transaction import AttemptState, BeginRow, PostgresBatch
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.database import Db, FunctionPace, Undone, array
 from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
-from towpath.ledger.tables.transaction import Ground, QueueRow
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 
@@ -72,11 +71,10 @@ FUNCTIONS = 50
 in shared memory."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
-_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 
 
-class _Apart(Exception):
+class _NeedsOwnTransactions(Exception):
     """Commit functions that share a transaction must be called in transactions of their own."""
 
 
@@ -88,7 +86,7 @@ class PostgresLedger(reads.Related):
         self._url, self.place = url, shown(url)
         first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
-        self._clock, self._passage, self._strides = clock, Passage(), Strides()
+        self._clock, self._server_clock, self._fast_worker = clock, ServerClock(), FastWorker()
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related = 0, False
@@ -99,18 +97,18 @@ class PostgresLedger(reads.Related):
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
         with self._translated():
             try:
-                self._limit(first)
+                self._set_idle_timeout(first)
                 migrations.migrate(self._writer.connection, self._statements, self.place)
             except BaseException:
                 self._drop_writer()
                 raise
         locks = OwnerLocks(self._statements)
-        self._ringing = Ringing(url, self._options, self._peek, locks)
-        self._ringing.start()
+        self._notifications = Notifications(url, self._options, self._snapshot, locks)
+        self._notifications.start()
         self.owners: Owners = LeasesOnly()
         if not self._options.pooled:
             self.owners = PostgresOwners(
-                locks, self._statements, lambda ask: self._read(ask, alone=True), self._ringing.wake
+                locks, self._statements, lambda ask: self._read(ask, alone=True), self._notifications.wake
             )
 
     # Writing
@@ -126,7 +124,7 @@ class PostgresLedger(reads.Related):
             try:
                 answers = self._apply(commands, now)
             except BaseException as error:
-                self._passage.fail()
+                self._server_clock.fail()
                 if isinstance(error, psycopg.Error):
                     raise translate(error, self.place) from error
                 if isinstance(error, LockHeld):
@@ -134,39 +132,39 @@ class PostgresLedger(reads.Related):
                 raise
             finally:
                 self._inside = None
-            self._passage.succeed(commands)
+            self._server_clock.succeed(commands)
         return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """In one transaction; but see `surveyed`. If a later transaction fails, the whole batch may come
+        """In one transaction; but see `slices_of`. If a later transaction fails, the whole batch may come
         again."""
-        answers = self._in_one_step(commands, now)
+        answers = self._fast_path(commands, now)
         if answers and len(answers) == len(commands):
             return answers
         left = commands[len(answers) :]
-        parts = surveyed(left, self._functions.size)
-        if len(parts) == 1 and not parts[0].survey.calls_user:
-            return answers + self._again_if_gone(left, parts[0].survey, now)
+        slices = slices_of(left, self._functions.size)
+        if len(slices) == 1 and not slices[0].survey.calls_user:
+            return answers + self._reconnecting(left, slices[0].survey, now)
         found: dict[int, Answer] = {}
-        for part in parts:
-            found.update(zip(part.places, self._apply_part(part, now), strict=True))
+        for each in slices:
+            found.update(zip(each.places, self._apply_slice(each, now), strict=True))
         return answers + [found[place] for place in range(len(left))]
 
-    def _apply_part(self, part: Part, now: int | None) -> list[Answer]:
-        done = self._in_one_step(part.commands, now)
-        if done and len(done) == len(part.commands):
+    def _apply_slice(self, slice: BatchSlice, now: int | None) -> list[Answer]:
+        done = self._fast_path(slice.commands, now)
+        if done and len(done) == len(slice.commands):
             return done
         try:
-            return done + self._again_if_gone(part.commands[len(done) :], part.survey, now)
-        except _Apart:
+            return done + self._reconnecting(slice.commands[len(done) :], slice.survey, now)
+        except _NeedsOwnTransactions:
             self._functions.contended()
             return [
                 answer
-                for each in apart(part)
-                for answer in self._again_if_gone(each.commands, each.survey, now)
+                for each in one_command_slices(slice)
+                for answer in self._reconnecting(each.commands, each.survey, now)
             ]
 
-    def _in_one_step(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
+    def _fast_path(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
         """The commonest batches, or what they begin with, in one statement each. No answer if it is none of
         them, is not so plain as it looks, or went wrong: the general way does it again."""
         if now is None and self._clock is not None:
@@ -174,19 +172,19 @@ class PostgresLedger(reads.Related):
         answers: list[Answer] = []
         try:
             end_open(db := self._db)
-            for present, some in fast_append.answers(db, self._strides, commands, now):
+            for present, some in fast_append.apply(db, self._fast_worker, commands, now):
                 answers += some
-                self._passage.begin(present, now is None)
+                self._server_clock.begin(present, now is None)
         except RowsTaken:
             pass
         except psycopg.Error as error:
             self.repeats += is_gone(error)
         self._tallies += bool(answers)
         if answers and isinstance(answers[0], Appended | Settled):
-            self._ringing.ring()
+            self._notifications.publish()
         return answers
 
-    def _again_if_gone(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
+    def _reconnecting(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
         """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command
         minds being applied twice, so once more on a new one; if that dies too, the server is away."""
         spoiled: dict[str, Refused] = {}
@@ -218,15 +216,15 @@ class PostgresLedger(reads.Related):
         self, commands: Sequence[Command], found: Survey, now: int | None, spoiled: dict[str, Refused]
     ) -> list[Answer]:
         locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
-        replays = meetings = 0
+        replays = conflicts = 0
         while True:
             try:
-                return self._attempt(commands, now, Before(found, spoiled, locks, meetings), run)
+                return self._attempt(commands, now, AttemptState(found, spoiled, locks, conflicts), run)
             except NeedsLock as needed:
                 locks |= needed.locks
             except RowsTaken:
-                time.sleep(PAUSES[min(meetings, len(PAUSES) - 1)])
-                meetings += 1
+                time.sleep(PAUSES[min(conflicts, len(PAUSES) - 1)])
+                conflicts += 1
             except Undone as undone:
                 # Play the batch again without that function.
                 spoiled[undone.id] = undone.answer
@@ -236,9 +234,9 @@ class PostgresLedger(reads.Related):
                 replays += 1
                 if found.calls_user and len(commands) > 1:
                     # A deadlock, or a COMMIT that fails for what one of the functions wrote.
-                    raise _Apart from error
+                    raise _NeedsOwnTransactions from error
                 if found.calls_user and isinstance(error, psycopg.IntegrityError) and replays > 1:
-                    spoiled[commands[0].id] = _failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
+                    spoiled[commands[0].id] = user_functions.failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
                     continue
                 if not is_replayable(error) and (run is play_one_by_one or not self._db.is_ours(error)):
                     raise
@@ -253,7 +251,7 @@ class PostgresLedger(reads.Related):
                 run = play_one_by_one
 
     def _attempt(
-        self, commands: Sequence[Command], now: int | None, before: Before, run: Player
+        self, commands: Sequence[Command], now: int | None, before: AttemptState, run: Player
     ) -> list[Answer]:
         db = self._db
         shut = before.survey.calls_user and not self._options.pooled
@@ -271,9 +269,9 @@ class PostgresLedger(reads.Related):
             batch = self._begin(db, commands, now, before)
             answers = run(batch, commands)
             batch.finish()
-            end(db.connection, wrote=batch.wrote or batch.tallies > 0, folded=before.survey.keeps_up)
+            end(db.connection, wrote=batch.wrote or batch.tallies > 0, folded=before.survey.has_upkeep)
         except BaseException:
-            db.marks.forget()
+            db.positions.forget()
             with suppress(psycopg.Error):
                 end_open(db)
             raise
@@ -284,51 +282,33 @@ class PostgresLedger(reads.Related):
         self._functions.took(*batch.called)
         self._related = batch.relates and not (before.survey.locks.relations or batch.calls_user)
         self._tallies += batch.tallies
-        if batch.news:
-            self._ringing.ring()
+        if batch.notifies:
+            self._notifications.publish()
         return answers
 
     def _begin(
-        self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: Before
+        self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: AttemptState
     ) -> PostgresBatch:
         first = first_specs(commands)
         given = self._clock.now() if now is None and self._clock is not None else now
-        row = db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
-        (
-            schema,
-            least,
-            seq,
-            version,
-            last,
-            present,
-            known,
-            waiting,
-            expired,
-            oldest,
-            following,
-            queues,
-            suspects,
-            quotas,
-        ) = row
-        migrations.check_schema(self.place, schema, least)
-        db.marks.begin(oldest, following)
-        ground = Ground(
-            schema, least, seq, version, last, _queue_rows(queues or "[]"), known, expired, suspects, quotas
+        row = BeginRow(
+            *db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
         )
-        batch = PostgresBatch(db, present if given is None else given, self._passage.jumps, ground, first)
-        batch.spoiled, batch.meetings = before.spoiled, before.meetings
-        batch.calls_user, batch.news = before.survey.calls_user, before.survey.tells
-        batch.lock_timeout, batch.stalled = (
-            f"{milliseconds(self._options.lock_timeout)}ms",
-            self._passage.stall,
-        )
-        self._passage.begin(batch.now, given is None)
-        drains = waiting and not batch.calls_user
-        batch.lock(before.locks | Locks(relations=drains), before.survey.queues)
-        if drains:
-            batch.drain()
-        if before.survey.keeps_up:
-            self._passage.keep_up(batch.now, given is None)
+        migrations.check_schema(self.place, row.schema, row.min_schema)
+        db.positions.begin(row.oldest, row.following)
+        now = row.present if given is None else given
+        batch = PostgresBatch(db, now, self._server_clock.jumps, row.ground, first)
+        batch.spoiled, batch.conflicts = before.spoiled, before.conflicts
+        batch.calls_user, batch.notifies = before.survey.calls_user, before.survey.notifies
+        batch.lock_timeout = f"{milliseconds(self._options.lock_timeout)}ms"
+        batch.stalled = self._server_clock.stall
+        self._server_clock.begin(batch.now, given is None)
+        has_inbox = row.inbox and not batch.calls_user
+        batch.lock(before.locks | Locks(relations=has_inbox), before.survey.queues)
+        if has_inbox:
+            batch.apply_inbox()
+        if before.survey.has_upkeep:
+            self._server_clock.begin_upkeep(batch.now, given is None)
             batch.keep_up()
         elif self._tallies >= TALLIES:
             batch.tidy(TALLIES // 4)
@@ -346,10 +326,10 @@ class PostgresLedger(reads.Related):
 
     def _connect(self) -> PostgresDb:
         connection = connect(self._url, self._options)
-        self._limit(connection)
+        self._set_idle_timeout(connection)
         return PostgresDb(connection, self._statements)
 
-    def _limit(self, connection: Connection) -> None:
+    def _set_idle_timeout(self, connection: Connection) -> None:
         """A frozen process must not hold what others wait for."""
         if not self._options.pooled:
             connection.execute(f"SET {_idle(self._options.idle_timeout)}".encode())
@@ -365,21 +345,21 @@ class PostgresLedger(reads.Related):
         `Refused`. What has a key, a dependency or a group is played after the commit, so that its number here is 0."""
         self._guard()
         with self._translated():
-            return user_transactions.append_on(self._host(now), connection, specs)
+            return user_transactions.append_on(self._append_context(now), connection, specs)
 
     async def aappend_on(
         self, connection: Any, specs: Sequence[Spec], now: int | None = None
     ) -> tuple[Placed, ...]:
         self._guard()
         with self._translated():
-            return await user_transactions.aappend_on(self._host(now), connection, specs)
+            return await user_transactions.aappend_on(self._append_context(now), connection, specs)
 
-    def _host(self, now: int | None) -> user_transactions.Host:
+    def _append_context(self, now: int | None) -> user_transactions.AppendContext:
         if now is not None:
             checks.whole("now", now)
         time = self._now if now is None else lambda _: now
-        return user_transactions.Host(
-            self.place, self._statements, self._ringing.channel, time, self._read, self._writer
+        return user_transactions.AppendContext(
+            self.place, self._statements, self._notifications.channel, time, self._read, self._writer
         )
 
     # Reading
@@ -415,24 +395,24 @@ class PostgresLedger(reads.Related):
         return self._read(lambda db: int(db.one("last")[0]))
 
     def check(self) -> list[str]:
-        return self._study(lambda db: audit.check(db.connection, self._statements))
+        return self._read_apart(lambda db: audit.check(db.connection, self._statements))
 
     def dump(self) -> dict[str, Any]:
-        return self._study(lambda db: audit.dump(db, self._statements))
+        return self._read_apart(lambda db: audit.dump(db, self._statements))
 
     def version(self) -> int:
         self._guard()
-        return self._ringing.version()
+        return self._notifications.version()
 
     def wait(self, seen: int, timeout: float) -> int:
         self._guard()
-        version = self._ringing.wait(seen, timeout)
+        version = self._notifications.wait(seen, timeout)
         self._guard()
         return version
 
     def listens(self) -> bool:
         """Do wake-ups of other processes reach this one? Otherwise it looks once a second."""
-        return self._ringing.listening
+        return self._notifications.listening
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:
@@ -443,9 +423,9 @@ class PostgresLedger(reads.Related):
             self._drop_writer()
             if self._reader is not None:
                 self._reader.connection.close()
-        self._ringing.close()
+        self._notifications.close()
 
-    def _peek(self) -> str:
+    def _snapshot(self) -> str:
         """Something that is different after every commit that wrote, whoever made it."""
         return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
 
@@ -453,7 +433,7 @@ class PostgresLedger(reads.Related):
         """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it
         is one statement."""
         self._guard()
-        with self._read_lock, self._translated(), self._passage.watching():
+        with self._read_lock, self._translated(), self._server_clock.tracking():
             self._guard()
             for attempt in range(2):
                 if self._reader is None or self._reader.connection.closed:
@@ -466,7 +446,7 @@ class PostgresLedger(reads.Related):
                         raise
         raise AssertionError("unreachable")
 
-    def _study(self, question: Callable[[PostgresDb], T]) -> T:
+    def _read_apart(self, question: Callable[[PostgresDb], T]) -> T:
         """A long question: on a connection of its own, so that it keeps nobody waiting."""
         self._guard()
         with self._translated(), connect(self._url, self._options) as connection:
@@ -505,12 +485,6 @@ class PostgresLedger(reads.Related):
             yield
         except psycopg.Error as error:
             raise translate(error, self.place) from error
-
-
-def _failed_at_commit(id: str, error: psycopg.Error) -> UserFunctionFailed:
-    failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
-    failed.__cause__ = error
-    return failed
 
 
 def _idle(seconds: float) -> str:

@@ -67,7 +67,7 @@ class LockHeld(Exception):
     """Another session has held the relations for longer than `lock_timeout`."""
 
 
-PATIENCE, IMPATIENCE = "500ms", "100ms"
+ROW_WAIT, ROW_WAIT_AGAIN = "500ms", "100ms"
 """How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
 PAUSES = (0.02, 0.05, 0.1, 0.2)
 """Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that
@@ -76,21 +76,21 @@ one gets before it.)"""
 
 _EARLY = (Settle, Renew, Progress)
 _RELATING = (Cancel, Revive, Purge, Open, Seal, Unseal, Abort, Note)
-_TELLING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
+_NOTIFYING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 
 
 class Survey(msgspec.Struct):
     """What there is to know of commands before they are played, in one look at each.
 
     `locks`: what they will need for sure. `queues`: those by name that are appended to or claimed from; if one of them has limits,
-    its lock will be needed. `calls_user`: a function of the user's runs inside, for who knows how long. `tells`: it changes what
-    others may wait for, whatever becomes of jobs. `keeps_up`: there is an Upkeep."""
+    its lock will be needed. `calls_user`: a function of the user's runs inside, for who knows how long. `notifies`: it changes what
+    others may wait for, whatever becomes of jobs. `has_upkeep`: there is an Upkeep."""
 
     locks: Locks
     queues: set[str]
     calls_user: bool = False
-    tells: bool = False
-    keeps_up: bool = False
+    notifies: bool = False
+    has_upkeep: bool = False
 
 
 def survey(commands: Iterable[Command]) -> Survey:
@@ -109,11 +109,11 @@ def survey(commands: Iterable[Command]) -> Survey:
                     [name for want in command.wants for name in want.queue.split(",") if "*" not in name]
                 )
             case Upkeep():
-                found.keeps_up = True
+                found.has_upkeep = True
             case _:
                 relations = relations or isinstance(command, _RELATING)
                 gates = command.gates if isinstance(command, Note) else ()
-                found.tells = found.tells or isinstance(command, _TELLING) or bool(gates)
+                found.notifies = found.notifies or isinstance(command, _NOTIFYING) or bool(gates)
                 limited.update([gate.queue for gate in gates])
                 if isinstance(command, SetQueue | SetPart):
                     limited.add(command.queue)
@@ -132,7 +132,7 @@ def _relates(specs: Sequence[Spec]) -> bool:
     return False
 
 
-class Part(NamedTuple):
+class BatchSlice(NamedTuple):
     """Commands that are played in one transaction, with their places in the batch."""
 
     places: Sequence[int]
@@ -140,22 +140,22 @@ class Part(NamedTuple):
     survey: Survey
 
 
-def surveyed(commands: Sequence[Command], functions: int) -> list[Part]:
+def slices_of(commands: Sequence[Command], functions: int) -> list[BatchSlice]:
     """The transactions of a batch. Settles with a commit function have transactions of their own, `functions`
     of them in each, so that no lock but those of their jobs is held while the functions run. So has an
     Upkeep, which folds the counts of any queues and so must hold none before."""
     whole = survey(commands)
-    if not (whole.calls_user or whole.keeps_up) or len(commands) == 1:
-        return [Part(range(len(commands)), commands, whole)]
-    parts = [(places, [commands[n] for n in places]) for places in _places(commands, functions)]
-    return [Part(places, some, survey(some)) for places, some in parts]
+    if not (whole.calls_user or whole.has_upkeep) or len(commands) == 1:
+        return [BatchSlice(range(len(commands)), commands, whole)]
+    slices = [(places, [commands[n] for n in places]) for places in _places(commands, functions)]
+    return [BatchSlice(places, some, survey(some)) for places, some in slices]
 
 
-def apart(part: Part) -> list[Part]:
+def one_command_slices(slice: BatchSlice) -> list[BatchSlice]:
     """Each command in a transaction of its own."""
     return [
-        Part((place,), (each,), survey((each,)))
-        for place, each in zip(part.places, part.commands, strict=True)
+        BatchSlice((place,), (each,), survey((each,)))
+        for place, each in zip(slice.places, slice.commands, strict=True)
     ]
 
 

@@ -21,42 +21,42 @@ from towpath.ledger.postgres.rows import Connection
 
 log = get_logger("towpath.postgres")
 
-LOOK = 1.0
+POLL = 1.0
 """Seconds between two looks where nobody rings: behind a pooler, or while the listener has no connection."""
-NET = 5.0
+SAFETY_POLL = 5.0
 """The same while somebody listens."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
 """Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is
 always something."""
 FIRST = 1.0
 """Seconds that whoever opens a ledger waits for the first attempt to listen."""
-AGAIN = (0.0, 0.25, 0.5, 1.0)
+RECONNECT = (0.0, 0.25, 0.5, 1.0)
 """Seconds between two attempts to connect, the last one again and again. The first comes at once: meanwhile
 the locks of this process's owners are free."""
 RELOCK = 0.25
 """Seconds between two attempts to lock what another session still holds."""
 
 
-class Ringing:
+class Notifications:
     """`version` is different after every commit that this process made or heard of."""
 
     def __init__(
-        self, url: str, options: PostgresOptions, peek: Callable[[], str], locks: OwnerLocks
+        self, url: str, options: PostgresOptions, snapshot: Callable[[], str], locks: OwnerLocks
     ) -> None:
-        self._url, self._options, self._peek, self._locks = url, options, peek, locks
+        self._url, self._options, self._snapshot, self._locks = url, options, snapshot, locks
         self.channel = f"{options.schema}_wake"
         self._changed = threading.Condition()
         self._version = self._waiting = 0
-        self._peeked = ""
-        self._looked = 0.0
+        self._last_snapshot = ""
+        self._polled_at = 0.0
         self._tried = threading.Event()
         self._closed = False
         self.listening = False
         """Does a ring of another process reach us? Otherwise we look."""
-        self._rung = False
+        self._unpublished = False
         """This process has committed, and not yet told the others."""
         self._failures = 0
-        self._thread = threading.Thread(target=self._run, name="towpath-ringing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="towpath-notifications", daemon=True)
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
 
@@ -80,21 +80,21 @@ class Ringing:
         """There is something to do on the connection."""
         self._wake.send(b"!")
 
-    def ring(self) -> None:
+    def publish(self) -> None:
         """This process has committed."""
         self._bump()
-        if not self._rung:
-            self._rung = True
+        if not self._unpublished:
+            self._unpublished = True
             self._wake.send(b"!")
 
     def version(self) -> int:
-        self._look()
+        self._poll()
         return self._version
 
     def wait(self, seen: int, timeout: float) -> int:
         deadline = time.monotonic() + timeout
         while True:
-            self._look()
+            self._poll()
             with self._changed:
                 left = deadline - time.monotonic()
                 if self._version != seen or left <= 0 or self._closed:
@@ -107,7 +107,7 @@ class Ringing:
 
     @property
     def _period(self) -> float:
-        return NET if self.listening else LOOK
+        return SAFETY_POLL if self.listening else POLL
 
     def _bump(self) -> None:
         with self._changed:
@@ -115,22 +115,22 @@ class Ringing:
             if self._waiting:
                 self._changed.notify_all()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Ask the server whether somebody committed, if it was long ago that we knew."""
         with self._changed:
             now = time.monotonic()
-            if now - self._looked < self._period:
+            if now - self._polled_at < self._period:
                 return
-            self._looked = now
-        peeked = self._peek()
-        if peeked != self._peeked:
-            self._peeked = peeked
+            self._polled_at = now
+        snapshot = self._snapshot()
+        if snapshot != self._last_snapshot:
+            self._last_snapshot = snapshot
             self._bump()
 
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._serve()
+                self._listen()
             except (psycopg.Error, TowpathError) as error:
                 log.debug("neither ringing nor listening: %s", error)
             self.listening = False
@@ -138,10 +138,10 @@ class Ringing:
             self._tried.set()
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(AGAIN[min(self._failures, len(AGAIN) - 1)])
+                    self._changed.wait(RECONNECT[min(self._failures, len(RECONNECT) - 1)])
                     self._failures += 1
 
-    def _serve(self) -> None:
+    def _listen(self) -> None:
         with connect(self._url, self._options) as connection, selectors.DefaultSelector() as selector:
             if not self._options.pooled:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
@@ -152,27 +152,27 @@ class Ringing:
             self._tried.set()
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            pause, next_ring, busy = SHORTEST_PAUSE, 0.0, False
+            pause, next_notify, busy = SHORTEST_PAUSE, 0.0, False
             while not self._closed:
-                early = next_ring - time.monotonic()
-                if self._rung and early <= 0:
+                early = next_notify - time.monotonic()
+                if self._unpublished and early <= 0:
                     self._notify(connection)
                     pause = min(2 * pause, LONGEST_PAUSE) if busy else SHORTEST_PAUSE
-                    next_ring, early = time.monotonic() + pause, pause
-                busy = self._rung
+                    next_notify, early = time.monotonic() + pause, pause
+                busy = self._unpublished
                 if self._locks.missing:
                     self._locks.take(connection)
-                rest = RELOCK if self._locks.missing else NET
+                rest = RELOCK if self._locks.missing else SAFETY_POLL
                 for key, _ in selector.select(early if busy else rest):
                     if key.fileobj is self._woken:
                         self._woken.recv(64)
                     else:
                         connection.pgconn.consume_input()
-                self._hear(connection)
+                self._receive(connection)
             self._locks.withdraw(connection)
 
     def _notify(self, connection: Connection) -> None:
-        self._rung = False
+        self._unpublished = False
         # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside
         # every stream of commits.
         name = sql.Identifier(self.channel).as_bytes(connection)
@@ -183,10 +183,10 @@ class Ringing:
             if told.status != ExecStatus.COMMAND_OK:
                 raise errors.error_from_result(told)
         except psycopg.Error:
-            self._rung = True  # on the next connection
+            self._unpublished = True  # on the next connection
             raise
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         """What comes from this connection we know already."""
         others = False
         while (notice := connection.pgconn.notifies()) is not None:

@@ -7,7 +7,7 @@ priority, up to which number it has seen all there is, and begins behind it.
 A job may still come before a mark. It was numbered by a transaction that is not over; or somebody who is
 claiming it does not commit. Both have a transaction number below the next one that was free when we had
 looked. So a mark is believed when all below that are over and what is before it has been looked at once more.
-Jobs that become ready later than by their append are not behind marks at all (`ripe` 2). Against what is
+Jobs that become ready later than by their append are not behind positions at all (`ripe` 2). Against what is
 left, such as a claim that is undone just then, everything is looked at once in a while."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-AGAIN = 5.0
+FULL_SCAN = 5.0
 """Seconds after which everything is looked at again; more where that took long."""
 SHARE, LONGEST = 50, 30.0
 """How many times as long as that took one goes without it, and how many seconds at most."""
@@ -28,9 +28,9 @@ Span = tuple[int, int, int]
 """From behind this priority and number on, up to this priority."""
 
 
-class _Queue(msgspec.Struct):
+class _QueuePositions(msgspec.Struct):
     seen: dict[int, int] = {}
-    """The marks: a number by priority."""
+    """The positions: a number by priority."""
     ahead: dict[int, int] = {}
     """What they will be once everybody that was there is gone, who is below `until`; None: since the next
     batch."""
@@ -40,10 +40,10 @@ class _Queue(msgspec.Struct):
     """When everything was last looked at, and for how long."""
 
 
-class Marks:
+class ScanPositions:
     def __init__(self) -> None:
-        self._queues: dict[str, _Queue] = {}
-        self._new: list[_Queue] = []
+        self._queues: dict[str, _QueuePositions] = {}
+        self._new: list[_QueuePositions] = []
         self._oldest = 0
 
     def begin(self, oldest: int, following: int) -> None:
@@ -55,10 +55,12 @@ class Marks:
         self._new.clear()
 
     def spans(self, queue: str) -> list[Span]:
-        marks = self._queues.get(queue)
-        if marks is None or time.monotonic() > marks.looked_at + min(max(AGAIN, SHARE * marks.took), LONGEST):
+        positions = self._queues.get(queue)
+        if positions is None or time.monotonic() > positions.looked_at + min(
+            max(FULL_SCAN, SHARE * positions.took), LONGEST
+        ):
             return [(_LEAST, 0, _MOST)]
-        places = [(_LEAST, 0), *sorted(marks.seen.items())]
+        places = [(_LEAST, 0), *sorted(positions.seen.items())]
         return [(*low, high) for low, (high, _) in zip(places, [*places[1:], (_MOST, 0)], strict=True)]
 
     def claimed(
@@ -73,21 +75,21 @@ class Marks:
         `last`, or all there are."""
         if len(self._queues) >= MOST_QUEUES:
             self._queues.clear()
-        marks = self._queues.setdefault(queue, _Queue({}, {}))
+        positions = self._queues.setdefault(queue, _QueuePositions({}, {}))
         if len(spans) == 1:
-            marks.seen, marks.looked_at, marks.took = {}, time.monotonic(), took
-        if marks.until is not None and self._oldest >= marks.until:
-            for priority, seq in marks.ahead.items():
+            positions.seen, positions.looked_at, positions.took = {}, time.monotonic(), took
+        if positions.until is not None and self._oldest >= positions.until:
+            for priority, seq in positions.ahead.items():
                 if last is None or (priority, seq) <= last:
-                    marks.seen[priority] = seq
+                    positions.seen[priority] = seq
                 elif priority == last[0]:
-                    marks.seen[priority] = max(last[1], marks.seen.get(priority, 0))
-            marks.ahead, marks.until = {}, None
-        if not marks.ahead and (ahead := dict(sorted(found))):
-            marks.ahead = ahead
-            self._new.append(marks)
-        if len(marks.seen) > MOST_PRIORITIES:
-            marks.seen = {}
+                    positions.seen[priority] = max(last[1], positions.seen.get(priority, 0))
+            positions.ahead, positions.until = {}, None
+        if not positions.ahead and (ahead := dict(sorted(found))):
+            positions.ahead = ahead
+            self._new.append(positions)
+        if len(positions.seen) > MOST_PRIORITIES:
+            positions.seen = {}
 
     def forget(self) -> None:
         """What was claimed was not."""

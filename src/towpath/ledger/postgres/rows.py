@@ -28,7 +28,7 @@ from towpath.errors import Refused
 from towpath.escapes import get_logger
 from towpath.ledger.postgres import user_functions
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
-from towpath.ledger.postgres.ready_scan import Marks, Span
+from towpath.ledger.postgres.ready_scan import ScanPositions, Span
 from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
 from towpath.ledger.tables.database import (
     ERROR,
@@ -46,12 +46,12 @@ from towpath.ledger.tables.reads import Where
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
 
-QUICK = 0.0008
+SPIN_BELOW = 0.0008
 """Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does,
 and to be awake would only take more from the server."""
 
 
-class Direct:
+class RawStatement:
     def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
         """All its arguments are text but the last, which is bytes; its answer is a row of integers, or
         none."""
@@ -59,7 +59,7 @@ class Direct:
         self._name, self._query = name.encode(), query
         self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
         self._is_there = False
-        self._usual = QUICK
+        self._usual = SPIN_BELOW
         """Seconds until there is an answer."""
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
@@ -105,12 +105,12 @@ class Direct:
             found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
             return found[-1]
         began = time.monotonic()
-        if self._usual < QUICK:
+        if self._usual < SPIN_BELOW:
             self._watch(began)
         while pgconn.is_busy():
             self._readable()
             pgconn.consume_input()
-        self._usual += (min(time.monotonic() - began, 2 * QUICK) - self._usual) / 8
+        self._usual += (min(time.monotonic() - began, 2 * SPIN_BELOW) - self._usual) / 8
         last = pgconn.get_result()
         while (more := pgconn.get_result()) is not None:
             last = more
@@ -134,7 +134,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
 _ids = msgspec.json.Decoder(list[str]).decode
-CAREFUL = 16
+SAVEPOINTS_AFTER_FAILURE = 16
 """Transactions after a failed commit function in which each has its savepoint at once."""
 SOURCES = {"edge": 0, "proxy": 3}
 """Rows of which table say that something depends on a job, and in which column it is."""
@@ -157,7 +157,7 @@ def prepare(connection: Connection) -> None:
     connection.prepared_max = 500
 
 
-class Look(NamedTuple):
+class ReadyScan(NamedTuple):
     """What a claim asks for, where it begins to look, and when."""
 
     queue: str
@@ -170,20 +170,22 @@ class Look(NamedTuple):
 class PostgresDb:
     """`tables.database.Db` on a connection."""
 
-    __slots__ = ("_careful", "_cursor", "_statements", "append_new", "append_one", "connection", "marks")
+    __slots__ = ("_careful", "_cursor", "_statements", "append_new", "append_one", "connection", "positions")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
         self._statements = statements
         self._cursor = Cursor(connection)
-        self.marks = Marks()
+        self.positions = ScanPositions()
         self._careful = 0
         """For how many transactions commit functions are not called eagerly."""
-        self.append_one: Direct | None = None
-        self.append_new: Direct | None = None
+        self.append_one: RawStatement | None = None
+        self.append_new: RawStatement | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
-            self.append_one = Direct(connection, "towpath_append", statements.named["append_plain"][1], 9)
-            self.append_new = Direct(connection, "towpath_append_new", statements.append_new, 9)
+            self.append_one = RawStatement(
+                connection, "towpath_append", statements.named["append_plain"][1], 9
+            )
+            self.append_new = RawStatement(connection, "towpath_append_new", statements.append_new, 9)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:
@@ -244,7 +246,7 @@ class PostgresDb:
 
     def take_best(self, args: Args) -> list[Job]:
         queue, most, *_, single = args
-        look = Look(queue, most, single, self.marks.spans(queue), time.monotonic())
+        look = ReadyScan(queue, most, single, self.positions.spans(queue), time.monotonic())
         rows = self._named("take_best", (*args, array(look.spans))).fetchall()
         if rows and rows[0][-1] != len(rows):
             # One of them came and went between the look at what is there and the lock on it.
@@ -322,7 +324,7 @@ class PostgresDb:
 
     def undo(self) -> None:
         self.execute(b"ROLLBACK TO SAVEPOINT towpath_save")
-        self.marks.forget()
+        self.positions.forget()
 
     def keep(self) -> None:
         self.execute(b"RELEASE SAVEPOINT towpath_save")
@@ -330,7 +332,9 @@ class PostgresDb:
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
         if not functions:
             return {}
-        around = user_functions.Around(self._statements.guests_in, self._statements.guests_out)
+        around = user_functions.GuardStatements(
+            self._statements.before_functions, self._statements.after_functions
+        )
         eager, self._careful = len(functions) > 1 and self._careful == 0, max(0, self._careful - 1)
         clean = False
         try:
@@ -338,7 +342,7 @@ class PostgresDb:
             clean = not failed
         finally:
             if not clean:
-                self._careful = CAREFUL
+                self._careful = SAVEPOINTS_AFTER_FAILURE
         return failed
 
     def is_ours(self, error: Exception) -> bool:
@@ -363,12 +367,12 @@ def add_plain(db: PostgresDb, blocks: Iterable[bytes], bodies: Iterable[Body]) -
     db._copy(db._statements.copy_bodies, bodies)
 
 
-def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> list[Job]:
+def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: ReadyScan) -> list[Job]:
     """Jobs that were just claimed, the best first."""
     try:
         found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
     except msgspec.ValidationError:
-        return received(db, [row for row in rows if _makes_sense(row)], look)
+        return received(db, [row for row in rows if _is_valid(row)], look)
     fresh: list[tuple[int, int]] = []
     partial: list[Job] = []
     for job, row in zip(found, rows, strict=True):
@@ -382,12 +386,12 @@ def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: Look) -> lis
             partial.append(job)
     last = (found[-1].priority, found[-1].seq) if len(found) == look.most else None
     if found or look.single:  # otherwise one with a single attempt may have kept it from taking any
-        db.marks.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
+        db.positions.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
     db.fill(partial)
     return found
 
 
-def _makes_sense(row: tuple[Any, ...]) -> bool:
+def _is_valid(row: tuple[Any, ...]) -> bool:
     """A row that was tampered with must not take its neighbours along: it is claimed, and its lease runs
     out."""
     try:

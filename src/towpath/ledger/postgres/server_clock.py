@@ -17,7 +17,7 @@ from towpath.core.commands import Command, Upkeep
 from towpath.core.lifecycle import Jumps
 
 
-class Passage:
+class ServerClock:
     """Any thread may say that something failed or succeeded; the rest is for one at a time."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Passage:
         before, self._seen_at = self._seen_at, time.monotonic()
         self.jumps.note(present, _micros(self._seen_at - before) if real else 0)
 
-    def keep_up(self, present: int, real: bool) -> None:
+    def begin_upkeep(self, present: int, real: bool) -> None:
         """It is for an upkeep."""
         if self._failing and real:
             now = time.monotonic()
@@ -61,7 +61,7 @@ class Passage:
         self._failing, self._back_at = True, None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def tracking(self) -> Iterator[None]:
         try:
             yield
         except BaseException:

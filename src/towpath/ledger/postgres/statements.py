@@ -73,8 +73,8 @@ class Statements:
         )
         self.copy_plain = self.place(f"COPY towpath.job ({_columns(PLAIN)}) FROM STDIN (FORMAT binary)")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
-        self.guests_in = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
-        self.guests_out = self.place("DELETE FROM towpath.guest;" + _settings("off"))
+        self.before_functions = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
+        self.after_functions = self.place("DELETE FROM towpath.guest;" + _settings("off"))
         self.insert_jobs = [
             self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(WIDTH, n)}")
             for n in range(FEW + 1)
@@ -219,7 +219,7 @@ _WORDS: Mapping[str, str] = {
     "{expiring}": """(SELECT e.at FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
         WHERE j.state <> 'running' ORDER BY e.at LIMIT 1)""",
     "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
-    # The transaction has a number of its own before it numbers a job: see `marks`.
+    # The transaction has a number of its own before it numbers a job: see `ready_scan`.
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
     "{unknown}": _UNKNOWN,
     "{known}": str(len(steps("postgres"))),

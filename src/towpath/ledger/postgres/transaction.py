@@ -17,7 +17,15 @@ from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.lifecycle import Jumps
 from towpath.errors import Refused
 from towpath.escapes import get_logger
-from towpath.ledger.postgres.locks import IMPATIENCE, PATIENCE, LockHeld, Locks, NeedsLock, RowsTaken, Survey
+from towpath.ledger.postgres.locks import (
+    ROW_WAIT,
+    ROW_WAIT_AGAIN,
+    LockHeld,
+    Locks,
+    NeedsLock,
+    RowsTaken,
+    Survey,
+)
 from towpath.ledger.postgres.rows import PostgresDb, take_seqs
 from towpath.ledger.tables import append
 from towpath.ledger.tables.database import array
@@ -27,20 +35,60 @@ log = get_logger("towpath.postgres")
 
 LONG_WAIT = 1.0
 """Seconds of waiting for the relations that count as an outage."""
-DRAIN = 200
+INBOX_BATCH = 200
 """Appends from users' transactions that one batch plays at most."""
 _STATES = tuple(State)
 _ACTIVE = frozenset({READY, RUNNING})
 _COUNTS = frozenset({*_STATES, "loose"})
 
 
-class Before(NamedTuple):
+class AttemptState(NamedTuple):
     """What is known of a batch before it is played; perhaps because it was played before."""
 
     survey: Survey
     spoiled: dict[str, Refused]
     locks: Locks
-    meetings: int
+    conflicts: int
+
+
+_queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
+
+
+class BeginRow(NamedTuple):
+    """The row of `begin_batch`."""
+
+    schema: int
+    min_schema: int
+    next_seq: int
+    next_version: int
+    last: int
+    present: int
+    """The server's clock."""
+    known: bool
+    """One of the first specs has a job or a tombstone already."""
+    inbox: bool
+    """Appends of user transactions wait in the inbox."""
+    expired: bool
+    oldest: int
+    following: int
+    queues: str | None
+    suspects: bool
+    quotas: bool
+
+    @property
+    def ground(self) -> Ground:
+        return Ground(
+            self.schema,
+            self.min_schema,
+            self.next_seq,
+            self.next_version,
+            self.last,
+            _queue_rows(self.queues or "[]"),
+            self.known,
+            self.expired,
+            self.suspects,
+            self.quotas,
+        )
 
 
 class PostgresBatch(Batch):
@@ -54,11 +102,11 @@ class PostgresBatch(Batch):
         self._tallies: Counter[tuple[str, str | None, State]] = Counter()
         self._version = self.next_version
         self._tidied: set[str] = set()
-        self.news = False
+        self.notifies = False
         """Is there anything that others may wait for: something that is ready, over, or set?"""
         self.tallies = 0
         """How many rows of counts this batch left for somebody to fold."""
-        self.meetings = 0
+        self.conflicts = 0
         """How often it met rows that somebody holds for long, when it was played before."""
         self.outage = self._outage
         self.lock_timeout = "0"
@@ -68,8 +116,8 @@ class PostgresBatch(Batch):
         """It is of settles with commit functions, which should not be called again for want of a lock."""
 
     @property
-    def _patience(self) -> str:
-        return PATIENCE if self.meetings == 0 else IMPATIENCE
+    def _row_wait(self) -> str:
+        return ROW_WAIT if self.conflicts == 0 else ROW_WAIT_AGAIN
 
     def lock(self, locks: Locks, names: Iterable[str]) -> None:
         """Before anything else: whatever it waits for, it holds nothing yet that others could wait for.
@@ -92,14 +140,14 @@ class PostgresBatch(Batch):
         if self.calls_user:
             # Whoever has them may want our job, but gives them back if it does not get it.
             self._lock_relations()
-        elif not self.db.one("try_relations", (self._patience,))[0]:
+        elif not self.db.one("try_relations", (self._row_wait,))[0]:
             raise NeedsLock(Locks(relations=True))
         self._is_related()
 
     def _lock_relations(self) -> None:
         began = time.monotonic()
         try:
-            self.db.run("lock_relations", (self._patience, self.lock_timeout))
+            self.db.run("lock_relations", (self._row_wait, self.lock_timeout))
         except RowsTaken as taken:
             why = f"another session has held the lock on keys, groups and notes for {self.lock_timeout}; `towpath doctor` names it"
             raise LockHeld(why) from taken
@@ -174,10 +222,10 @@ class PostgresBatch(Batch):
         if queues and any(queue in queues for queue, _, _ in self._tallies):
             self._flush_tallies()
 
-    def drain(self) -> None:
+    def apply_inbox(self) -> None:
         """Play what users appended in transactions of their own. What is refused now cannot be told to them
         any more: it becomes a dead letter."""
-        for seq, text in sorted(self.db.rows("drain_inbox", (DRAIN,), tuple[int, str])):
+        for seq, text in sorted(self.db.rows("drain_inbox", (INBOX_BATCH,), tuple[int, str])):
             mark = self.mark()
             self.db.save()
             try:
@@ -205,7 +253,7 @@ class PostgresBatch(Batch):
                 self._count(queue, part, old, -count)
             if new is not None:
                 self._count(queue, part, new, count)
-                self.news |= new is not RUNNING
+                self.notifies |= new is not RUNNING
                 self.suspicious |= new is READY and old is not None
 
     def _count(self, queue: str, part: str | None, state: State, count: int) -> None:

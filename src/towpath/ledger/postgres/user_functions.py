@@ -25,7 +25,7 @@ class LostDuring(psycopg.OperationalError):
         self.id = id
 
 
-class Around(NamedTuple):
+class GuardStatements(NamedTuple):
     """Statements before and after the functions."""
 
     begin: bytes
@@ -34,7 +34,7 @@ class Around(NamedTuple):
 
 def call_all(
     connection: psycopg.Connection[Any],
-    around: Around,
+    around: GuardStatements,
     functions: Sequence[tuple[str, Function]],
     eager: bool,
 ) -> dict[str, UserFunctionFailed]:
@@ -139,3 +139,9 @@ class _Calls:
             if done.status == ExecStatus.COMMAND_OK
             else done.error_message.decode(errors="replace").strip()
         )
+
+
+def failed_at_commit(id: str, error: psycopg.Error) -> UserFunctionFailed:
+    failed = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

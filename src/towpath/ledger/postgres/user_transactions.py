@@ -49,8 +49,8 @@ from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import GroupRow, PartRow
 
 Rows = list[tuple[int, ...]]
-Question = Callable[[PostgresDb], Any]
-Step = bytes | tuple[bytes, Sequence[Any]] | Question
+Read = Callable[[PostgresDb], Any]
+Step = bytes | tuple[bytes, Sequence[Any]] | Read
 """A bare statement, a statement with arguments and rows, or a question for the reader."""
 Steps = Generator[Step, Any, tuple[Placed, ...]]
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
@@ -60,7 +60,7 @@ _SAVE, _KEEP = b"SAVEPOINT towpath_append", b"RELEASE SAVEPOINT towpath_append"
 _UNDO = b"ROLLBACK TO SAVEPOINT towpath_append"
 
 
-class Host(NamedTuple):
+class AppendContext(NamedTuple):
     """What an append needs of the ledger."""
 
     place: str
@@ -68,7 +68,7 @@ class Host(NamedTuple):
     channel: str
     now: Callable[[int], int]
     """The time, given the server's clock."""
-    read: Callable[[Question], Any]
+    read: Callable[[Read], Any]
     own: PostgresDb | None
     """The ledger's own connection, which is not the user's."""
 
@@ -87,19 +87,19 @@ class _Begun(NamedTuple):
     """Has any of the queues a capacity?"""
 
 
-def append_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+def append_on(context: AppendContext, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
     driver = driver_of(connection)
-    if host.own is not None and driver is host.own.connection:
-        raise NestedCall(path=host.place)
-    return run(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+    if context.own is not None and driver is context.own.connection:
+        raise NestedCall(path=context.place)
+    return run(_steps(context, Append(tuple(specs)).specs, driver), driver, context.read)
 
 
-async def aappend_on(host: Host, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
+async def aappend_on(context: AppendContext, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
     driver = await adriver_of(connection)
-    return await arun(_steps(host, Append(tuple(specs)).specs, driver), driver, host.read)
+    return await arun(_steps(context, Append(tuple(specs)).specs, driver), driver, context.read)
 
 
-def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
+def _steps(context: AppendContext, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
     """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its
     own."""
     status = connection.info.transaction_status
@@ -108,7 +108,7 @@ def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Step
     own = connection.autocommit and status is TransactionStatus.IDLE
     yield _BEGIN if own else _SAVE
     try:
-        answers = yield from _append(host, specs)
+        answers = yield from _append(context, specs)
     except BaseException:
         if not connection.closed:
             yield b"ROLLBACK" if own else _UNDO
@@ -119,35 +119,35 @@ def _steps(host: Host, specs: Sequence[Spec], connection: AnyConnection) -> Step
     return answers
 
 
-def _append(host: Host, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Placed, ...]]:
+def _append(context: AppendContext, specs: Sequence[Spec]) -> Generator[Step, Any, tuple[Placed, ...]]:
     def named(name: str, *args: Any) -> tuple[bytes, Sequence[Any]]:
-        return host.statements.named[name][1], args
+        return context.statements.named[name][1], args
 
     queues = sorted({spec.queue for spec in specs})
-    (row,) = yield named("guest_begin", _json([spec.id for spec in specs]), _json(queues))
+    (row,) = yield named("user_begin", _json([spec.id for spec in specs]), _json(queues))
     begun = _Begun(*row)
-    check_schema(host.place, begun.schema, begun.min_schema)
+    check_schema(context.place, begun.schema, begun.min_schema)
     found = yield lambda db: db.one("server")
     if tuple(found) != (begun.started, begun.ledger, begun.database):
         raise WrongConnection(
-            why=f"this connection is to another server or database than the ledger's, {host.place}"
+            why=f"this connection is to another server or database than the ledger's, {context.place}"
         )
-    now = max(begun.last, host.now(begun.present))
-    limits = Limits({}, {})
+    now = max(begun.last, context.now(begun.present))
+    limits = AppendLimits({}, {})
     if begun.bounded:
-        full: Rows = yield named("guest_rooms", _json(queues))
+        full: Rows = yield named("user_rooms", _json(queues))
         limits.rooms.update({queues[n - 1]: Room(capacity, depth) for n, capacity, depth in full})
     if places := places_of(specs):
         limits.quotas.update((yield lambda db: _seen_quotas(db, places)))
     if plain(specs) and not begun.forgotten:
         answers = yield from _insert(named, specs, now, limits)
     else:
-        answers = yield from _leave(named, specs, now, limits)
-    yield named("guest_end", str(now).encode(), host.channel.encode())
+        answers = yield from _store_in_inbox(named, specs, now, limits)
+    yield named("user_end", str(now).encode(), context.channel.encode())
     return answers
 
 
-class Limits(NamedTuple):
+class AppendLimits(NamedTuple):
     """What limits the append. The rate of a part is looked at, but not spent: a row that is written here
     would be locked until the user's transaction ends."""
 
@@ -173,9 +173,9 @@ def _seen_quotas(db: PostgresDb, places: set[Place]) -> dict[Place, Quota]:
 Named = Callable[..., tuple[bytes, Sequence[Any]]]
 
 
-def _insert(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Steps:
+def _insert(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits) -> Steps:
     while True:
-        ((first, last),) = yield named("guest_seqs", str(len(specs)).encode())
+        ((first, last),) = yield named("user_seqs", str(len(specs)).encode())
         if last - first == len(specs) - 1:
             break
     admission = admit(specs, Facts(rooms=limits.rooms, quotas=limits.quotas), now, first)
@@ -184,7 +184,7 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> St
     ]
     bodies = list(bodies_of(admission.jobs))
     places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
-    added: Rows = yield named("guest_append", _json(rows), _json(places), data)
+    added: Rows = yield named("user_append", _json(rows), _json(places), data)
     if len(added) == len(rows):
         return admission.answers
     # Some were there already: a repeated append is the same append.
@@ -202,12 +202,12 @@ def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, i
     seen = yield lambda db: db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
     known = {id: seq for id, seq, _, _, _ in seen}
     if missing := [id for id in ids if id not in known]:
-        mine: Rows = yield named("guest_known", _json(missing))
+        mine: Rows = yield named("user_known", _json(missing))
         known |= {missing[n - 1]: seq for n, seq in mine}
     return known
 
 
-def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Steps:
+def _store_in_inbox(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits) -> Steps:
     """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in
     the inbox."""
     facts: Facts = yield lambda db: _seen(db, specs, limits)
@@ -221,7 +221,7 @@ def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Ste
         )
     admission = admit(specs, facts, now, 0)
     stored = [replace(spec, ready_at=now + spec.delay, delay=0) if spec.delay else spec for spec in specs]
-    yield named("guest_inbox", _json([spec.id for spec in specs]), _json(stored))
+    yield named("user_inbox", _json([spec.id for spec in specs]), _json(stored))
     return tuple(
         [
             placed if spec.id in facts.known else Placed(spec.id, 0)
@@ -230,7 +230,7 @@ def _leave(named: Named, specs: Sequence[Spec], now: int, limits: Limits) -> Ste
     )
 
 
-def _seen(db: PostgresDb, specs: Sequence[Spec], limits: Limits) -> Facts:
+def _seen(db: PostgresDb, specs: Sequence[Spec], limits: AppendLimits) -> Facts:
     ids = {spec.id for spec in specs} | {
         after.id for spec in specs for after in spec.after if not after.group
     }
@@ -269,13 +269,11 @@ def _json(value: object) -> bytes:
 # the connection's are.
 
 
-def run(
-    steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Question], Any]
-) -> tuple[Placed, ...]:
+def run(steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Read], Any]) -> tuple[Placed, ...]:
     cursor: psycopg.RawCursor[tuple[Any, ...]] = psycopg.RawCursor(connection, row_factory=tuple_row)
     with cursor:
         _prepare(cursor.adapters)
-        answer = _Answers(steps)
+        answer = _Driver(steps)
         while answer.wants is not None:
             try:
                 if callable(step := answer.wants):
@@ -289,14 +287,14 @@ def run(
 
 
 async def arun(
-    steps: Steps, connection: psycopg.AsyncConnection[Any], read: Callable[[Question], Any]
+    steps: Steps, connection: psycopg.AsyncConnection[Any], read: Callable[[Read], Any]
 ) -> tuple[Placed, ...]:
     cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(
         connection, row_factory=tuple_row
     )
     async with cursor:
         _prepare(cursor.adapters)
-        answer = _Answers(steps)
+        answer = _Driver(steps)
         while answer.wants is not None:
             try:
                 if callable(step := answer.wants):
@@ -309,7 +307,7 @@ async def arun(
     return answer.placed
 
 
-class _Answers:
+class _Driver:
     """The steps as far as they have gone. `wants` is the next, None at the end."""
 
     def __init__(self, steps: Steps) -> None:
@@ -322,7 +320,7 @@ class _Answers:
         self._go(lambda: self._steps.send(answer))
 
     def throw(self, error: BaseException) -> None:
-        self._go(lambda: self._steps.throw(_blamed(error)))
+        self._go(lambda: self._steps.throw(_explained(error)))
 
     def _go(self, on: Callable[[], Step]) -> None:
         try:
@@ -344,7 +342,7 @@ def _prepare(adapters: AdaptersMap) -> None:
 _MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedColumn)
 
 
-def _blamed(error: BaseException) -> BaseException:
+def _explained(error: BaseException) -> BaseException:
     """What only the connection can be blamed for."""
     said = str(error).strip().partition("\n")[0]
     if isinstance(error, _MISSING):

@@ -956,7 +956,7 @@ SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
     CASE WHEN (SELECT count(*) FROM h WHERE plain) < json_array_length($1::json)
         THEN (SELECT coalesce(json_agg(id), '[]')::text FROM h WHERE plain) END;
 
--- name: stride
+-- name: settle_and_claim
 -- Ends of jobs that are all held by these fences and by whose end nobody else is touched, and a claim from a queue without limits: all of
 -- it, or nothing and no row. (It divides by zero, and so undoes itself, in the rare case that others changed one of them meanwhile.)
 -- What else would have to be done first (an inbox, something that expired or is due, a part's turn) is left to the general way.
@@ -1170,7 +1170,7 @@ LEFT JOIN towpath.job j ON j.seq = k.seq;
 -- has what nobody but us writes; jobs, tallies and the inbox are only looked at where it must be, because two serializable
 -- transactions that each read and write there would stop each other.
 
--- name: guest_begin
+-- name: user_begin
 SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, 'towpath.meta'::regclass::oid::bigint,
     (SELECT oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()),
     m.schema::bigint, m.min_schema::bigint, t.last_value, {clock},
@@ -1180,17 +1180,17 @@ SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, 'towp
         AND name IN (SELECT json_array_elements_text(convert_from($2::bytea, 'UTF8')::json))))::int::bigint
 FROM towpath.meta m, towpath.last_time t;
 
--- name: guest_rooms
+-- name: user_rooms
 SELECT v.n, q.capacity, q.blocked + q.scheduled + q.ready + t.waiting
 FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (name, n)
 JOIN towpath.queue q ON q.name = v.name AND q.capacity IS NOT NULL
 CROSS JOIN LATERAL (SELECT coalesce(sum(a.blocked + a.scheduled + a.ready), 0)::bigint AS waiting
     FROM towpath.tally a WHERE a.queue = q.name AND a.xid >= q.folded) t;
 
--- name: guest_seqs
+-- name: user_seqs
 SELECT min(n), max(n) FROM (SELECT {number} AS n FROM generate_series(1, convert_from($1::bytea, 'UTF8')::bigint)) s;
 
--- name: guest_append
+-- name: user_append
 -- Jobs that are new, with their bodies and counts. Which they were.
 WITH new AS (
     INSERT INTO towpath.job ({columns})
@@ -1215,7 +1215,7 @@ WITH new AS (
 )
 SELECT seq FROM new;
 
--- name: guest_known
+-- name: user_known
 -- Which of the ids this transaction sees, and the numbers of their jobs.
 SELECT v.n, j.seq FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (id, n)
 JOIN towpath.job j ON j.id = v.id
@@ -1223,12 +1223,12 @@ UNION ALL
 SELECT v.n, 0 FROM json_array_elements_text(convert_from($1::bytea, 'UTF8')::json) WITH ORDINALITY v (id, n)
 WHERE EXISTS (SELECT 1 FROM towpath.inbox i WHERE v.id = ANY (i.ids)) AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j.id = v.id);
 
--- name: guest_inbox
+-- name: user_inbox
 INSERT INTO towpath.inbox (ids, specs)
 SELECT ARRAY(SELECT json_array_elements_text(convert_from($1::bytea, 'UTF8')::json)), convert_from($2::bytea, 'UTF8')
 RETURNING seq;
 
--- name: guest_end
+-- name: user_end
 -- The ledger's time goes on, and whoever waits for work hears of it, both when this transaction commits at the latest.
 SELECT setval('towpath.last_time', greatest(convert_from($1::bytea, 'UTF8')::bigint, (SELECT last_value FROM towpath.last_time))),
     length(pg_notify(convert_from($2::bytea, 'UTF8'), '')::text)::bigint;
