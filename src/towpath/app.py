@@ -18,7 +18,7 @@ from towpath.operations.bandwidth import Bandwidth
 from towpath.operations.schedules import CronOptions, Scheduled, Scheduler, Schedules, make_schedule
 from towpath.operations.service import RunOptions, Service
 from towpath.operations.steering import Steering
-from towpath.runtime.caretaker import Depths
+from towpath.runtime.caretaker import DepthMonitor
 from towpath.runtime.worker.worker import Worker
 from towpath.settings import resolve
 from towpath.tasks.codec import decode
@@ -68,7 +68,7 @@ class App(Steering):
         self.resources: dict[str, Bounds] = {}
         """The services whose load its workers watch, by name."""
         self._scheduler = Scheduler(self)
-        self._depths = Depths(self)
+        self._depths = DepthMonitor(self)
 
     def __repr__(self) -> str:
         return f"<App {self.url}>"

@@ -17,9 +17,9 @@ from towpath import App, Query, Selector, Spec, State
 from towpath.commands import Append, Purge
 from towpath.errors import InvalidInput, LedgerBusy, QueueFull
 from towpath.events import QueueDeep
-from towpath.runtime.caretaker import Depths
-from towpath.runtime.commit.feedback import Drains
-from towpath.runtime.worker.prefetch import Pace
+from towpath.runtime.caretaker import DepthMonitor
+from towpath.runtime.commit.feedback import RetryHints
+from towpath.runtime.worker.prefetch import PrefetchLimit
 from towpath.testing.clock import ManualClock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -124,7 +124,7 @@ class Hand:
 def test_jobs_that_end_together_do_not_look_fast() -> None:
     """Eight slots and jobs of 50 ms: 160 a second, however close together they end."""
     clock = Hand()
-    pace = Pace(8, clock)
+    pace = PrefetchLimit(8, clock)
     pace.fed()
     for _ in range(10):
         clock.now += 0.049
@@ -137,7 +137,7 @@ def test_jobs_that_end_together_do_not_look_fast() -> None:
 
 def test_short_jobs_are_claimed_ahead_of_their_slots() -> None:
     clock = Hand()
-    pace = Pace(8, clock)
+    pace = PrefetchLimit(8, clock)
     pace.fed()
     for _ in range(10):
         clock.now += 0.010
@@ -165,7 +165,7 @@ class Draining:
         self.queue = app.queue("orders")
         self.queue.configure(capacity=10)
         self.queue.put_many([b"x"] * 10)
-        self.drains = Drains(app.ledger, lambda: self.now)
+        self.drains = RetryHints(app.ledger, lambda: self.now)
 
     def after(self, seconds: float, done: int, asked: int = 1) -> float:
         """So many end in so much time, their places are taken, and somebody is refused: the hint."""
@@ -227,7 +227,7 @@ def test_every_door_gives_the_hint() -> None:
 def test_a_deep_queue_is_told_once_until_it_was_below(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     with App("memory://", clock=clock) as app, app.bus.collect(QueueDeep) as told:
-        queue, depths = app.queue("deep"), Depths(app)
+        queue, depths = app.queue("deep"), DepthMonitor(app)
         assert depths.due(clock.now()) is None
         queue.configure(warn_depth=3, capacity=10)
         assert queue.warn_depth() == 3

@@ -155,7 +155,7 @@ from towpath import App, current
 from towpath.runtime.commit import committer
 from towpath.runtime.worker import worker
 
-committer.STUCK = worker.LAST_WORD = 0.5
+committer.CLOSE_TIMEOUT = worker.CLEANUP = 0.5
 app = App(sys.argv[1])
 
 @app.task(name="note")

@@ -21,13 +21,13 @@ from towpath.core.job import Spec, State
 from towpath.errors import DiskFull, LedgerBusy, LedgerClosed
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.caretaker import (
-    AGAIN,
     CARETAKER_KEY,
-    LEAST,
-    LONGEST_LEAST,
-    LONGEST_PAUSE,
-    MOST,
+    MAX_DOUBT,
+    MAX_UPKEEP_INTERVAL,
+    MAX_UPKEEP_PAUSE,
+    MIN_PAUSE,
     RENEW,
+    RETRY_PAUSE,
     STAND_BY,
     TTL,
     Caretaker,
@@ -70,7 +70,7 @@ class Kept:
         """Run until it has nothing more to do for a while; when it wants to come back."""
         for _ in range(20):
             wake = self.once()
-            if wake > self.clock.now() + LEAST:
+            if wake > self.clock.now() + MIN_PAUSE:
                 return wake
             self.clock.set(max(wake, self.clock.now() + 1))
         raise AssertionError("it does not come to rest")
@@ -105,9 +105,9 @@ class TestChores:
             kept.clock.set(max(kept.once(), kept.clock.now() + 1))
         # Regularly, and once more after each renewal, which is a commit like any other.
         assert (
-            60 * SECOND // MOST - 1
+            60 * SECOND // MAX_UPKEEP_INTERVAL - 1
             <= kept.upkeeps() - before
-            <= 60 * SECOND // MOST + 60 * SECOND // RENEW + 1
+            <= 60 * SECOND // MAX_UPKEEP_INTERVAL + 60 * SECOND // RENEW + 1
         )
 
     def test_a_delayed_job_is_woken_when_it_is_due(self, kept: Kept, ledger: Ledger) -> None:
@@ -125,7 +125,7 @@ class TestChores:
         append(ledger, "job")
         ledger.apply([Claim(owner="gone", wants=(Want("q"),), lease=3 * SECOND)])
         end = kept.clock.now() + 3 * SECOND
-        while kept.clock.now() <= end + LEAST:
+        while kept.clock.now() <= end + MIN_PAUSE:
             kept.clock.set(max(kept.once(), kept.clock.now() + 1))
         kept.once()
         assert state(ledger, "job") is State.READY
@@ -140,7 +140,7 @@ class TestChores:
         assert kept.upkeeps() - before <= 3
 
     @pytest.mark.parametrize(
-        ("took", "pause"), [(0, LEAST), (LEAST // 5, 2 * LEAST), (SECOND // 10, LONGEST_LEAST)]
+        ("took", "pause"), [(0, MIN_PAUSE), (MIN_PAUSE // 5, 2 * MIN_PAUSE), (SECOND // 10, MAX_UPKEEP_PAUSE)]
     )
     def test_more_seldom_where_it_takes_long(self, kept: Kept, ledger: Ledger, took: int, pause: int) -> None:
         kept.settle()
@@ -155,7 +155,7 @@ class TestChores:
         while kept.clock.now() < began + SECOND:
             append(ledger, f"{kept.clock.now()}")
             kept.once()
-            kept.clock.set(kept.clock.now() + LEAST // 10)
+            kept.clock.set(kept.clock.now() + MIN_PAUSE // 10)
         assert SECOND // pause - 3 <= kept.upkeeps() - before <= SECOND // pause + 1
 
     def test_again_at_once_while_there_is_more(self, kept: Kept, ledger: Ledger) -> None:
@@ -315,14 +315,14 @@ class TestTrouble:
         with caplog.at_level(logging.INFO, "towpath"):
             for _ in range(3):
                 kept.clock.advance(TTL / SECOND)
-                assert kept.once() == kept.clock.now() + AGAIN
+                assert kept.once() == kept.clock.now() + RETRY_PAUSE
         [said] = caplog.messages
         assert str(error) in said
         kept.clock.advance(1)
         kept.once()
         assert kept.keeper.elected
         before = kept.upkeeps()
-        kept.clock.advance(MOST / SECOND)
+        kept.clock.advance(MAX_UPKEEP_INTERVAL / SECOND)
         kept.once()
         assert kept.upkeeps() > before
 
@@ -378,7 +378,7 @@ class TestEars:
         kept.desk.committer.call(Append((Spec(id="own", queue="elsewhere"),)))
         append(ledger, "foreign")
         wake = kept.once()
-        assert wake <= kept.clock.now() + LONGEST_PAUSE
+        assert wake <= kept.clock.now() + MAX_DOUBT
         kept.clock.set(wake)
         kept.once()
         assert came.wait(WAIT)

@@ -171,7 +171,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = dict(each.split("=") for each in sys.argv[2:])
-    worker.LAST_WORD = float(options.pop("last_word", "5"))
+    worker.CLEANUP = float(options.pop("last_word", "5"))
     numbers = {name: int(value) if name == "concurrency" else float(value) for name, value in options.items()}
     app.run(**numbers)  # type: ignore[arg-type]
     app.close()

@@ -79,7 +79,7 @@ def signals(
     listener.start()
     try:
         # The pipe is shared with forked children: their signals must not stop us.
-        with executors.undone_in_children(restore):
+        with executors.undo_in_children(restore):
             yield
     finally:
         restore()

@@ -30,7 +30,7 @@ from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues.queue import QueueGate
-from towpath.runtime.claims.receiver import Host, Inbox, Steps, Subscription, Terms, arun, run
+from towpath.runtime.claims.receiver import Host, LeaseTerms, Receiver, Steps, Subscription, arun, run
 from towpath.runtime.notes import Document
 from towpath.tasks import codec
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
@@ -139,7 +139,7 @@ class Queue(QueueGate):
         checks.whole("prefetch", prefetch, 1, MAX_BULK)
         host, terms = self._host, terms_of(lease, max_hold)
         return Subscription(
-            Inbox(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms)
+            Receiver(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms)
         )
 
     def _append(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
@@ -160,10 +160,10 @@ class Queue(QueueGate):
             )
         )
 
-    def _fetch(self, n: int, wait: Span | None, terms: Terms) -> Steps[list[Message]]:
+    def _fetch(self, n: int, wait: Span | None, terms: LeaseTerms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
         seconds = math.inf if wait is None else micros(wait, "wait") / SECOND
-        claims = yield from Inbox(self._host, self.name, terms).fetch(n, seconds)
+        claims = yield from Receiver(self._host, self.name, terms).fetch(n, seconds)
         return [Message(self._host, claim, terms) for claim in claims]
 
     def _specs(self, payloads: Iterable[object], options: PutOptions) -> tuple[Spec, ...]:
@@ -205,7 +205,7 @@ class Message:
     """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it
     stopped; both are noticed by the heartbeat. Leaving its `with` without a word is a nack."""
 
-    def __init__(self, host: Host, claim: Claim, terms: Terms) -> None:
+    def __init__(self, host: Host, claim: Claim, terms: LeaseTerms) -> None:
         self._host = host
         self._claim = claim
         self._lease = terms.lease
@@ -385,8 +385,8 @@ class Message:
         log.warning("message %s could not be given back: %s", self.id, failure)
 
 
-def terms_of(lease: Span, max_hold: Span) -> Terms:
-    return Terms(micros(lease, "lease"), micros(max_hold, "max_hold") / SECOND)
+def terms_of(lease: Span, max_hold: Span) -> LeaseTerms:
+    return LeaseTerms(micros(lease, "lease"), micros(max_hold, "max_hold") / SECOND)
 
 
 def _body(payload: object, field: str = "payload") -> tuple[bytes, str]:

@@ -32,14 +32,14 @@ from towpath.runtime.commit.pending import Reply
 
 log = get_logger("towpath.breakers")
 
-FRESH: Final = SECOND // 10
+CACHE_TIME: Final = SECOND // 10
 """How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an
 ordinary call."""
 Change = Callable[[Record], Record]
 Place = tuple[str, str | None]
 
 
-class _Known:
+class _CachedBreaker:
     """What this process knows of a breaker."""
 
     def __init__(self, breaker: Breaker) -> None:
@@ -65,7 +65,7 @@ class Breakers:
         self._ledger = ledger
         self._committer = committer
         self.remote = ledger.capabilities.remote
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedBreaker] = {}
         self._lock = threading.Lock()
 
     # For whoever runs jobs
@@ -78,7 +78,7 @@ class Breakers:
             return False
         if known.failing or known.record.status.until or known.record.status.failed:
             return False
-        return known.read_at <= now < known.read_at + FRESH
+        return known.read_at <= now < known.read_at + CACHE_TIME
 
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
         """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0
@@ -171,7 +171,7 @@ class Breakers:
             new = self._captured(start, change(start), anew)
             if new == old and not anew:
                 return new
-            if version == 0 or _moved(start, new):
+            if version == 0 or _gates_differ(start, new):
                 self._list(name)
             try:
                 answer = self._committer.call(_note(start, new, version, anew))
@@ -217,12 +217,12 @@ class Breakers:
 
     # The note and its gates
 
-    def _fresh(self, breaker: Breaker, now: int) -> _Known:
+    def _fresh(self, breaker: Breaker, now: int) -> _CachedBreaker:
         known = self._known.get(breaker.name)
         if known is None:
             with self._lock:
-                known = self._known.setdefault(breaker.name, _Known(breaker))
-        if known.read_at is None or not known.read_at <= now < known.read_at + FRESH:
+                known = self._known.setdefault(breaker.name, _CachedBreaker(breaker))
+        if known.read_at is None or not known.read_at <= now < known.read_at + CACHE_TIME:
             record, version = self.read(breaker.name)
             self._learn(breaker.name, record or known.fallback, version, now)
         return known
@@ -233,7 +233,7 @@ class Breakers:
             if known is not None and not known.writing and (version == 0 or version >= known.version):
                 known.record, known.version, known.read_at = record, version, now
 
-    def _write(self, known: _Known, change: Change) -> None:
+    def _write(self, known: _CachedBreaker, change: Change) -> None:
         with self._lock:
             known.changes.append(change)
             if known.writing:
@@ -241,7 +241,7 @@ class Breakers:
             known.writing = True
         self._go_on(known)
 
-    def _go_on(self, known: _Known) -> None:
+    def _go_on(self, known: _CachedBreaker) -> None:
         """Write what has to be written, one commit after the other; the next one starts where the last was
         heard."""
         with self._lock:
@@ -253,7 +253,7 @@ class Breakers:
                 known.writing = False
                 return
         try:
-            if known.version == 0 or _moved(old, new):
+            if known.version == 0 or _gates_differ(old, new):
                 self._list(new.breaker.name)
             new = self._captured(old, new)
             self._committer.post(
@@ -263,7 +263,12 @@ class Breakers:
             self._dropped(known, error)
 
     def _heard(
-        self, known: _Known, changes: Sequence[Change], old: Record, new: Record, replies: Sequence[Reply]
+        self,
+        known: _CachedBreaker,
+        changes: Sequence[Change],
+        old: Record,
+        new: Record,
+        replies: Sequence[Reply],
     ) -> None:
         """In the committing thread."""
         (reply,) = replies
@@ -285,14 +290,14 @@ class Breakers:
             return
         self._go_on(known)
 
-    def _dropped(self, known: _Known, error: TowpathError) -> None:
+    def _dropped(self, known: _CachedBreaker, error: TowpathError) -> None:
         with self._lock:
             known.changes, known.writing, known.read_at = [], False, None
         log.warning("breaker %s: what happened could not be written: %s", known.fallback.breaker.name, error)
 
     def _captured(self, old: Record, new: Record, anew: bool = False) -> Record:
         """The gates as they are set by hand, before they are shut and when they are opened."""
-        if not (anew or _moved(old, new)):
+        if not (anew or _gates_differ(old, new)):
             return new
         shut = {gate.place for gate in old.gates} if old.status.until else set()
         return replace(new, gates=tuple([self._by_hand(gate, old, gate.place in shut) for gate in new.gates]))
@@ -357,16 +362,16 @@ class Breakers:
 
 
 def _note(old: Record, new: Record, version: int, anew: bool = False) -> Note:
-    gates = new.settings() if anew or _moved(old, new) else ()
+    gates = new.settings() if anew or _gates_differ(old, new) else ()
     return Note(key=rules.key(new.breaker.name), value=rules.encode(new), expect=version, gates=tuple(gates))
 
 
-def _moved(old: Record, new: Record) -> bool:
+def _gates_differ(old: Record, new: Record) -> bool:
     """Do the gates have to be set?"""
-    return _position(old) != _position(new)
+    return _gate_inputs(old) != _gate_inputs(new)
 
 
-def _position(record: Record) -> tuple[object, ...]:
+def _gate_inputs(record: Record) -> tuple[object, ...]:
     """What the gates depend on."""
     if record.status.until == 0:
         return ()
@@ -379,19 +384,19 @@ def running(view: QueueView | PartView) -> int:
 
 View = QueueView | PartView | None
 
-ROUND: Final = SECOND
+CHECK_INTERVAL: Final = SECOND
 """Between two looks at all breakers."""
-SELDOM: Final = 10 * SECOND
+RARE_CHECK_INTERVAL: Final = 10 * SECOND
 """The same on a server while there are no breakers."""
 
 
-class BreakerRounds:
+class BreakerUpkeep:
     """Any number of them may look at the same time."""
 
     def __init__(self, breakers: Breakers) -> None:
         self._breakers = breakers
         self._looked_at: int | None = None
-        self._pause = ROUND
+        self._pause = CHECK_INTERVAL
         self._next: int | None = None
         self._told: dict[str, int] = {}
         """Since when it is half open, where that was told."""
@@ -406,7 +411,10 @@ class BreakerRounds:
             return self._next
         names = self._breakers.names()
         times = [self._look(name, now) for name in names]
-        self._looked_at, self._pause = now, ROUND if names or not self._breakers.remote else SELDOM
+        self._looked_at, self._pause = (
+            now,
+            CHECK_INTERVAL if names or not self._breakers.remote else RARE_CHECK_INTERVAL,
+        )
         self._next = min((time for time in times if time is not None), default=None)
         return self._next
 
@@ -418,7 +426,7 @@ class BreakerRounds:
         if status.until == 0:
             return None
         views = [self._breakers.view(gate) for gate in record.gates]
-        if _changed(record, views, now):
+        if _gates_changed(record, views, now):
             self._breakers.edit(name, lambda found: found, now, anew=True)
         if status.phase(now) is Phase.OPEN:
             return status.until
@@ -456,7 +464,7 @@ class BreakerRounds:
         self._breakers.edit(record.breaker.name, change, now)
 
 
-def _changed(record: Record, views: Sequence[View], now: int) -> bool:
+def _gates_changed(record: Record, views: Sequence[View], now: int) -> bool:
     """Has somebody set a limit of a gate that the breaker holds? Then more might pass than its probes."""
     for setting, view in zip(record.settings(), views, strict=True):
         opened = now < record.status.until and view is not None and view.next_at < record.status.until

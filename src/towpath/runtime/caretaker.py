@@ -35,32 +35,32 @@ RENEW: Final = 2 * SECOND
 STAND_BY: Final = SECOND // 4
 """How often the others ask whether it is. They also look for work then: a rate limit that opens writes
 nothing that a watch could notice."""
-LEAST, LONGEST_LEAST = SECOND // 20, SECOND // 4
+MIN_PAUSE, MAX_UPKEEP_PAUSE = SECOND // 20, SECOND // 4
 """Between two upkeeps, and between two looks at the schedules. Between two upkeeps also `SHARE` times as long
 as one took, up to the longer: what is due is claimed without it where there is much to do."""
-SHARE: Final = 10
-MOST: Final = SECOND
+UPKEEP_SHARE: Final = 10
+MAX_UPKEEP_INTERVAL: Final = SECOND
 """A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the
 job a while."""
-AGAIN: Final = SECOND
+RETRY_PAUSE: Final = SECOND
 """After an error."""
-MOST_DEAD: Final = 100
+MAX_DEAD: Final = 100
 """Owners that one upkeep reaps."""
-SHORTEST_PAUSE, LONGEST_PAUSE = SECOND // 1000, SECOND // 100
+MIN_DOUBT, MAX_DOUBT = SECOND // 1000, SECOND // 100
 """How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we
 commit ourselves, because then every batch of our own looks as well."""
-DEATHS, REMOTE_DEATHS = SECOND // 10, SECOND * 3 // 2
+DEAD_CHECK, REMOTE_DEAD_CHECK = SECOND // 10, SECOND * 3 // 2
 """Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a
 server a look is a statement, so it is less often there, unless an owner may be dead."""
-REMOTE: Final = 5
+REMOTE_FACTOR: Final = 5
 """How many times more seldom all of this is asked of a ledger on a server."""
-REMOTE_TTL: Final = 3
+REMOTE_TTL_FACTOR: Final = 3
 """How many times longer `TTL` is there: schedules stand still until a dead one is replaced."""
 SLICE: Final = 0.2
 """Seconds of sleep at a time, so that `close` is prompt."""
 
 Due = Callable[[int], int | None]
-Heard = Callable[[bool], float | None]
+OnCommit = Callable[[bool], float | None]
 
 
 class Caretaker:
@@ -76,16 +76,16 @@ class Caretaker:
         owner: str,
         clock: Clock,
         due: Due,
-        heard: Heard | None = None,
+        heard: OnCommit | None = None,
     ) -> None:
         self._ledger = ledger
         self._committer = committer
         self._clock = clock
-        self._ears = _Ears(ledger, committer)
-        self._chair = _Chair(ledger, committer, owner)
-        self._deaths = _Deaths(ledger)
-        self._chores = _Chores(committer, clock, ledger.capabilities.remote)
-        self._rounds = _Rounds(due)
+        self._ears = _CommitWatcher(ledger, committer)
+        self._chair = _Election(ledger, committer, owner)
+        self._deaths = _DeadOwners(ledger)
+        self._chores = _UpkeepTimer(committer, clock, ledger.capabilities.remote)
+        self._rounds = _DueTimer(due)
         self._heard = heard
         self._complained = ""
         self._stop = threading.Event()
@@ -129,7 +129,7 @@ class Caretaker:
             if error.fatal:
                 raise
             self._complain(error)
-            return now + AGAIN
+            return now + RETRY_PAUSE
         times = [
             self._chair.next(),
             self._ears.next(),
@@ -167,10 +167,10 @@ class Caretaker:
                 self._stop.wait(SLICE)
             except Exception:
                 log.exception("the caretaker stumbled and goes on")
-                self._stop.wait(AGAIN / SECOND)
+                self._stop.wait(RETRY_PAUSE / SECOND)
 
 
-class _Ears:
+class _CommitWatcher:
     """Notices commits, and tells ours from those of others, which the standing demand has not seen yet.
 
     It is a demand that never wants anything: so it hears of every batch of our own before it is applied.
@@ -183,7 +183,7 @@ class _Ears:
         self._batches = 0
         self._heard = 0
         self._suspect: tuple[int, int] | None = None
-        self._pause = SHORTEST_PAUSE
+        self._pause = MIN_DOUBT
         committer.add_demand(self)
 
     @property
@@ -204,11 +204,11 @@ class _Ears:
             self._kick()
         elif changed:
             self._suspect = batches, now + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = min(2 * self._pause, MAX_DOUBT)
         elif self._suspect is not None and batches != self._suspect[0]:
             # A batch of ours that began later has looked already.
             self._suspect = None
-        elif self._suspect is not None and not self._suspect[1] - LONGEST_PAUSE <= now < self._suspect[1]:
+        elif self._suspect is not None and not self._suspect[1] - MAX_DOUBT <= now < self._suspect[1]:
             self._kick()
         self.version, self._heard = version, batches
         return changed
@@ -220,7 +220,7 @@ class _Ears:
             self._heard = batches
 
     def _kick(self) -> None:
-        self._suspect, self._pause = None, SHORTEST_PAUSE
+        self._suspect, self._pause = None, MIN_DOUBT
         self._committer.kick()
 
     def close(self) -> None:
@@ -234,20 +234,20 @@ class _Ears:
         """Nothing was wanted; what is fatal the next look at the ledger says as well."""
 
 
-class _Deaths:
+class _DeadOwners:
     """Owners whose process has ended. Every caretaker looks, because the elected one may be among them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._owners = ledger.owners
-        self._pause = REMOTE_DEATHS if ledger.capabilities.remote else DEATHS
+        self._pause = REMOTE_DEAD_CHECK if ledger.capabilities.remote else DEAD_CHECK
         self._looked_at = 0
         self._dead: tuple[str, ...] = ()
 
     def look(self, now: int) -> tuple[str, ...]:
-        pause = DEATHS if self._owners.uncertain else self._pause
+        pause = DEAD_CHECK if self._owners.uncertain else self._pause
         if not self._looked_at <= now < self._looked_at + pause:
             self._looked_at = now
-            self._dead = self._owners.dead()[:MOST_DEAD]
+            self._dead = self._owners.dead()[:MAX_DEAD]
         return self._dead
 
     def bury(self) -> None:
@@ -257,7 +257,7 @@ class _Deaths:
             self._dead = ()
 
 
-class _Chair:
+class _Election:
     """The election: who holds the note is elected."""
 
     def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
@@ -267,7 +267,9 @@ class _Chair:
         self._note: Noted | None = None
         self._holder = ""
         """Who was elected when it was last asked, if it was not this one."""
-        self._times, self._ttl = (REMOTE, REMOTE_TTL * TTL) if ledger.capabilities.remote else (1, TTL)
+        self._times, self._ttl = (
+            (REMOTE_FACTOR, REMOTE_TTL_FACTOR * TTL) if ledger.capabilities.remote else (1, TTL)
+        )
         self.asked_at = 0
         self.held_until = 0
 
@@ -315,15 +317,15 @@ class _Chair:
                 self._committer.post([Note(key=CARETAKER_KEY, value=None, expect=held.version)], _ignore)
 
 
-class _Chores:
+class _UpkeepTimer:
     """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and
     then."""
 
     def __init__(self, committer: Committer, clock: Clock, remote: bool) -> None:
         self._committer = committer
         self._clock = clock
-        self._most = MOST * (REMOTE if remote else 1)
-        self._least = LEAST
+        self._most = MAX_UPKEEP_INTERVAL * (REMOTE_FACTOR if remote else 1)
+        self._least = MIN_PAUSE
         self._done_at = 0
         self._last = Upkept(more=True)
         self.changed = True
@@ -336,7 +338,7 @@ class _Chores:
             if self._last.next_due is None
             else min(self._most, self._last.next_due - self._done_at)
         )
-        return self._done_at + (self._least if self.changed else max(LEAST, due))
+        return self._done_at + (self._least if self.changed else max(MIN_PAUSE, due))
 
     def do(self, now: int, dead: tuple[str, ...] = ()) -> bool:
         """Are all jobs of the dead owners reaped?"""
@@ -345,12 +347,12 @@ class _Chores:
         began = self._clock.now()
         answer = self._committer.call(Upkeep(dead=dead))
         assert isinstance(answer, Upkept)
-        self._least = min(max(LEAST, SHARE * (self._clock.now() - began)), LONGEST_LEAST)
+        self._least = min(max(MIN_PAUSE, UPKEEP_SHARE * (self._clock.now() - began)), MAX_UPKEEP_PAUSE)
         self._done_at, self._last, self.changed = now, answer, False
         return not answer.more
 
 
-class _Rounds:
+class _DueTimer:
     """The schedules: at the time that the last round named, and soon after anything changed, which may be a
     schedule."""
 
@@ -362,7 +364,7 @@ class _Rounds:
         self.changed = True
 
     def next(self) -> int | None:
-        return self._gone_at + LEAST if self.changed else self._next
+        return self._gone_at + MIN_PAUSE if self.changed else self._next
 
     def go(self, now: int) -> None:
         time = self.next()
@@ -374,9 +376,9 @@ class _Rounds:
             self._complained = ""
         except LedgerClosed:
             # The app is being closed, and this thread with it.
-            self._next = now + AGAIN
+            self._next = now + RETRY_PAUSE
         except Exception as error:
-            self._next = now + AGAIN
+            self._next = now + RETRY_PAUSE
             if isinstance(error, TowpathError) and error.retryable:
                 raise
             if self._complained != repr(error):
@@ -388,8 +390,8 @@ def _ignore(replies: Sequence[Reply]) -> None:
     """Nobody waits for it."""
 
 
-EVERY = SECOND
-SELDOM = 10 * SECOND
+DEPTH_CHECK = SECOND
+RARE_DEPTH_CHECK = 10 * SECOND
 """The same on a server while no queue has a depth to warn at."""
 
 
@@ -401,7 +403,7 @@ class Host(Protocol):
     def bus(self) -> Bus: ...
 
 
-class Depths:
+class DepthMonitor:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._alarm = Alarm()
@@ -413,11 +415,11 @@ class Depths:
         if self._looked_at <= now < self._looked_at + self._pause:
             return self._next
         ledger = self._host.ledger
-        self._looked_at, self._pause, self._next = now, EVERY, now + EVERY
+        self._looked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
         limits = depths_of(ledger.note(KEY))
         if not limits:
             self._alarm = Alarm()
-            self._pause, self._next = SELDOM if ledger.capabilities.remote else EVERY, None
+            self._pause, self._next = RARE_DEPTH_CHECK if ledger.capabilities.remote else DEPTH_CHECK, None
             return None
         waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
         for queue in self._alarm.passed(limits, waiting):

@@ -25,15 +25,15 @@ from towpath.ledger import Ledger
 T = TypeVar("T", Job, GroupView)
 Wake = Callable[[], None]
 
-LOOK = 0.25
+WAIT_SLICE = 0.25
 """Seconds after which the watcher looks whether anybody still waits."""
-IDLE = 8
+IDLE_SLICES = 8
 """Looks without anybody waiting after which the thread ends."""
-CROWD, MAX_PAUSE = 100, 0.05
+MANY_WAITERS, MAX_PAUSE = 100, 0.05
 """With more waiters than this the watcher rests after a look, at most so many seconds."""
 
 
-class Waiting:
+class CompletionWaiter:
     """One who waits for a job, or for a group to close. `ready` is called once, in the watching thread."""
 
     __slots__ = ("error", "group", "id", "ready")
@@ -45,13 +45,13 @@ class Waiting:
         self.error: TowpathError | None = None
 
 
-class Watch:
+class CompletionWatcher:
     """`job(id, timeout)` and `group(id, timeout)` block; `ajob` and `agroup` are the same for a coroutine."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[CompletionWaiter] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -85,7 +85,7 @@ class Watch:
         woken = threading.Event()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._registered(Waiting(id, group, woken.set)) as waiting:
+            with self._registered(CompletionWaiter(id, group, woken.set)) as waiting:
                 if (found := look()) is not None:
                     return found
                 if not woken.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -101,7 +101,7 @@ class Watch:
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             woken: asyncio.Future[None] = loop.create_future()
-            with self._registered(Waiting(id, group, partial(_set, loop, woken))) as waiting:
+            with self._registered(CompletionWaiter(id, group, partial(_set, loop, woken))) as waiting:
                 if (found := look()) is not None:
                     return found
                 try:
@@ -129,7 +129,7 @@ class Watch:
         return f"no result after {timeout:g} s; {what}"
 
     @contextlib.contextmanager
-    def _registered(self, waiting: Waiting) -> Iterator[Waiting]:
+    def _registered(self, waiting: CompletionWaiter) -> Iterator[CompletionWaiter]:
         with self._lock:
             if self._closed:
                 raise LedgerClosed(path="the engine")
@@ -153,22 +153,22 @@ class Watch:
                     with self._lock:
                         waiting = list(self._waiting)
                         idle = 0 if waiting else idle + 1
-                        if self._closed or idle > IDLE:
+                        if self._closed or idle > IDLE_SLICES:
                             self._thread = None
                             return
                     began = time.monotonic()
                     self._wake(waiting)
-                    if len(waiting) > CROWD:
+                    if len(waiting) > MANY_WAITERS:
                         # Such a look is not cheap, and a busy ledger commits hundreds of times a second.
                         time.sleep(min(MAX_PAUSE, 2 * (time.monotonic() - began)))
-                    seen = self._ledger.wait(seen, LOOK)
+                    seen = self._ledger.wait(seen, WAIT_SLICE)
             except TowpathError as error:
                 if not error.retryable:
                     self._give_up(error)
                     return
-                time.sleep(LOOK)
+                time.sleep(WAIT_SLICE)
 
-    def _wake(self, waiting: list[Waiting]) -> None:
+    def _wake(self, waiting: list[CompletionWaiter]) -> None:
         """Tell those whose job has finished (or is gone); one read for all jobs."""
         ids = list({each.id for each in waiting if not each.group})
         jobs = self._ledger.get_many(ids, bodies=False) if ids else {}

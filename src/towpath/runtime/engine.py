@@ -24,30 +24,32 @@ from towpath.core.job import PRIORITIES
 from towpath.errors import LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
-from towpath.runtime.breakers import BreakerRounds, Breakers
+from towpath.runtime.breakers import Breakers, BreakerUpkeep
 from towpath.runtime.caretaker import Caretaker, Due
 from towpath.runtime.claims.dispatcher import Dispatcher
-from towpath.runtime.claims.leases import Leases, Lookout
+from towpath.runtime.claims.leases import Leases, Refresher
 from towpath.runtime.commit.committer import Committer
-from towpath.runtime.commit.pending import Reply, tell_all
-from towpath.runtime.completion import Watch
+from towpath.runtime.commit.pending import Reply, resolve_futures
+from towpath.runtime.completion import CompletionWatcher
 from towpath.runtime.notes import Document
 
 
 class Parts:
     """Everything that is open. `owner` names this incarnation of the process in every claim."""
 
-    def __init__(self, ledger: Ledger, committer: Committer, owner: str, watch: Watch | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, committer: Committer, owner: str, watch: CompletionWatcher | None = None
+    ) -> None:
         self.ledger = ledger
         self.committer = committer
         self.owner = owner
         self.leases = Leases(committer, ledger)
-        self.lookout = Lookout()
+        self.lookout = Refresher()
         self.lookout.add(self.leases)
         self.dispatcher = Dispatcher(committer, owner)
-        self.watch = watch or Watch(ledger)
+        self.watch = watch or CompletionWatcher(ledger)
         self.breakers = Breakers(ledger, committer)
-        self.rounds = BreakerRounds(self.breakers)
+        self.rounds = BreakerUpkeep(self.breakers)
         self._caretaker: Caretaker | None = None
         self._attending = threading.Lock()
 
@@ -108,7 +110,7 @@ class Engine:
         return self.parts.leases
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> CompletionWatcher:
         return self.parts.watch
 
     @property
@@ -143,7 +145,7 @@ class Engine:
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
 
         def heard(replies: Sequence[Reply]) -> None:
-            tell_all(loop, [(answered, replies)])
+            resolve_futures(loop, [(answered, replies)])
 
         self.parts.committer.post(commands, heard, patient=False)
         return [self.parts.committer.answer(reply) for reply in await answered]

@@ -127,14 +127,14 @@ class Attempt:
 
     def _returned(self, result: Any) -> Settle:
         if self._born != executors.generation():
-            executors.leave(self.claim.id, None)
+            executors.end_forked_child(self.claim.id, None)
         if self.running.stopped:
             return self.stopped()
         return self._settle(outcome_of(self.task, self.claim.job, result))
 
     def _raised(self, error: BaseException) -> Settle:
         if self._born != executors.generation():
-            executors.leave(self.claim.id, error)
+            executors.end_forked_child(self.claim.id, error)
         return (
             self.stopped()
             if isinstance(error, outcomes.StopRequested) and self.running.cancelled

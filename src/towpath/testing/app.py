@@ -34,7 +34,7 @@ from towpath.operations.schedules import Scheduler, write_down
 from towpath.runtime.caretaker import Due
 from towpath.runtime.commit.committer import Committer, Demand
 from towpath.runtime.commit.pending import Reply, outcome
-from towpath.runtime.completion import Watch
+from towpath.runtime.completion import CompletionWatcher
 from towpath.runtime.engine import Parts
 from towpath.tasks.attempt import Attempt
 from towpath.tasks.task import Task
@@ -313,7 +313,7 @@ class InlineCommitter(Committer):
                     demand.taken(answer)
 
 
-class InlineWatch(Watch):
+class InlineWatch(CompletionWatcher):
     """Nobody else is at work, so waiting would be for ever: what is not finished now is a TimeoutError."""
 
     def job(self, id: str, timeout: float | None = None) -> Job:

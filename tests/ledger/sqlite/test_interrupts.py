@@ -231,7 +231,7 @@ class Waiting:
 WAYS = {
     "alone": {"Committer._lead_alone", "Committer._lead_one", "Committer._apply"},
     "beside a worker": {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"},
-    "in company": {"Committer._lead_alone", "Committer._add", "Condition.notify", "ThreadTicket.wait"},
+    "in company": {"Committer._lead_alone", "Committer._add", "Condition.notify", "PendingCall.wait"},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towpath.runtime.claims.leases import LONGEST, SHARE, SHORTEST, Lookout
+from towpath.runtime.claims.leases import MAX_REFRESH_PAUSE, MIN_REFRESH_PAUSE, REFRESH_SHARE, Refresher
 
 
 class Time:
@@ -31,7 +31,7 @@ class Eye:
 
 def test_nobody_looks_while_nothing_is_committed() -> None:
     time = Time()
-    lookout, eye = Lookout(time), Eye(time)
+    lookout, eye = Refresher(time), Eye(time)
     lookout.add(eye)
     for _ in range(100):
         assert lookout.go(False) is None
@@ -43,12 +43,12 @@ def test_nobody_looks_while_nothing_is_committed() -> None:
 
 @pytest.mark.parametrize(
     ("cost", "pause"),
-    [(0.0, SHORTEST), (0.002, SHARE * 0.002), (10.0, LONGEST)],
+    [(0.0, MIN_REFRESH_PAUSE), (0.002, REFRESH_SHARE * 0.002), (10.0, MAX_REFRESH_PAUSE)],
     ids=["cheap", "dear", "very dear"],
 )
 def test_the_pause_is_a_multiple_of_the_cost_and_the_last_commit_is_seen(cost: float, pause: float) -> None:
     time = Time()
-    lookout, eye = Lookout(time), Eye(time, cost)
+    lookout, eye = Refresher(time), Eye(time, cost)
     lookout.add(eye)
     assert (lookout.go(True), eye.looks) == (None, 1)
     assert lookout.go(True) == pytest.approx(pause)
@@ -59,7 +59,7 @@ def test_the_pause_is_a_multiple_of_the_cost_and_the_last_commit_is_seen(cost: f
 
 def test_a_look_that_failed_is_made_again_and_who_left_is_not_called() -> None:
     time = Time()
-    lookout, eye = Lookout(time), Eye(time)
+    lookout, eye = Refresher(time), Eye(time)
     lookout.add(eye)
     eye.error = ValueError("dark")
     with pytest.raises(ValueError, match="dark"):

@@ -34,7 +34,7 @@ from towpath.events import (
 )
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.operations.schedules import Scheduler, get_schedule, register
-from towpath.runtime.worker.loop_monitor import Blocked
+from towpath.runtime.worker.loop_monitor import BlockedLoop
 from towpath.testing import ManualClock
 
 
@@ -237,7 +237,7 @@ class TestBlocked:
     def test_what_is_told_again_is_only_logged(self, app: App, said: Said) -> None:
         with app.bus.collect(HandlerBlocked) as told:
             for again in (False, True):
-                Blocked(2.0, None, [], again).told(app.bus, [])
+                BlockedLoop(2.0, None, [], again).told(app.bus, [])
         assert len(said.lines) == 2
         assert "by something that is no handler at an unknown place" in said.lines[0]
         assert len(told.events) == 1

@@ -18,9 +18,9 @@ from towpath.core.limits import Bounds
 from towpath.errors import TowpathError
 from towpath.events import Bus
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.runtime.worker.lanes import Ageing, Laned
+from towpath.runtime.worker.lanes import Ageing, LaneBuffer
 from towpath.runtime.worker.options import WorkerOptions
-from towpath.runtime.worker.prefetch import Pace
+from towpath.runtime.worker.prefetch import PrefetchLimit
 from towpath.tasks.new_jobs import new_id
 
 SLOTS = 8
@@ -36,7 +36,7 @@ TWO_LANES: dict[str, Any] = {
 }
 
 
-class Steady(Pace):
+class Steady(PrefetchLimit):
     """Predicts the same number at all times."""
 
     def __init__(self, ahead: int) -> None:
@@ -65,7 +65,7 @@ class Desk:
         self.intake.open()
         self.running: list[Claim] = []
 
-    def new_intake(self, **options: Any) -> Laned:
+    def new_intake(self, **options: Any) -> LaneBuffer:
         usual: dict[str, Any] = {"queues": ("api", "other"), "concurrency": SLOTS}
         uses: dict[str, Any] = {
             "resources": {"api": Bounds(LIMIT, LIMIT)},
@@ -73,7 +73,7 @@ class Desk:
             "sources": {"api": "api"},
         }
         chosen = WorkerOptions(**usual | uses | options)
-        return Laned(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
+        return LaneBuffer(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
 
     def _deliver(self, claims: list[Claim]) -> None:
         self.intake.add(claims)
@@ -244,7 +244,7 @@ async def test_ageing_goes_on_after_a_pause() -> None:
 async def test_long_jobs_in_one_lane_do_not_slow_down_the_prediction_for_another() -> None:
     desk = Desk(**TWO_LANES)
     now = [100.0]
-    short, long = desk.intake.paces.each = [Pace(SLOTS, lambda: now[0]) for _ in range(2)]
+    short, long = desk.intake.paces.each = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
     for pace in (short, long):
         pace.fed(0.005)
     for _ in range(20):

@@ -21,10 +21,10 @@ from tests.support.gated import Gated
 from towpath import App, Lane, Query, current
 from towpath.core.commands import Append, Claim, Command, Progress, Renew, Settle
 from towpath.ledger import Answer
-from towpath.runtime.worker.prefetch import MAX_AHEAD, most_ended
+from towpath.runtime.worker.prefetch import MAX_AHEAD, max_unsettled
 
 SLOTS = 8
-ENDED = most_ended(SLOTS)
+ENDED = max_unsettled(SLOTS)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -13,9 +13,9 @@ from towpath.core.commands import Claimed
 from towpath.core.job import Claim, Release, Spec
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
-from towpath.runtime.worker.buffer import Plain
-from towpath.runtime.worker.lanes import Laned
-from towpath.runtime.worker.options import Attempt, WorkerOptions
+from towpath.runtime.worker.buffer import PlainBuffer
+from towpath.runtime.worker.lanes import LaneBuffer
+from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.testing import ManualClock
 
 LANES = {
@@ -42,7 +42,7 @@ class Office:
     bus = committer = Nobody()
 
 
-class Intake(Laned):
+class Intake(LaneBuffer):
     """Hands out what it is asked for."""
 
     def __init__(self, lanes: dict[str, Lane], concurrency: int = 4, **options: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
     options = WorkerOptions(
         queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"}
     )
-    intake = Laned(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
+    intake = LaneBuffer(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
     intake.pause(["all"])
     intake._is_open = True
     assert intake.wanted() is not None
@@ -141,7 +141,7 @@ def test_too_much_in_an_adaptive_lane_holds_the_lane_back() -> None:
     intake.deliver(*claims("b", 4))
     intake.start_all()
     intake.deliver(claim("b", 9))
-    intake.ended(claim("b"), False, cast("Attempt", Throttled()))
+    intake.ended(claim("b"), False, cast("RunnableAttempt", Throttled()))
     (limit,) = intake.limits
     assert (limit.limit, limit.running) == (2, 3)
     assert limit.until is not None
@@ -175,7 +175,8 @@ def test_what_runs_counts_in_the_new_lanes() -> None:
 def test_fewer_slots_than_run_already() -> None:
     intake = Intake({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
     intake.adopt(
-        claims("b", 4), Plain(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None)
+        claims("b", 4),
+        PlainBuffer(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None),
     )
     assert intake.asks() == {}
     intake.deliver(claim("f"))
@@ -193,7 +194,7 @@ def test_a_limit_with_the_same_bounds_keeps_what_it_has_learned(most: int, limit
     before.start_all()
     throttled = Throttled()
     throttled.throttled = 0
-    before.ended(claim("b"), False, cast("Attempt", throttled))
+    before.ended(claim("b"), False, cast("RunnableAttempt", throttled))
     intake = Intake(LANES, concurrency=9, resources={"api": Bounds(1, most)}, **options)
     intake.adopt(claims("b", 4)[1:], before)
     assert [(each.limit, each.running) for each in intake.limits] == [(limit, ran)]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from towpath.runtime.worker.prefetch import LONG, MAX_AHEAD, MEMORY, SOONEST, Pace, most_ended
+from towpath.runtime.worker.prefetch import (
+    LONG_JOB,
+    MAX_AHEAD,
+    MEMORY,
+    MIN_WAIT,
+    PrefetchLimit,
+    max_unsettled,
+)
 
 SLOTS = 32
 
@@ -17,10 +24,10 @@ class Time:
         return self.now
 
 
-def working(seconds: float, jobs: int, commit: float) -> tuple[Pace, Time]:
+def working(seconds: float, jobs: int, commit: float) -> tuple[PrefetchLimit, Time]:
     """A worker that has run so many jobs in so many seconds, and whose commits take so long."""
     time = Time()
-    pace = Pace(SLOTS, time)
+    pace = PrefetchLimit(SLOTS, time)
     pace.fed()
     time.now += seconds
     pace.committed(commit)
@@ -29,12 +36,12 @@ def working(seconds: float, jobs: int, commit: float) -> tuple[Pace, Time]:
 
 
 def test_a_new_worker_claims_for_its_slots_only() -> None:
-    assert Pace(SLOTS, Time()).ahead() == 0
+    assert PrefetchLimit(SLOTS, Time()).ahead() == 0
 
 
 def test_its_first_claims_tell_how_long_a_commit_takes() -> None:
     """And its first jobs how quick they are, though they were too quick to measure."""
-    pace = Pace(SLOTS, Time())
+    pace = PrefetchLimit(SLOTS, Time())
     pace.fed(0.004)
     pace.ended(SLOTS, 0.0001)
     assert pace.ahead() == 2 * 4 * SLOTS
@@ -46,7 +53,7 @@ def test_as_much_as_starts_within_two_commits() -> None:
 
 
 def test_a_slow_start() -> None:
-    pace = Pace(SLOTS, Time(), slow_start=True)
+    pace = PrefetchLimit(SLOTS, Time(), slow_start=True)
     pace.fed(0.004)
     pace.ended(1, 0.0001)
     assert pace.ahead() == 0
@@ -65,7 +72,7 @@ def test_slow_jobs_are_not_claimed_ahead() -> None:
 def test_jobs_that_end_together_are_not_fast() -> None:
     """All slots ran for a second and ended at once, a moment after claims came."""
     time = Time()
-    pace = Pace(SLOTS, time)
+    pace = PrefetchLimit(SLOTS, time)
     pace.fed()
     time.now += 0.002
     pace.committed(0.004)
@@ -108,7 +115,7 @@ def test_there_is_an_end_to_it() -> None:
 
 def test_less_is_claimed_ahead_where_handlers_take_long() -> None:
     pace, _ = working(0.02, 10_000, commit=1.0)
-    pace.ended(1, 2 * LONG)
+    pace.ended(1, 2 * LONG_JOB)
     assert pace.ahead() == 4 * SLOTS
 
 
@@ -127,7 +134,7 @@ def test_less_is_claimed_ahead_where_handlers_use_commit() -> None:
 
 def test_a_claim_may_wait_four_times_as_long_as_was_predicted() -> None:
     pace, _ = working(0.01, 100, commit=0.004)
-    assert pace.patience == SOONEST
+    assert pace.patience == MIN_WAIT
     assert pace.startable() in (499, 500)
     slow, _ = working(0.01, 100, commit=0.1)
     assert slow.patience == 4 * 2 * 0.1
@@ -135,7 +142,7 @@ def test_a_claim_may_wait_four_times_as_long_as_was_predicted() -> None:
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 256), (64, 256), (100, 400)])
 def test_handlers_that_may_have_ended_without_a_settle(slots: int, most: int) -> None:
-    assert most_ended(slots) == most
+    assert max_unsettled(slots) == most
 
 
 def test_a_slow_commit_counts_little_by_little() -> None:

@@ -59,14 +59,14 @@ class Dispatcher:
         self._committer = committer
         self._owner = owner
         self._lock = threading.Lock()
-        self._desks: dict[int, _Desk] = {}
+        self._desks: dict[int, _SharedDemand] = {}
 
     def add(self, waiter: Waiter) -> None:
         self._committer.refuse_nested()
         with self._lock:
             desk = self._desks.get(waiter.lease)
             if new := desk is None:
-                desk = self._desks[waiter.lease] = _Desk(
+                desk = self._desks[waiter.lease] = _SharedDemand(
                     self._committer, self._owner, waiter.lease, self._lock
                 )
             assert desk is not None
@@ -95,7 +95,7 @@ class Dispatcher:
             self._committer.drop_demand(desk)
 
 
-class _Desk:
+class _SharedDemand:
     """All waiters with one length of lease: they share a claim."""
 
     def __init__(self, committer: Committer, owner: str, lease: int, lock: threading.Lock) -> None:

@@ -20,12 +20,12 @@ from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
-BEATS = 3
+RENEWALS_PER_LEASE = 3
 """Renewals per lease."""
 
 
 @dataclass(slots=True)
-class Holder:
+class LeaseHolder:
     """Who holds claims that came together. `until` is the monotonic time after which nobody vouches for the
     holder any more, and the leases may run out."""
 
@@ -44,7 +44,7 @@ class Leases:
         self._ledger = ledger
         self.stale = False
         """May something that is held have been asked to stop since `look`?"""
-        self._held: dict[str, tuple[int, Holder]] = {}
+        self._held: dict[str, tuple[int, LeaseHolder]] = {}
         """The fence of each claim, and who holds it."""
         self._asked: set[tuple[str, int]] = set()
         """Claims whose holder was told to stop."""
@@ -63,7 +63,7 @@ class Leases:
         until: float | None = None,
     ) -> None:
         with self._changed:
-            holder = Holder(lease, on_lost, on_cancel, until)
+            holder = LeaseHolder(lease, on_lost, on_cancel, until)
             self._held.update([(claim.job.id, (claim.job.fence, holder)) for claim in claims])
             # It may have been asked to stop between its claim and now.
             self.stale = True
@@ -164,7 +164,7 @@ class Leases:
                 if self._closed:
                     return
                 self._beat = self._shortest()
-                due = None if self._beat is None else last + self._beat / SECOND / BEATS
+                due = None if self._beat is None else last + self._beat / SECOND / RENEWALS_PER_LEASE
                 if due is None or due > time.monotonic():
                     self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
                     if due is None:
@@ -175,30 +175,30 @@ class Leases:
             self.beat(last)
 
 
-SHARE: Final = 100
+REFRESH_SHARE: Final = 100
 """A look is followed by a pause of so many times what it took: it may cost one hundredth of a core."""
-SHORTEST, LONGEST = 0.01, 0.5
+MIN_REFRESH_PAUSE, MAX_REFRESH_PAUSE = 0.01, 0.5
 """Seconds of that pause."""
 
 
-class Looker(Protocol):
+class Refreshable(Protocol):
     stale: bool
     """Has anything happened since the last look? Also the looker itself may say so."""
 
     def look(self) -> None: ...
 
 
-class Lookout:
+class Refresher:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._next: dict[Looker, float] = {}
+        self._next: dict[Refreshable, float] = {}
 
-    def add(self, looker: Looker) -> None:
+    def add(self, looker: Refreshable) -> None:
         with self._lock:
             self._next[looker] = self._clock()
 
-    def remove(self, looker: Looker) -> None:
+    def remove(self, looker: Refreshable) -> None:
         with self._lock:
             self._next.pop(looker, None)
 
@@ -226,5 +226,7 @@ class Lookout:
                     ended = self._clock()
                     with self._lock:
                         if looker in self._next:
-                            self._next[looker] = ended + min(LONGEST, max(SHORTEST, SHARE * (ended - began)))
+                            self._next[looker] = ended + min(
+                                MAX_REFRESH_PAUSE, max(MIN_REFRESH_PAUSE, REFRESH_SHARE * (ended - began))
+                            )
         return min(waits, default=None)

@@ -27,7 +27,7 @@ from towpath.runtime.claims.leases import Leases
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
-LOOK = 1.0
+OPEN_CHECK = 1.0
 """Seconds after which one who waits looks whether the ledger is still open."""
 
 T = TypeVar("T")
@@ -58,21 +58,21 @@ class Host(Protocol):
     def attend(self) -> None: ...
 
 
-class Terms(msgspec.Struct, frozen=True):
+class LeaseTerms(msgspec.Struct, frozen=True):
     """How long a lease is (microseconds), and how many seconds it is renewed at most."""
 
     lease: int
     max_hold: float
 
 
-class Nap(NamedTuple):
+class Sleep(NamedTuple):
     """Sleep until the function given to `start` is called, at most `seconds`."""
 
     start: Callable[[Callable[[], None]], None]
     seconds: float | None
 
 
-Steps = Generator[Nap, None, T]
+Steps = Generator[Sleep, None, T]
 """A procedure that sleeps now and then; `run` and `arun` carry it out in two ways. If they are interrupted,
 it is closed."""
 
@@ -119,11 +119,11 @@ def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[]
     return wake
 
 
-class Inbox:
+class Receiver:
     """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call
     anything."""
 
-    def __init__(self, host: Host, queue: str, terms: Terms) -> None:
+    def __init__(self, host: Host, queue: str, terms: LeaseTerms) -> None:
         self._host = host
         self._committer, self._leases, self._dispatcher = host.committer, host.leases, host.dispatcher
         self._queue = queue
@@ -139,14 +139,14 @@ class Inbox:
         """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the
         inbox."""
         try:
-            yield Nap(self._ask(n), None)
+            yield Sleep(self._ask(n), None)
             if self._error is not None:
                 raise self._error
             end = time.monotonic() + wait
             if not self._claims and wait > 0:
                 self.expect(n, once=n)
             while not self._claims and (left := end - time.monotonic()) > 0:
-                yield Nap(self.wake_when_filled, min(left, LOOK))
+                yield Sleep(self.wake_when_filled, min(left, OPEN_CHECK))
                 self.check_open()
             self._stop_waiting()
             return self.take(n)
@@ -193,7 +193,7 @@ class Inbox:
                 self._leases.hold(claims, self._terms.lease, self._forget, _not_started, until)
             wake, self._wake = self._wake, None
         if closed:
-            give_back(self._committer, claims)
+            release(self._committer, claims)
         elif wake is not None:
             wake()
 
@@ -207,7 +207,7 @@ class Inbox:
             wake, self._wake = self._wake, None
         for claim in left:
             self._leases.drop(claim.id, claim.fence)
-        give_back(self._committer, left)
+        release(self._committer, left)
         if wake is not None:
             wake()
 
@@ -243,7 +243,7 @@ class Subscription(Generic[T]):
     the `with` closes it: what was not consumed goes back. `close` may be called by another thread, which ends
     the loop."""
 
-    def __init__(self, inbox: Inbox, prefetch: int, make: Callable[[Claim], T]) -> None:
+    def __init__(self, inbox: Receiver, prefetch: int, make: Callable[[Claim], T]) -> None:
         self._inbox = inbox
         self._prefetch = prefetch
         self._make = make
@@ -296,12 +296,12 @@ class Subscription(Generic[T]):
                     owed, self._owed = self._owed, 0
                     inbox.more(owed)
                 return taken[0]
-            yield Nap(inbox.wake_when_filled, LOOK)
+            yield Sleep(inbox.wake_when_filled, OPEN_CHECK)
             inbox.check_open()
         return None
 
 
-def give_back(committer: Committer, claims: Sequence[Claim]) -> None:
+def release(committer: Committer, claims: Sequence[Claim]) -> None:
     """As if they had never been claimed. If that fails, their leases run out."""
     if claims:
         with contextlib.suppress(LedgerClosed):

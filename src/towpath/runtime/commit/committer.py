@@ -24,17 +24,17 @@ from towpath.escapes import get_logger
 from towpath.events import BatchFailed, Bus
 from towpath.ledger import Answer, Ledger
 from towpath.runtime.commit import feedback
-from towpath.runtime.commit.feedback import Drains, Outage, OwnClaims
+from towpath.runtime.commit.feedback import Outage, ReceivedClaims, RetryHints
 from towpath.runtime.commit.pending import (
-    CallTicket,
-    Gathering,
-    LoopTicket,
-    Progresses,
+    GatheredCalls,
+    Pending,
+    PendingCall,
+    PendingLoopCalls,
+    PendingPost,
+    PendingProgress,
     Reply,
-    ThreadTicket,
-    Ticket,
+    command_class,
     deliver,
-    sort_of,
 )
 
 log = get_logger("towpath.committer")
@@ -43,7 +43,7 @@ MAX_BATCH = 1000
 """Commands (an append counts its specs) per batch. An append that is larger goes alone."""
 MAX_BACKLOG = 10_000
 """Appends from outside, by their specs, that may wait for a commit."""
-STUCK = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that a batch with a commit function may take while the committer closes. After that the batch is
 abandoned."""
 MIN_PROGRESSES = 100
@@ -70,20 +70,20 @@ class Committer:
         self.bus = bus or Bus()
         """Where it tells what it has committed."""
         self._max_backlog = max_backlog
-        self._gathering, self._most_together = Gathering(), min(max_backlog, MAX_BATCH)
+        self._gathering, self._most_together = GatheredCalls(), min(max_backlog, MAX_BATCH)
         # Of these locks an interrupt of a caller finds none half taken: only `with` on the lock itself, which
         # is C, is safe from it (a Condition's own is not), and an RLock knows its owner.
         self._commit = threading.RLock()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Where the committer's thread waits."""
-        self._first: deque[Ticket] = deque()
-        self._rest: deque[Ticket] = deque()
+        self._first: deque[Pending] = deque()
+        self._rest: deque[Pending] = deque()
         self._backlog = 0
-        self._progresses = Progresses()
-        self.batch: Sequence[Ticket] = ()
+        self._progresses = PendingProgress()
+        self.batch: Sequence[Pending] = ()
         """The batch that is being applied, for the standing demand; under the commit lock."""
-        self._outside: deque[Ticket] = deque()
+        self._outside: deque[Pending] = deque()
         """Appends that wait, in their order, until the backlog has room for them. There is none while it is
         empty."""
         self._demands: list[Demand] = []
@@ -103,8 +103,8 @@ class Committer:
         """The batch that is being applied."""
         self._batches = 0
         self.outage = Outage()
-        self._drains = Drains(ledger)
-        self._claims = OwnClaims(ledger)
+        self._drains = RetryHints(ledger)
+        self._claims = ReceivedClaims(ledger)
         self._thread = threading.Thread(target=self._run, name="towpath-committer", daemon=True)
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Committer:
     def _join(self) -> bool:
         while True:
             before = self._batches
-            self._thread.join(STUCK)
+            self._thread.join(CLOSE_TIMEOUT)
             if not self._thread.is_alive():
                 return True
             if self._batches == before and any(
@@ -135,7 +135,7 @@ class Committer:
             ):
                 log.critical(
                     "a commit function has not returned for %g s. Its transaction is abandoned, its job runs again.",
-                    STUCK,
+                    CLOSE_TIMEOUT,
                 )
                 return False
 
@@ -153,7 +153,7 @@ class Committer:
             raise NestedCall(path="the engine")
         if (reply := self._lead_alone(command)) is not None:
             return self.answer(reply)
-        ticket = ThreadTicket(command)
+        ticket = PendingCall(command)
         with self._lock:
             self._add(ticket, outside)
         ticket.wait()
@@ -165,14 +165,14 @@ class Committer:
         wait."""
         if self._commit._is_owned():  # type: ignore[attr-defined]
             raise NestedCall(path="the engine")
-        loop, sort = asyncio.get_running_loop(), sort_of(command)
+        loop, sort = asyncio.get_running_loop(), command_class(command)
         ticket = self._gathering.tickets[sort]
         if ticket is not None and not (ticket.loop is loop and ticket.takes(command, self._most_together)):
             self._hand_over(ticket)
             ticket = None
         if ticket is not None:
             return self.answer(await ticket.add(command))
-        ticket = LoopTicket(loop, sort)
+        ticket = PendingLoopCalls(loop, sort)
         answer = ticket.add(command)
         if self._company:
             loop.call_soon(self._hand_over, ticket)
@@ -181,13 +181,13 @@ class Committer:
             self._enter(ticket)
         return self.answer(await answer)
 
-    def _hand_over(self, ticket: LoopTicket) -> None:
+    def _hand_over(self, ticket: PendingLoopCalls) -> None:
         """What was gathered in this thread, if that was not done meanwhile."""
         if self._gathering.tickets[ticket.sort] is ticket:
             self._gathering.tickets[ticket.sort] = None
             self._enter(ticket)
 
-    def _enter(self, ticket: LoopTicket) -> None:
+    def _enter(self, ticket: PendingLoopCalls) -> None:
         try:
             with self._lock:
                 self._add(ticket, outside=True)
@@ -200,7 +200,7 @@ class Committer:
         """Hand over commands of the engine's own, which stay together; never waits. The function gets their
         replies in the committing thread."""
         self.refuse_nested()
-        ticket = CallTicket(commands, call, patient)
+        ticket = PendingPost(commands, call, patient)
         with self._lock:
             self._add(ticket, outside=False)
 
@@ -215,7 +215,7 @@ class Committer:
     ) -> None:
         """`post` for the settles of a worker."""
         self.refuse_nested()
-        ticket = CallTicket(settles, call)
+        ticket = PendingPost(settles, call)
         ticket.sender = sender
         with self._lock:
             self._add(ticket, outside=False)
@@ -226,7 +226,7 @@ class Committer:
             [
                 len(ticket.commands)
                 for ticket in self.batch
-                if type(ticket) is CallTicket and ticket.sender is sender
+                if type(ticket) is PendingPost and ticket.sender is sender
             ]
         )
 
@@ -265,10 +265,10 @@ class Committer:
 
     # The queue of tickets; under the state lock
 
-    def _has_room(self, ticket: Ticket) -> bool:
+    def _has_room(self, ticket: Pending) -> bool:
         return self._closing or self._backlog == 0 or self._backlog + ticket.room <= self._max_backlog
 
-    def _add(self, ticket: Ticket, outside: bool) -> None:
+    def _add(self, ticket: Pending, outside: bool) -> None:
         if self._closing and not self._leads():
             raise LedgerClosed(path="the engine")
         room = ticket.room
@@ -291,9 +291,9 @@ class Committer:
             self._work.notify()
             self._idle = False
 
-    def _take(self) -> list[Ticket]:
+    def _take(self) -> list[Pending]:
         """The next batch, in its order. Lets those in for whom there is room now."""
-        taken: list[Ticket] = []
+        taken: list[Pending] = []
         weight = 0
         for queue in (self._first, self._rest):
             # The first of each always has room: neither may wait for the other's queue to become empty.
@@ -311,7 +311,7 @@ class Committer:
                 weight += progress.weight
         self._kicked = False
         self._company = (
-            sum([len(ticket.commands) if type(ticket) is LoopTicket else 1 for ticket in taken]) > 1
+            sum([len(ticket.commands) if type(ticket) is PendingLoopCalls else 1 for ticket in taken]) > 1
         )
         while self._outside and self._has_room(self._outside[0]):
             ticket = self._outside.popleft()
@@ -321,7 +321,7 @@ class Committer:
                 self._backlog += ticket.room
         return taken
 
-    def _put_back(self, tickets: Sequence[Ticket]) -> None:
+    def _put_back(self, tickets: Sequence[Pending]) -> None:
         with self._lock:
             for ticket in reversed(tickets):
                 (self._first if ticket.early else self._rest).appendleft(ticket)
@@ -353,7 +353,7 @@ class Committer:
                     self._work.notify()
 
     def _lead_with_demand(self, command: Command) -> Reply | None:
-        ticket = ThreadTicket(command)
+        ticket = PendingCall(command)
         self._lead((ticket,))
         return ticket.reply
 
@@ -362,17 +362,17 @@ class Committer:
         try:
             (reply,) = self._apply((command,))
         except TowpathError as error:
-            self._fail((ticket := ThreadTicket(command),), error)
+            self._fail((ticket := PendingCall(command),), error)
             return ticket.reply
         except BaseException:
-            self._put_back((ThreadTicket(command),))
+            self._put_back((PendingCall(command),))
             raise
         self.outage.over()
         if self._claims.doubtful:
             self._release_unknown()
         return reply
 
-    def _lead(self, batch: Sequence[Ticket]) -> None:
+    def _lead(self, batch: Sequence[Pending]) -> None:
         """Apply a batch and answer it. On an interrupt the batch goes back: the thread will do it, and no
         command minds being applied twice."""
         self.batch = batch
@@ -381,7 +381,7 @@ class Committer:
         finally:
             self.batch = ()
 
-    def _apply_and_answer(self, batch: Sequence[Ticket]) -> None:
+    def _apply_and_answer(self, batch: Sequence[Pending]) -> None:
         commands: list[Command] = []
         asked: list[Demand] = []
         try:
@@ -445,11 +445,11 @@ class Committer:
             self._batches += 1
         self.took = time.monotonic() - started
         self._claims.applied(commands, answers)
-        if feedback.wanted(self.bus):
-            feedback.tell(self.bus, commands, answers, self.took)
+        if feedback.has_listeners(self.bus):
+            feedback.publish(self.bus, commands, answers, self.took)
         return answers
 
-    def _fail(self, batch: Sequence[Ticket], error: TowpathError) -> None:
+    def _fail(self, batch: Sequence[Pending], error: TowpathError) -> None:
         if error.retryable:
             self._failures += 1
             self.outage.noticed(error, 1)

@@ -16,21 +16,21 @@ from towpath.events import BatchCommitted, Bus, JobsAppended, QueueFullSeen, Upk
 from towpath.ledger import Answer, Ledger
 
 
-def wanted(bus: Bus) -> bool:
+def has_listeners(bus: Bus) -> bool:
     """Does anybody listen to what `tell` tells?"""
     wants = bus.wants
     return wants(BatchCommitted) or wants(JobsAppended) or wants(QueueFullSeen) or wants(UpkeepDone)
 
 
-def tell(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], seconds: float) -> None:
+def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], seconds: float) -> None:
     """`seconds` is how long the ledger took for it."""
-    if bus.wants(BatchCommitted) and not all(_nothing(answer) for answer in answers):
-        jobs = sum(_jobs(command, answer) for command, answer in zip(commands, answers, strict=True))
+    if bus.wants(BatchCommitted) and not all(_is_empty(answer) for answer in answers):
+        jobs = sum(_job_count(command, answer) for command, answer in zip(commands, answers, strict=True))
         bus.publish(BatchCommitted(len(commands), jobs, seconds))
     if bus.wants(JobsAppended):
         queues: dict[str, list[str]] = {}
         for command, answer in zip(commands, answers, strict=True):
-            for spec in _new(command, answer):
+            for spec in _new_specs(command, answer):
                 queues.setdefault(spec.queue, []).append(spec.id)
         for queue, ids in queues.items():
             bus.publish(JobsAppended(queue, tuple(ids)))
@@ -42,26 +42,26 @@ def tell(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], secon
                 )
     if bus.wants(UpkeepDone):
         for answer in answers:
-            if isinstance(answer, Upkept) and not _nothing(answer):
+            if isinstance(answer, Upkept) and not _is_empty(answer):
                 bus.publish(
                     UpkeepDone(answer.reaped, answer.expired, answer.woken, answer.purged, answer.swept)
                 )
 
 
-def _nothing(answer: Answer) -> bool:
+def _is_empty(answer: Answer) -> bool:
     """A look that found nothing writes nothing: idle engines look several times a second."""
     if isinstance(answer, Upkept):
         return not (answer.reaped or answer.expired or answer.woken or answer.purged or answer.swept)
     return isinstance(answer, Claimed) and not answer.claims
 
 
-def _jobs(command: Command, answer: Answer) -> int:
+def _job_count(command: Command, answer: Answer) -> int:
     if isinstance(answer, Claimed):
         return len(answer.claims)
-    return isinstance(answer, Settled) + sum(1 for _ in _new(command, answer))
+    return isinstance(answer, Settled) + sum(1 for _ in _new_specs(command, answer))
 
 
-def _new(command: Command, answer: Answer) -> Iterator[Spec]:
+def _new_specs(command: Command, answer: Answer) -> Iterator[Spec]:
     """What was appended, children of a settled job included. A spec whose key was taken is no new job."""
     if isinstance(command, Append) and isinstance(answer, Appended):
         for spec, placed in zip(command.specs, answer.jobs, strict=True):
@@ -73,28 +73,28 @@ def _new(command: Command, answer: Answer) -> Iterator[Spec]:
         yield from command.spawn
 
 
-EVERY: Final = 1.0
+SAMPLE_INTERVAL: Final = 1.0
 """Seconds between two looks at a queue."""
 WINDOW: Final = 30.0
 """Seconds that a rate is measured over. What was seen longer ago than that, with nobody refused since, says
 nothing any more."""
-SHORTEST, LONGEST = 0.1, 60.0
+MIN_HINT, MAX_HINT = 0.1, 60.0
 """Bounds of a hint, in seconds."""
 
 
-class _Look(NamedTuple):
+class _FinishedSample(NamedTuple):
     at: float
     finished: int
 
 
-class Drains:
+class RetryHints:
     """Safe from any thread."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
         self._lock = threading.Lock()
-        self._looks: dict[str, tuple[_Look, _Look]] = {}
+        self._looks: dict[str, tuple[_FinishedSample, _FinishedSample]] = {}
         """Of each queue that was full: the look that its rate begins with, and the last one."""
 
     def hinted(self, full: QueueFull) -> QueueFull:
@@ -115,14 +115,14 @@ class Drains:
             return full
         # While nothing drains, the time that we have seen it for is all that can be said.
         hint = excess * seconds / finished if finished else seconds
-        return type(full)(**{**full.details, "retry_after": round(min(LONGEST, max(SHORTEST, hint)), 1)})
+        return type(full)(**{**full.details, "retry_after": round(min(MAX_HINT, max(MIN_HINT, hint)), 1)})
 
-    def _freshen(self, queue: str, now: float) -> tuple[_Look, _Look]:
+    def _freshen(self, queue: str, now: float) -> tuple[_FinishedSample, _FinishedSample]:
         known = self._looks.get(queue)
-        if known is not None and now < known[1].at + EVERY:
+        if known is not None and now < known[1].at + SAMPLE_INTERVAL:
             return known
         view = self._ledger.queues().get(queue)
-        look = _Look(now, 0 if view is None else view.counts.finished)
+        look = _FinishedSample(now, 0 if view is None else view.counts.finished)
         if known is None or now > known[1].at + WINDOW or look.finished < known[1].finished:
             # The first look for a long time, or retention took finished jobs away.
             first = look
@@ -172,16 +172,16 @@ class Outage:
             )
 
 
-LOOKS: Final = (0.0, 1.0, 5.0, 30.0)
+READ_TIMES: Final = (0.0, 1.0, 5.0, 30.0)
 """Seconds after a lost reply at which the ledger is read. A server may still commit a batch whose connection
 is already lost, so one read is not enough there; an embedded ledger needs only the first."""
 PAGE: Final = 1000
-MOST_KNOWN: Final = 50_000
+MAX_CLAIMS: Final = 50_000
 """Claims above which those that have ended are looked for: a message that is never settled stays known until
 then."""
 
 
-class OwnClaims:
+class ReceivedClaims:
     """Every claim that was answered to this process and is not settled yet. All methods are called under the
     commit lock."""
 
@@ -190,7 +190,7 @@ class OwnClaims:
         self._clock = clock
         self._known: dict[str, int] = {}
         """The fence of each claimed job."""
-        self._most = MOST_KNOWN
+        self._most = MAX_CLAIMS
         self._repeats = ledger.repeats
         self._owners: set[str] = set()
         """Owners of the claims whose reply was lost."""
@@ -221,7 +221,7 @@ class OwnClaims:
         if owners := {command.owner for command in commands if type(command) is Claim}:
             self._owners |= owners
             now = self._clock()
-            looks = LOOKS if self._ledger.capabilities.remote else LOOKS[:1]
+            looks = READ_TIMES if self._ledger.capabilities.remote else READ_TIMES[:1]
             self._looks = [now + seconds for seconds in looks]
 
     @property
@@ -272,4 +272,4 @@ class OwnClaims:
             for id, fence in self._known.items()
             if (job := jobs.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
         }
-        self._most = max(MOST_KNOWN, 2 * len(self._known))
+        self._most = max(MAX_CLAIMS, 2 * len(self._known))

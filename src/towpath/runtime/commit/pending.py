@@ -19,20 +19,20 @@ Reply = Answer | TowpathError
 T = TypeVar("T")
 
 _EARLY = (Settle, Renew, Progress)
-EARLY, APPENDS, REST = range(3)
+EARLY, APPENDS, OTHERS = range(3)
 """What a command is to the committer: of these the first tell of what is held already, and only the second
 wait for room."""
 
 
-def sort_of(command: Command) -> int:
-    return APPENDS if type(command) is Append else EARLY if isinstance(command, _EARLY) else REST
+def command_class(command: Command) -> int:
+    return APPENDS if type(command) is Append else EARLY if isinstance(command, _EARLY) else OTHERS
 
 
 def _weight(command: Command) -> int:
     return len(command.specs) if type(command) is Append else 1
 
 
-class Ticket:
+class Pending:
     """Commands that stay together, in this order. `patient` ones survive a ledger that is busy or gone for a
     while; the others fail with it. `early` ones tell of what is held already and go before everything new.
     `room` is how many specs they would append, `weight` how much of a batch they fill."""
@@ -54,7 +54,7 @@ class Ticket:
         """Leave out the commands for which nobody waits any more."""
 
 
-class ThreadTicket(Ticket):
+class PendingCall(Pending):
     """For a thread that blocks for one command. There is one for every call, so it is measured the short
     way."""
 
@@ -78,7 +78,7 @@ class ThreadTicket(Ticket):
         self._answered.release()
 
 
-class LoopTicket(Ticket):
+class PendingLoopCalls(Pending):
     """For coroutines of one event loop, each of which waits for one command. All commands are of one sort."""
 
     __slots__ = ("futures", "loop", "sort")
@@ -118,14 +118,14 @@ class LoopTicket(Ticket):
                 self._add(command, future)
 
 
-class Gathering(threading.local):
+class GatheredCalls(threading.local):
     """What the coroutines of this thread's event loop will hand over at the end of its turn, by sort."""
 
     def __init__(self) -> None:
-        self.tickets: list[LoopTicket | None] = [None, None, None]
+        self.tickets: list[PendingLoopCalls | None] = [None, None, None]
 
 
-class CallTicket(Ticket):
+class PendingPost(Pending):
     """For a function that is called with the replies, in the thread that committed. It must be quick and must
     not raise. `sender` is the worker's outbox, if these are its settles."""
 
@@ -139,7 +139,7 @@ class CallTicket(Ticket):
         self.sender: object = None
 
 
-class Progresses:
+class PendingProgress:
     """The newest progress of each running job that waits for a commit. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -153,16 +153,16 @@ class Progresses:
         older = self._waiting.get(key)
         self._waiting[key] = (progress if older is None else _merged(older[0], progress)), call
 
-    def before(self, ticket: Ticket) -> CallTicket | None:
+    def before(self, ticket: Pending) -> PendingPost | None:
         """Those of the jobs that the ticket settles: they go before it."""
         settled = [(command.id, command.fence) for command in ticket.commands if type(command) is Settle]
         return self._take([key for key in settled if key in self._waiting])
 
-    def ticket(self, most: int) -> CallTicket | None:
+    def ticket(self, most: int) -> PendingPost | None:
         """Those that have waited longest, at most so many."""
         return self._take(list(islice(self._waiting, most)))
 
-    def _take(self, keys: Sequence[tuple[str, int]]) -> CallTicket | None:
+    def _take(self, keys: Sequence[tuple[str, int]]) -> PendingPost | None:
         if not keys:
             return None
         taken = [self._waiting.pop(key) for key in keys]
@@ -171,7 +171,7 @@ class Progresses:
             for (_, each), reply in zip(taken, replies, strict=True):
                 each(reply)
 
-        return CallTicket([progress for progress, _ in taken], call)
+        return PendingPost([progress for progress, _ in taken], call)
 
 
 def _merged(older: Progress, newer: Progress) -> Progress:
@@ -192,10 +192,10 @@ def outcome(reply: Reply | None) -> Result:
     return reply
 
 
-def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
+def deliver(tickets: Sequence[Pending], replies: Sequence[Reply]) -> None:
     """Give every ticket its replies. An event loop is woken once, however many of its coroutines are
     answered."""
-    if len(tickets) == 1 and type(tickets[0]) is ThreadTicket:
+    if len(tickets) == 1 and type(tickets[0]) is PendingCall:
         tickets[0].reply = replies[0]
         tickets[0].wake()
         return
@@ -204,18 +204,18 @@ def deliver(tickets: Sequence[Ticket], replies: Sequence[Reply]) -> None:
     for ticket in tickets:
         own = replies[at : at + len(ticket.commands)]
         at += len(own)
-        if isinstance(ticket, LoopTicket):
+        if isinstance(ticket, PendingLoopCalls):
             by_loop.setdefault(ticket.loop, []).extend(zip(ticket.futures, own, strict=True))
-        elif isinstance(ticket, ThreadTicket):
+        elif isinstance(ticket, PendingCall):
             ticket.reply = own[0]
             ticket.wake()
-        elif isinstance(ticket, CallTicket):
+        elif isinstance(ticket, PendingPost):
             ticket.call(own)
     for loop, answered in by_loop.items():
-        tell_all(loop, answered)
+        resolve_futures(loop, answered)
 
 
-def tell_all(loop: asyncio.AbstractEventLoop, answered: Sequence[tuple[asyncio.Future[T], T]]) -> None:
+def resolve_futures(loop: asyncio.AbstractEventLoop, answered: Sequence[tuple[asyncio.Future[T], T]]) -> None:
     """Give futures of a loop what they wait for, from any thread."""
     try:
         loop.call_soon_threadsafe(_set_all, answered)

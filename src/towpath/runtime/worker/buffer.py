@@ -11,11 +11,11 @@ from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, Claim, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.claims.dispatcher import Waiter
-from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
-from towpath.runtime.worker.prefetch import Account, Paces
+from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
-class Intake(Protocol):
+class ClaimBuffer(Protocol):
     """Everything but `deliver` belongs to the worker's loop. `counts`: `ended` is called for every claim that
     was given out, otherwise for suspects only.
 
@@ -23,7 +23,7 @@ class Intake(Protocol):
     start."""
 
     counts: bool
-    paces: Paces
+    paces: PrefetchLimits
 
     @property
     def lanes(self) -> tuple[LaneView, ...]: ...
@@ -35,7 +35,7 @@ class Intake(Protocol):
         """The lane that a queue belongs to; from any thread."""
         ...
 
-    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
+    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
         """Before it is opened: these run already, given out by the one before. They count from now on as if
         it had been this."""
         ...
@@ -62,7 +62,7 @@ class Intake(Protocol):
         """What starts next, where there is a free slot."""
         ...
 
-    def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
+    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
         """What `next` gave out is over; it went well, or not."""
         ...
 
@@ -88,7 +88,7 @@ class Intake(Protocol):
         ...
 
 
-class Plain:
+class PlainBuffer:
     """First come, first served."""
 
     counts = False
@@ -103,10 +103,10 @@ class Plain:
         deliver: Callable[[list[Claim]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
-        account: Account | None = None,
+        account: ClaimCounts | None = None,
     ) -> None:
         self._office = office
-        self._account = account or Account()
+        self._account = account or ClaimCounts()
         self._on_claims = deliver
         self._waiter = Waiter(options.queues, self._deliver, lease, failed, empty, self._demand)
         self._waiter.want = options.concurrency
@@ -114,7 +114,7 @@ class Plain:
         self._suspects_gone = 0
         """Suspects that were given to the waiter and are not held any more."""
         self._slots = self._free = options.concurrency
-        self.paces = Paces(options.concurrency)
+        self.paces = PrefetchLimits(options.concurrency)
         (self._pace,) = self.paces.each
         self._claims: deque[Claim] = deque()
         self._delivered = self._gone = 0
@@ -171,13 +171,13 @@ class Plain:
     def lane_of(self, queue: str) -> str | None:
         return None
 
-    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
+    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
         self._waiter.given = sum([claim.job.losses >= SUSPECT for claim in running])
 
     def pause(self, lanes: Collection[str]) -> None:
         return
 
-    def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
+    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
         self._suspects_gone += claim.job.losses >= SUSPECT
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:

@@ -21,14 +21,14 @@ from typing import Any, NoReturn
 
 from towpath.escapes import get_logger
 
-Done = Callable[[Any, BaseException | None], None]
+OnDone = Callable[[Any, BaseException | None], None]
 """Called on the event loop with the value or the exception."""
-Work = tuple[Callable[[], Any], Done]
+Work = tuple[Callable[[], Any], OnDone]
 Key = tuple[str, int]
 """Id and fence: the same job may be here twice, once lost and once anew."""
 
 
-class Threads:
+class ThreadPool:
     """Threads are made as they are needed, up to `size`. They are daemons: a handler that never returns
     cannot keep the process from ending."""
 
@@ -36,13 +36,13 @@ class Threads:
         self._size = size
         self._loop = loop
         self._work: SimpleQueue[Work | None] = SimpleQueue()
-        self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
+        self._finished: deque[tuple[OnDone, Any, BaseException | None]] = deque()
         self._lock = threading.Lock()
         self._woken = False
         self._busy = 0
         self._threads = 0
 
-    def submit(self, call: Callable[[], Any], done: Done) -> None:
+    def submit(self, call: Callable[[], Any], done: OnDone) -> None:
         with self._lock:
             self._busy += 1
             if grow := self._busy > self._threads and self._threads < self._size:
@@ -74,7 +74,7 @@ class Threads:
             self._report(done, value, error)
             del call, done, work, value, error
 
-    def _report(self, done: Done, value: Any, error: BaseException | None) -> None:
+    def _report(self, done: OnDone, value: Any, error: BaseException | None) -> None:
         self._finished.append((done, value, error))
         with self._lock:
             self._busy -= 1
@@ -99,11 +99,11 @@ class ProcessDied(Exception):
     """The process that ran a handler ended before it answered."""
 
 
-class DiedIdle(ProcessDied):
+class ProcessDiedIdle(ProcessDied):
     """The process ended before it took the request: the handler has not begun."""
 
 
-class Child:
+class HandlerProcess:
     """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection
     destroys data."""
 
@@ -126,7 +126,7 @@ class Child:
                 pass
         except (EOFError, OSError) as error:
             self._process.join(5)
-            kind = ProcessDied if begun else DiedIdle
+            kind = ProcessDied if begun else ProcessDiedIdle
             raise kind(f"the process ended with exit code {self._process.exitcode}") from error
 
     def kill(self) -> None:
@@ -139,15 +139,15 @@ class Child:
             self._process.kill()
 
 
-class Processes:
+class ProcessPool:
     """Children for reuse. A child that was killed or died is replaced. `run` and `kill` name a run by its
     key."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         self._target = target
         self._lock = threading.Lock()
-        self._idle: list[Child] = []
-        self._running: dict[Key, Child | None] = {}
+        self._idle: list[HandlerProcess] = []
+        self._running: dict[Key, HandlerProcess | None] = {}
         """None while the process is being started."""
         self._doomed: set[Key] = set()
 
@@ -180,7 +180,7 @@ class Processes:
                 child.kill()
                 child.close()
             with self._lock:
-                again = reused and isinstance(error, DiedIdle) and key not in self._doomed
+                again = reused and isinstance(error, ProcessDiedIdle) and key not in self._doomed
             if again:
                 return False
             raise
@@ -188,8 +188,8 @@ class Processes:
             self._idle.append(child)
         return True
 
-    def _start(self, key: Key) -> Child:
-        child = Child(self._target)
+    def _start(self, key: Key) -> HandlerProcess:
+        child = HandlerProcess(self._target)
         with self._lock:
             self._running[key] = child
             if key in self._doomed:
@@ -215,7 +215,7 @@ class Processes:
 log = get_logger("towpath.worker")
 
 _generation = 0
-_undone: list[Callable[[], None]] = []
+_undo_in_children: list[Callable[[], None]] = []
 _mask = threading.local()
 
 
@@ -226,17 +226,17 @@ def generation() -> int:
 
 
 @contextlib.contextmanager
-def undone_in_children(undo: Callable[[], None]) -> Iterator[None]:
+def undo_in_children(undo: Callable[[], None]) -> Iterator[None]:
     """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child wait for
     that."""
-    _undone.append(undo)
+    _undo_in_children.append(undo)
     try:
         yield
     finally:
-        _undone.remove(undo)
+        _undo_in_children.remove(undo)
 
 
-def leave(id: str, error: BaseException | None) -> NoReturn:
+def end_forked_child(id: str, error: BaseException | None) -> NoReturn:
     """End a child that came back from the handler of this job, as a child of a program would end that got
     there."""
     code = 0
@@ -260,7 +260,7 @@ def leave(id: str, error: BaseException | None) -> NoReturn:
 
 
 def _before_fork() -> None:
-    if _undone:
+    if _undo_in_children:
         # A signal that came before `undo` would be caught by the handlers of the parent, and forgotten by
         # Python.
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -276,9 +276,9 @@ def _unblock() -> None:
 def _after_fork() -> None:
     global _generation  # noqa: PLW0603
     _generation += 1
-    for undo in _undone:
+    for undo in _undo_in_children:
         undo()
-    _undone.clear()
+    _undo_in_children.clear()
     _unblock()
 
 

@@ -25,12 +25,12 @@ from towpath.core.limits import Limiter, Ticket
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.commit.pending import Reply
-from towpath.runtime.worker.buffer import Intake
-from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
-from towpath.runtime.worker.prefetch import Account, Paces
+from towpath.runtime.worker.buffer import ClaimBuffer
+from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
-class Laned:
+class LaneBuffer:
     """The intake of a worker with lanes or resources."""
 
     counts = True
@@ -43,9 +43,9 @@ class Laned:
         deliver: Callable[[list[Claim]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
-        account: Account | None = None,
+        account: ClaimCounts | None = None,
     ) -> None:
-        self._office, self._lease, self._account = office, lease, account or Account()
+        self._office, self._lease, self._account = office, lease, account or ClaimCounts()
         self._deliver, self._failed, self._empty = deliver, failed, empty
         lanes = options.lanes or {"all": Lane(queues=options.queues, reserved=0)}
         self._declared = options.lanes
@@ -80,7 +80,7 @@ class Laned:
         """Claims at hand, by job, that need a resource and came from a queue that is not its own."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
-        self.paces = Paces(self._slots, len(self._lines), self._find_line)
+        self.paces = PrefetchLimits(self._slots, len(self._lines), self._find_line)
         self._ahead = [0] * len(self._lines)
         self._asked: tuple[int, ...] = ()
         self._again = False
@@ -103,8 +103,8 @@ class Laned:
                 timer.cancel()
             self._timers.clear()
 
-    def adopt(self, running: Sequence[Claim], before: Intake) -> None:
-        tickets = self._learn(before) if isinstance(before, Laned) else {}
+    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
+        tickets = self._learn(before) if isinstance(before, LaneBuffer) else {}
         for claim in running:
             line = self._find_line(claim.job.queue)
             if line is None:
@@ -114,7 +114,7 @@ class Laned:
             self._suspects_delivered += claim.job.losses >= SUSPECT
             self._give_out(claim, line, _now(), tickets.get((claim.id, claim.fence), {}))
 
-    def _learn(self, before: Laned) -> dict[tuple[str, int], dict[str, Ticket]]:
+    def _learn(self, before: LaneBuffer) -> dict[tuple[str, int], dict[str, Ticket]]:
         """Limits with the same bounds go on with what they have learned. They count already what runs; their
         tickets."""
         kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
@@ -330,7 +330,7 @@ class Laned:
         job = self._at_hand[line][0].job
         return job.priority, job.seq
 
-    def ended(self, claim: Claim, ok: bool, attempt: Attempt | None) -> None:
+    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
         line, tickets = self._out.pop((claim.job.id, claim.job.fence))
         throttled = None if attempt is None or not tickets else attempt.throttled
         for name, ticket in tickets.items():

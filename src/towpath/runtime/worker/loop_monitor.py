@@ -16,16 +16,16 @@ from towpath.events import Bus, HandlerBlocked
 
 log = get_logger("towpath.worker")
 
-BEAT = 0.5
+TICK = 0.5
 BLOCKED = 1.0
 """Seconds without a beat that are worth a word."""
 FRAMES = 12
 """How much of the stack is told."""
-NAMED = 20
+MAX_NAMED = 20
 """How many jobs are named if it may have been any of them."""
 
 
-class Blocked(NamedTuple):
+class BlockedLoop(NamedTuple):
     """A loop that stands still. `task` is what it was found in, `again` if this was told before."""
 
     seconds: float
@@ -59,36 +59,38 @@ class Blocked(NamedTuple):
 def _named(guilty: Sequence[Job]) -> str:
     if not guilty:
         return "something that is no handler"
-    names = ", ".join(f"{job.kind} (job {job.id})" for job in guilty[:NAMED])
-    more = f" and {len(guilty) - NAMED} more" if len(guilty) > NAMED else ""
+    names = ", ".join(f"{job.kind} (job {job.id})" for job in guilty[:MAX_NAMED])
+    more = f" and {len(guilty) - MAX_NAMED} more" if len(guilty) > MAX_NAMED else ""
     return names if len(guilty) == 1 else f"one of {names}{more}"
 
 
-class Pulse:
+class LoopMonitor:
     """Calls `blocked` from a thread of its own: once when the loop stands still, and at every doubling."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, blocked: Callable[[Blocked], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, blocked: Callable[[BlockedLoop], None]) -> None:
         self._loop = loop
         self._blocked = blocked
         self._thread_id = threading.get_ident()
         self._last = time.monotonic()
         self._closed = threading.Event()
-        self._timer = loop.call_later(BEAT, self._beat)
+        self._timer = loop.call_later(TICK, self._beat)
         self._thread = threading.Thread(target=self._run, name="towpath-pulse", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
         self._last = time.monotonic()
-        self._timer = self._loop.call_later(BEAT, self._beat)
+        self._timer = self._loop.call_later(TICK, self._beat)
 
     def _run(self) -> None:
         told = 0.0
-        while not self._closed.wait(BEAT):
+        while not self._closed.wait(TICK):
             still = time.monotonic() - self._last
-            if still < BEAT + BLOCKED:
+            if still < TICK + BLOCKED:
                 told = 0.0
             elif still >= 2 * told:
-                self._blocked(Blocked(still, asyncio.current_task(self._loop), self._stack(), again=told > 0))
+                self._blocked(
+                    BlockedLoop(still, asyncio.current_task(self._loop), self._stack(), again=told > 0)
+                )
                 told = still
 
     def _stack(self) -> Sequence[traceback.FrameSummary]:

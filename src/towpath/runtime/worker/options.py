@@ -24,7 +24,7 @@ MAX_CONCURRENCY = 10_000
 Mode = Literal["loop", "thread", "process"]
 
 
-class Attempt(Protocol):
+class RunnableAttempt(Protocol):
     """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it
     ended."""
 
@@ -63,7 +63,7 @@ class Attempt(Protocol):
         ...
 
 
-Ended = tuple[Settle, Job, float, Attempt | None]
+EndedClaim = tuple[Settle, Job, float, RunnableAttempt | None]
 """The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was
 called, or if the outcome that the handler chose was refused."""
 

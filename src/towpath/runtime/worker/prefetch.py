@@ -6,18 +6,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from towpath.runtime.worker.options import Ended
+from towpath.runtime.worker.options import EndedClaim
 
 MAX_AHEAD = 2_000
 """Claims ahead of the slots. More would only make batches longer, and longer batches ask for more."""
 AHEAD_PER_SLOT = 4
 """The same for each slot, where handlers take longer than `LONG` or use `commit`."""
-LONG = 0.010
+LONG_JOB = 0.010
 """Seconds."""
-MAX_ENDED, ENDED_PER_SLOT = 256, 4
+MAX_UNSETTLED, UNSETTLED_PER_SLOT = 256, 4
 """Handlers that ended and are not settled: at most the first number, or the second for each slot if that is
 more. A killed process has these run again."""
-SOONEST = 0.05
+MIN_WAIT = 0.05
 """Seconds that a claim may wait for a slot in any case, before it is given back."""
 WINDOW = 0.001
 """Seconds of work that a rate is measured over, at least."""
@@ -25,12 +25,12 @@ MEMORY = 1.0
 """Seconds without work after which earlier measurements are dropped."""
 
 
-def most_ended(slots: int) -> int:
+def max_unsettled(slots: int) -> int:
     """How many handlers may have ended without a settle, in a worker with so many slots."""
-    return max(MAX_ENDED, ENDED_PER_SLOT * slots)
+    return max(MAX_UNSETTLED, UNSETTLED_PER_SLOT * slots)
 
 
-class Account:
+class ClaimCounts:
     """The claims of one worker: claimed and not started, running, ended and not settled. Both counters are
     written under the commit lock only. `leaving` counts the settles of the batch that is being applied."""
 
@@ -46,7 +46,7 @@ class Account:
         return self.taken - self.settled - self.leaving()
 
 
-class Pace:
+class PrefetchLimit:
     """How many jobs start within two commits: that many may be claimed ahead of the slots.
 
     The rate is that of a worker with enough to do. While slots are free and no claim is at hand (`starved`),
@@ -122,7 +122,7 @@ class Pace:
     def patience(self) -> float:
         """Seconds within which a claim must start; one that cannot is given back. A claim is made ahead if it
         should start within two commits."""
-        return max(SOONEST, 4 * 2 * self._commit)
+        return max(MIN_WAIT, 4 * 2 * self._commit)
 
     def startable(self) -> int:
         """How many jobs can start within `patience`."""
@@ -131,7 +131,7 @@ class Pace:
     def ahead(self) -> int:
         now = self._clock()
         rate = self._current(now)
-        limited = self._each > LONG or now - self._within_at < MEMORY
+        limited = self._each > LONG_JOB or now - self._within_at < MEMORY
         most = min(MAX_AHEAD, AHEAD_PER_SLOT * self.slots) if limited else MAX_AHEAD
         if self._slow_start:
             most = min(most, self._ended // 2)
@@ -150,14 +150,14 @@ class Pace:
         return self._busy if since is None else self._busy + now - since
 
 
-class Paces:
+class PrefetchLimits:
     """The pace of each line of claims on its own: the long jobs of one lane say nothing about those of
     another. `line_of` finds the line of a queue, None if there is no such line any more."""
 
     def __init__(
         self, slots: int, lines: int = 1, line_of: Callable[[str], int | None] | None = None
     ) -> None:
-        self.each = [Pace(slots, slow_start=line_of is not None) for _ in range(lines)]
+        self.each = [PrefetchLimit(slots, slow_start=line_of is not None) for _ in range(lines)]
         self._line_of = line_of or (lambda queue: 0)
         self.starts = [0] * lines
         """Since `watch`."""
@@ -169,9 +169,9 @@ class Paces:
             ahead if (total := sum(ahead)) <= MAX_AHEAD else [count * MAX_AHEAD // total for count in ahead]
         )
 
-    def measure(self, ended: Sequence[Ended]) -> None:
+    def measure(self, ended: Sequence[EndedClaim]) -> None:
         """These claims ended; where no handler was called, that says nothing."""
-        by_line: dict[int | None, list[Ended]] = {}
+        by_line: dict[int | None, list[EndedClaim]] = {}
         for one in ended:
             if one[3] is not None:
                 by_line.setdefault(self._line_of(one[1].queue), []).append(one)

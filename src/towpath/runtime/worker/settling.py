@@ -15,17 +15,17 @@ from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.commit.pending import Reply
-from towpath.runtime.worker.executors import Processes
-from towpath.runtime.worker.options import Attempt, Ended, Office
-from towpath.runtime.worker.prefetch import Account
+from towpath.runtime.worker.executors import ProcessPool
+from towpath.runtime.worker.options import EndedClaim, Office, RunnableAttempt
+from towpath.runtime.worker.prefetch import ClaimCounts
 
 
-class Run:
+class HandlerRun:
     """A handler that is running, or was told to stop and still is."""
 
     __slots__ = ("asked", "attempt", "claim", "late", "over", "started", "stuck", "task", "timer")
 
-    def __init__(self, claim: Claim, attempt: Attempt) -> None:
+    def __init__(self, claim: Claim, attempt: RunnableAttempt) -> None:
         self.claim = claim
         self.attempt = attempt
         self.task: asyncio.Task[None] | None = None
@@ -42,7 +42,7 @@ class TimedOut(Exception):
     """The handler ran longer than its task allows."""
 
 
-def in_process(run: Run, processes: Processes | None) -> Settle:
+def run_in_process(run: HandlerRun, processes: ProcessPool | None) -> Settle:
     """Run the handler in another process; what it says at its end."""
     assert processes is not None
     answer: list[Settle] = []
@@ -57,7 +57,7 @@ def in_process(run: Run, processes: Processes | None) -> Settle:
     return answer[0]
 
 
-async def until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
+async def wait_until(event: asyncio.Event, so: Callable[[], bool], seconds: float) -> None:
     """Wait for the event unless it is `so` already, at most this long."""
     event.clear()
     if not so():
@@ -67,11 +67,11 @@ async def until(event: asyncio.Event, so: Callable[[], bool], seconds: float) ->
 
 log = get_logger("towpath.worker")
 
-AT_ONCE = min(500, MAX_BULK)
+MAX_SETTLES = min(500, MAX_BULK)
 """Settles that stay together: a batch has room for others beside them."""
 
 
-class Outbox:
+class SettleSender:
     """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing
     thread. `answered` is called in the committing thread after every hand-over that was answered, with the
     seconds it took."""
@@ -79,7 +79,7 @@ class Outbox:
     def __init__(
         self,
         office: Office,
-        account: Account,
+        account: ClaimCounts,
         call: Callable[..., None],
         answered: Callable[[float], None],
         failed: Callable[[TowpathError], None],
@@ -90,7 +90,7 @@ class Outbox:
         self._call = call
         self._on_answers = answered
         self._failed = failed
-        self._ends: list[Ended] = []
+        self._ends: list[EndedClaim] = []
         self._added = 0
         self._called = self._called_and_settled = 0
         """The same for claims whose handler was called."""
@@ -108,11 +108,13 @@ class Outbox:
         return self._called - self._called_and_settled
 
     @property
-    def waiting(self) -> Sequence[Ended]:
+    def waiting(self) -> Sequence[EndedClaim]:
         """Those that were not handed over yet."""
         return self._ends
 
-    def add(self, settle: Settle, job: Job, spent: float = 0.0, attempt: Attempt | None = None) -> None:
+    def add(
+        self, settle: Settle, job: Job, spent: float = 0.0, attempt: RunnableAttempt | None = None
+    ) -> None:
         self._added += 1
         if attempt is not None:
             self._called += 1
@@ -121,8 +123,8 @@ class Outbox:
     def send(self) -> None:
         ends, self._ends = self._ends, []
         self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
-        for start in range(0, len(ends), AT_ONCE):
-            self._post(ends[start : start + AT_ONCE])
+        for start in range(0, len(ends), MAX_SETTLES):
+            self._post(ends[start : start + MAX_SETTLES])
 
     def lost(self, job: Job) -> None:
         """The lease of a job was lost while it ran."""
@@ -133,7 +135,7 @@ class Outbox:
         if self._office.bus.wants(LeaseLost):
             self._office.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
 
-    def _post(self, ends: Sequence[Ended], again: bool = False) -> None:
+    def _post(self, ends: Sequence[EndedClaim], again: bool = False) -> None:
         called = len(ends) if again else sum([attempt is not None for _, _, _, attempt in ends])
         heard = partial(self._heard, ends, called, time.monotonic())
         try:
@@ -143,14 +145,16 @@ class Outbox:
             self._called_and_settled += called
             self._failed(error)
 
-    def _heard(self, ends: Sequence[Ended], called: int, posted: float, replies: Sequence[Reply]) -> None:
+    def _heard(
+        self, ends: Sequence[EndedClaim], called: int, posted: float, replies: Sequence[Reply]
+    ) -> None:
         """In the committing thread: what became of them."""
         loud = self._office.bus.wants(JobSettled)
-        again: list[Ended] = []
+        again: list[EndedClaim] = []
         for (settle, job, spent, attempt), reply in zip(ends, replies, strict=True):
             if type(reply) is Settled:
                 if type(settle.outcome) is not Done:
-                    _tell(job, settle.outcome, reply)
+                    _log_settled(job, settle.outcome, reply)
                 if loud:
                     self._office.bus.publish(_event(settle, job, spent, reply))
             elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
@@ -188,7 +192,7 @@ def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled
     )
 
 
-def _tell(job: Job, outcome: Outcome, reply: Settled) -> None:
+def _log_settled(job: Job, outcome: Outcome, reply: Settled) -> None:
     """Nothing dies silently: failures are in the log, with the first line of what was said."""
     said = (getattr(outcome, "error", None) or "").partition("\n")[0]
     if reply.state is State.FAILED:

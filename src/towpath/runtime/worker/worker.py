@@ -21,23 +21,23 @@ from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
-from towpath.runtime.worker.buffer import Intake, Plain
-from towpath.runtime.worker.executors import ProcessDied, Processes, Threads
-from towpath.runtime.worker.lanes import Laned
-from towpath.runtime.worker.loop_monitor import Blocked, Pulse
-from towpath.runtime.worker.options import Attempt, Office, WorkerOptions
-from towpath.runtime.worker.prefetch import Account, most_ended
-from towpath.runtime.worker.settling import Outbox, Run, in_process, until
+from towpath.runtime.worker.buffer import ClaimBuffer, PlainBuffer
+from towpath.runtime.worker.executors import ProcessDied, ProcessPool, ThreadPool
+from towpath.runtime.worker.lanes import LaneBuffer
+from towpath.runtime.worker.loop_monitor import BlockedLoop, LoopMonitor
+from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.worker.prefetch import ClaimCounts, max_unsettled
+from towpath.runtime.worker.settling import HandlerRun, SettleSender, run_in_process, wait_until
 
 log = get_logger("towpath.worker")
 
 SWITCH_INTERVAL = 0.0005
 """Seconds. The committing thread must get the interpreter back quickly beside busy handlers."""
-LAST_WORD = 5.0
+CLEANUP = 5.0
 """Seconds that cancelled handlers get to clean up."""
 
 
-class Held(NamedTuple):
+class HeldClaims(NamedTuple):
     """The claims of a worker: not started (or given back, without an answer), running, and ended without an
     answered settle."""
 
@@ -53,7 +53,7 @@ class Worker:
     def __init__(
         self,
         office: Office,
-        make: Callable[[Claim], Attempt | Settle | None],
+        make: Callable[[Claim], RunnableAttempt | Settle | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
         empty: Callable[[], None] | None = None,
@@ -64,13 +64,13 @@ class Worker:
         self._child = child
         self._empty = empty
         self._lease = checks.micros(options.lease)
-        self._account = Account()
+        self._account = ClaimCounts()
         self.intake = self._new_intake()
-        self._runs: dict[str, Run] = {}
-        self._strays: set[Run] = set()
+        self._runs: dict[str, HandlerRun] = {}
+        self._strays: set[HandlerRun] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is
         not."""
-        self._outbox = Outbox(office, self._account, self._call, self._answered, self._failed)
+        self._outbox = SettleSender(office, self._account, self._call, self._answered, self._failed)
         self._blocked_by_settles = False
         """Handlers could start, but too many have ended and are not settled."""
         self._held_up = False
@@ -85,7 +85,7 @@ class Worker:
     @property
     def patience(self) -> float:
         """Seconds after `stop()` by which `run` has returned, unless a handler blocks the event loop."""
-        return self._options.grace + 3 * LAST_WORD
+        return self._options.grace + 3 * CLEANUP
 
     async def run(self) -> None:
         """Work until `stop()`, then drain. Raises the error if the ledger is gone for good."""
@@ -93,9 +93,9 @@ class Worker:
         self._drained = asyncio.Event()
         self._settled = asyncio.Event()
         self._stop = asyncio.Event()
-        self._threads = Threads(self._options.concurrency, self._loop)
-        self._processes = Processes(self._child) if self._child is not None else None
-        pulse = Pulse(self._loop, self._blocked)
+        self._threads = ThreadPool(self._options.concurrency, self._loop)
+        self._processes = ProcessPool(self._child) if self._child is not None else None
+        pulse = LoopMonitor(self._loop, self._blocked)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
         self._stand_in_line()
@@ -104,7 +104,7 @@ class Worker:
             await self._stop.wait()
             await self._drain()
             self._flush()
-            await until(self._settled, lambda: not self._outbox.unsettled, LAST_WORD)
+            await wait_until(self._settled, lambda: not self._outbox.unsettled, CLEANUP)
         finally:
             self._stopping = True
             if self._watching is not None:
@@ -123,17 +123,19 @@ class Worker:
             raise self._ruin
 
     @property
-    def running(self) -> list[Run]:
+    def running(self) -> list[HandlerRun]:
         """What runs here now; from any thread."""
         return [*self._runs.values(), *self._strays]
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldClaims:
         """What this worker holds now; from any thread. In the ledger the sum is at most the slots and what may be claimed ahead of them.
         Here the settles of a batch count until they are answered, a moment after the claims of the same batch. `ended` is at most
-        `pace.most_ended`."""
+        `prefetch.max_unsettled`."""
         running, ended = len(self._runs) + len(self._strays), self._outbox.ended
-        return Held(max(0, self._account.taken - self._account.settled - running - ended), running, ended)
+        return HeldClaims(
+            max(0, self._account.taken - self._account.settled - running - ended), running, ended
+        )
 
     def _publish(self, event: Event) -> None:
         if self._office.bus.wants(type(event)):
@@ -171,12 +173,12 @@ class Worker:
         self._stand_in_line()
         self._leave_if_stuck()
 
-    def _new_intake(self) -> Intake:
+    def _new_intake(self) -> ClaimBuffer:
         def deliver(claims: list[Claim]) -> None:
             self._arrived(intake, claims)
 
-        kind = Laned if self._options.lanes or self._options.resources else Plain
-        intake: Intake = kind(
+        kind = LaneBuffer if self._options.lanes or self._options.resources else PlainBuffer
+        intake: ClaimBuffer = kind(
             self._office, self._options, self._lease, deliver, self._failed, self._empty, self._account
         )
         return intake
@@ -192,7 +194,7 @@ class Worker:
 
     # Claims arrive
 
-    def _arrived(self, intake: Intake, claims: list[Claim]) -> None:
+    def _arrived(self, intake: ClaimBuffer, claims: list[Claim]) -> None:
         """In the committing thread."""
         self._account.taken += len(claims)
         try:
@@ -202,7 +204,7 @@ class Worker:
                 self._outbox.add(Settle(claim.id, claim.fence, Release()), claim.job)
             self._outbox.send()
 
-    def _accept(self, intake: Intake, claims: list[Claim]) -> None:
+    def _accept(self, intake: ClaimBuffer, claims: list[Claim]) -> None:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
@@ -231,19 +233,19 @@ class Worker:
                 self._end(claim, attempt)
                 intake.ended(claim, False, None)
             else:
-                self._begin(Run(claim, attempt))
+                self._begin(HandlerRun(claim, attempt))
                 free -= 1
 
     def _startable(self) -> int:
         """How many handlers may start now."""
-        free, most = self._free(), most_ended(self._options.concurrency) - len(self.running)
+        free, most = self._free(), max_unsettled(self._options.concurrency) - len(self.running)
         self._blocked_by_settles = False
         if most - self._outbox.ended < free:
             # In this order: an answer that comes now is either counted or finds the flag.
             self._blocked_by_settles = self._held_up = True
         return min(free, most - self._outbox.ended)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: HandlerRun) -> None:
         job, attempt = run.claim.job, run.attempt
         if job.id in self._runs:
             # The ledger gave us the job again, so the claim of the one that still runs is lost.
@@ -259,12 +261,12 @@ class Worker:
             # handler needs.
             run.task = asyncio.Task(self._run_here(run), loop=self._loop, name=job.kind)
         else:
-            work = attempt.run if attempt.mode == "thread" else partial(in_process, run, self._processes)
+            work = attempt.run if attempt.mode == "thread" else partial(run_in_process, run, self._processes)
             self._threads.submit(work, lambda settle, error: self._ended(run, settle, error))
         if attempt.timeout is not None:
             run.timer = self._loop.call_later(attempt.timeout, self._too_late, run)
 
-    async def _run_here(self, run: Run) -> None:
+    async def _run_here(self, run: HandlerRun) -> None:
         try:
             self._finish(run, await run.attempt.arun())
         except asyncio.CancelledError:
@@ -273,7 +275,7 @@ class Worker:
             # A defect of ours; without an end the job would keep its slot and its lease for ever.
             self._finish(run, run.attempt.ended(error))
 
-    def _ended(self, run: Run, settle: Settle | None, error: BaseException | None) -> None:
+    def _ended(self, run: HandlerRun, settle: Settle | None, error: BaseException | None) -> None:
         if settle is not None:
             self._finish(run, settle)
         elif isinstance(error, ProcessDied) and (run.late or run.asked or self._stopping):
@@ -283,7 +285,7 @@ class Worker:
                 run, run.attempt.ended(error or RuntimeError("the handler did not say how it ended"))
             )
 
-    def _interrupted(self, run: Run) -> Settle:
+    def _interrupted(self, run: HandlerRun) -> Settle:
         """The handler was cancelled, or its process killed: by this worker, or by itself."""
         if run.asked or run.late or self._stopping:
             return run.attempt.stopped()
@@ -291,7 +293,7 @@ class Worker:
 
     # Outcomes leave
 
-    def _finish(self, run: Run, settle: Settle) -> None:
+    def _finish(self, run: HandlerRun, settle: Settle) -> None:
         if run.over:
             return
         run.over = True
@@ -370,7 +372,7 @@ class Worker:
         due = self._loop.time() + self.intake.paces.patience
         self._watching = self._loop.call_at(due, self._give_back_late, self.intake, due)
 
-    def _give_back_late(self, intake: Intake, due: float) -> None:
+    def _give_back_late(self, intake: ClaimBuffer, due: float) -> None:
         """Claims that wait too long for a slot go back, for a worker that has one free. Not where the event
         loop itself was late, or where the settles are what everything waits for: that says nothing about the
         handlers."""
@@ -429,7 +431,7 @@ class Worker:
         run.asked = reason
         self._interrupt(run, reason)
 
-    def _too_late(self, run: Run) -> None:
+    def _too_late(self, run: HandlerRun) -> None:
         if not run.over:
             run.late = True
             self._interrupt(run, Reason.EXPIRED)
@@ -437,7 +439,7 @@ class Worker:
                 log.warning("job %s: its handler in a thread ran too long and was told to stop", run.claim.id)
             self._loop.call_later(self._options.grace, self._give_up, run)
 
-    def _give_up(self, run: Run) -> None:
+    def _give_up(self, run: HandlerRun) -> None:
         """A thread cannot be stopped, and a coroutine may refuse. It keeps its slot; its lease runs out."""
         if not run.over:
             log.error(
@@ -455,7 +457,7 @@ class Worker:
         if not self._stopping and sum(run.stuck for run in self.running) >= slots:
             self._leave(WorkerStuck(slots=slots, grace=self._options.grace))
 
-    def _interrupt(self, run: Run, reason: Reason) -> None:
+    def _interrupt(self, run: HandlerRun, reason: Reason) -> None:
         run.attempt.stop(reason)
         if run.task is not None:
             run.task.cancel()
@@ -465,7 +467,7 @@ class Worker:
         elif run.attempt.mode == "process" and self._processes is not None:
             self._processes.kill((run.claim.id, run.claim.fence))
 
-    def _blocked(self, seen: Blocked) -> None:
+    def _blocked(self, seen: BlockedLoop) -> None:
         """From the pulse's thread."""
         runs = self.running
         seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
@@ -479,10 +481,10 @@ class Worker:
         self._publish(WorkerDraining(self._office.owner, len(self.running), self._options.grace))
         self.intake.close()
         self._give_back(self.intake)
-        await until(self._drained, self._drained_now, 0.0 if self._ruin else self._options.grace)
+        await wait_until(self._drained, self._drained_now, 0.0 if self._ruin else self._options.grace)
         for run in self.running:
             self._interrupt(run, Reason.RELEASED)
-        await until(self._drained, self._drained_now, LAST_WORD)
+        await wait_until(self._drained, self._drained_now, CLEANUP)
         for run in self.running:
             log.warning("job %s: its handler does not stop; it is given back", run.claim.id)
         self._let_go()
@@ -500,7 +502,7 @@ class Worker:
     def _free(self) -> int:
         return self._options.concurrency - len(self._runs) - len(self._strays)
 
-    def _give_back(self, intake: Intake) -> None:
+    def _give_back(self, intake: ClaimBuffer) -> None:
         """Claims that were not started cost nothing."""
         for claim in intake.clear():
             self._end(claim, Settle(claim.id, claim.fence, Release()))
