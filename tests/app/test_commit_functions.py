@@ -18,7 +18,7 @@ from towpath.core.job import Done
 from towpath.errors import TowpathError, UserFunctionFailed
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
-from towpath.ledger.tables.database import FIRST, FunctionPace, slices
+from towpath.ledger.tables.database import FIRST, FunctionBatchSize, slices
 
 TABLE = "CREATE TABLE paid (n bigint PRIMARY KEY, account bigint REFERENCES account (id) DEFERRABLE INITIALLY DEFERRED)"
 ACCOUNTS = "CREATE TABLE account (id bigint PRIMARY KEY, balance bigint NOT NULL)"
@@ -249,7 +249,7 @@ def test_a_function_that_always_loses_the_connection_fails_alone(postgres_url: s
 
 
 def test_slow_functions_have_smaller_transactions() -> None:
-    pace = FunctionPace(50)
+    pace = FunctionBatchSize(50)
     assert pace.size == FIRST
     for _ in range(5):
         pace.took(pace.size, pace.size * 0.0001)

@@ -8,15 +8,15 @@ import signal
 import sys
 
 from towpath import App
-from towpath.ledger.postgres.transaction import PostgresBatch
+from towpath.ledger.postgres.transaction import PostgresTransaction
 
-finish = PostgresBatch.finish
+finish = PostgresTransaction.finish
 
 
-def freeze(batch: PostgresBatch) -> None:
+def freeze(batch: PostgresTransaction) -> None:
     finish(batch)
     if batch.related:
-        PostgresBatch.finish = finish  # type: ignore[method-assign]
+        PostgresTransaction.finish = finish  # type: ignore[method-assign]
         os.write(1, b"frozen\n")
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -24,6 +24,6 @@ def freeze(batch: PostgresBatch) -> None:
 if __name__ == "__main__":
     with App(sys.argv[1], name="frozen") as app:
         queue = app.queue("mail")
-        setattr(PostgresBatch, "finish", freeze)  # noqa: B010
+        setattr(PostgresTransaction, "finish", freeze)  # noqa: B010
         queue.put("from the frozen one", key="same")
         os.write(1, b"thawed\n")

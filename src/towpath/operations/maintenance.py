@@ -53,7 +53,7 @@ def _open_postgres(url: str) -> Store:
 def is_there(url: str) -> bool:
     """Is there a ledger? Of a file that does not exist, do not ask: it would be made."""
     with _store(url) as store:
-        return store.marks() is not None
+        return store.read_meta() is not None
 
 
 def migrate(url: str) -> tuple[int, int]:

@@ -74,8 +74,8 @@ from pathlib import Path
 from towpath.errors import TowpathError
 from towpath.ledger.sqlite import SqliteLedger
 from towpath.ledger.sqlite.files import SqliteOptions, connect, connect_reader
-from towpath.ledger.sqlite.process_turns import Turnstile
-from towpath.ledger.sqlite.wakeups import Wake
+from towpath.ledger.sqlite.process_turns import ProcessTurns
+from towpath.ledger.sqlite.wakeups import WakeFile
 
 OPTIONS = SqliteOptions(busy_timeout=0.2)
 path = Path(sys.argv[1])
@@ -276,10 +276,10 @@ def test_a_read_only_directory(open_directory: Path) -> None:
     open_directory.chmod(0o555)
     for path in (old, open_directory / "new.db"):
         assert as_somebody_else(path, "connect(path, OPTIONS)").startswith("ReadOnly")
-    assert as_somebody_else(old, "Turnstile(path, 1.0)").startswith("ReadOnly")
+    assert as_somebody_else(old, "ProcessTurns(path, 1.0)").startswith("ReadOnly")
     # A bell that cannot be hung is only slower.
     assert (
-        as_somebody_else(old, "w = Wake(path); w.ring(); w.watch().__enter__().wait(0.01); w.close()")
+        as_somebody_else(old, "w = WakeFile(path); w.notify(); w.watch().__enter__().wait(0.01); w.close()")
         == "fine"
     )
 

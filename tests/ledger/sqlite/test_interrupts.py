@@ -193,9 +193,12 @@ def test_a_batch_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None
             assert other.get(f"{n}") is not None
 
         hits = every_entry(lambda n: ledger.apply(batch(n)), after, twice)
-        assert {"Turnstile.__enter__", "Turnstile.__exit__", "SqliteLedger._attempt", "Batch.finish"} <= set(
-            hits
-        )
+        assert {
+            "ProcessTurns.__enter__",
+            "ProcessTurns.__exit__",
+            "SqliteLedger._attempt",
+            "Transaction.finish",
+        } <= set(hits)
         assert not twice or "SqliteLedger._undo" in hits
         assert ledger.integrity() == []
 

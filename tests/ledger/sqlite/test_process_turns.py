@@ -18,30 +18,30 @@ from pathlib import Path
 import pytest
 
 from towpath.errors import LedgerBusy
-from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.process_turns import ProcessTurns
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def _take_turns(path: Path, turns: int, barrier: Barrier, log: Path) -> None:
-    turnstile = Turnstile(path, 60.0)
+def _take_turns(path: Path, count: int, barrier: Barrier, log: Path) -> None:
+    turns = ProcessTurns(path, 60.0)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     me = os.getpid()
     barrier.wait(60)
-    for _ in range(turns):
+    for _ in range(count):
         asked = time.monotonic()
-        with turnstile:
+        with turns:
             got = time.monotonic()
             os.write(fd, f"in {me} {got - asked}\n".encode())
             while time.monotonic() - got < 0.001:
                 pass
             os.write(fd, f"out {me} 0\n".encode())
     os.close(fd)
-    turnstile.close()
+    turns.close()
 
 
 def _hold(path: Path, told: Connection) -> None:
-    with Turnstile(path, 60.0):
+    with ProcessTurns(path, 60.0):
         told.send("holding")
         told.recv()
     told.send("let go")
@@ -49,9 +49,9 @@ def _hold(path: Path, told: Connection) -> None:
 
 
 def _want(path: Path, told: Connection) -> None:
-    turnstile = Turnstile(path, 60.0)
+    turns = ProcessTurns(path, 60.0)
     told.send("wanting")
-    with turnstile:
+    with turns:
         told.send("holding")
         told.recv()
 
@@ -103,13 +103,13 @@ def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
 
 def test_who_came_first_is_served_first(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    held = Turnstile(path, 60.0)
+    held = ProcessTurns(path, 60.0)
     with ExitStack() as turn, child(_want, path) as (_, first):
         turn.enter_context(held)
         assert told(first) == "wanting"
         until(lambda: _is_queued(path))
         order: list[str] = []
-        late = Turnstile(path, 60.0)
+        late = ProcessTurns(path, 60.0)
         turn.close()
         # The child is not told that the turn is free; it still goes before whoever asks only now.
         thread = threading.Thread(target=_enter_and_note, args=(late, order))
@@ -123,8 +123,8 @@ def test_who_came_first_is_served_first(tmp_path: Path) -> None:
     held.close()
 
 
-def _enter_and_note(turnstile: Turnstile, order: list[str]) -> None:
-    with turnstile:
+def _enter_and_note(turns: ProcessTurns, order: list[str]) -> None:
+    with turns:
         order.append("late")
 
 
@@ -149,64 +149,64 @@ def test_a_stopped_holder_makes_busy_after_the_timeout(tmp_path: Path) -> None:
         assert told(pipe) == "holding"
         assert holder.pid
         os.kill(holder.pid, signal.SIGSTOP)
-        turnstile = Turnstile(path, 0.2)
+        turns = ProcessTurns(path, 0.2)
         for _ in range(2):
             started = time.monotonic()
-            with pytest.raises(LedgerBusy) as caught, turnstile:
+            with pytest.raises(LedgerBusy) as caught, turns:
                 pass
             assert 0.2 <= time.monotonic() - started < 2
         assert caught.value == LedgerBusy(path=str(path), seconds=0.2)
         os.kill(holder.pid, signal.SIGCONT)
         pipe.send("go")
         assert told(pipe) == "let go"
-        with turnstile:
+        with turns:
             pass
-        turnstile.close()
+        turns.close()
 
 
 def test_a_stopped_waiter_only_slows(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    turnstile = Turnstile(path, 1.0)
+    turns = ProcessTurns(path, 1.0)
     with child(_want, path) as (waiter, pipe):
-        with turnstile:
+        with turns:
             assert told(pipe) == "wanting"
             until(lambda: _is_queued(path))
             assert waiter.pid
             os.kill(waiter.pid, signal.SIGSTOP)
         started = time.monotonic()
-        with turnstile:
+        with turns:
             assert 0.5 <= time.monotonic() - started < 1
-    turnstile.close()
+    turns.close()
 
 
 def test_a_killed_holder_frees_the_turn(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    turnstile = Turnstile(path, 60.0)
+    turns = ProcessTurns(path, 60.0)
     with child(_hold, path) as (holder, pipe):
         assert told(pipe) == "holding"
         holder.kill()
         started = time.monotonic()
-        with turnstile:
+        with turns:
             assert time.monotonic() - started < 5
-    turnstile.close()
+    turns.close()
 
 
 def test_a_killed_waiter_frees_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    turnstile = Turnstile(path, 60.0)
+    turns = ProcessTurns(path, 60.0)
     with child(_want, path) as (waiter, pipe):
-        with turnstile:
+        with turns:
             assert told(pipe) == "wanting"
             until(lambda: _is_queued(path))
             waiter.kill()
         started = time.monotonic()
-        with turnstile:
+        with turns:
             assert time.monotonic() - started < 5
-    turnstile.close()
+    turns.close()
 
 
 def test_two_in_one_process_exclude_each_other(tmp_path: Path) -> None:
-    one, two = Turnstile(tmp_path / "a.db", 1.0), Turnstile(tmp_path / "a.db", 0.05)
+    one, two = ProcessTurns(tmp_path / "a.db", 1.0), ProcessTurns(tmp_path / "a.db", 0.05)
     with one, pytest.raises(LedgerBusy), two:
         pass
     with two:
@@ -216,7 +216,7 @@ def test_two_in_one_process_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_lets_the_turn_go(tmp_path: Path) -> None:
-    one, two = Turnstile(tmp_path / "a.db", 1.0), Turnstile(tmp_path / "a.db", 1.0)
+    one, two = ProcessTurns(tmp_path / "a.db", 1.0), ProcessTurns(tmp_path / "a.db", 1.0)
     with pytest.raises(KeyError), one:
         raise KeyError
     with two:
@@ -226,12 +226,12 @@ def test_an_error_inside_lets_the_turn_go(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_closed_once_and_not_inherited(tmp_path: Path) -> None:
-    turnstile = Turnstile(tmp_path / "a.db", 1.0)
+    turns = ProcessTurns(tmp_path / "a.db", 1.0)
     opened = _descriptors(tmp_path)
     assert len(opened) == 2
     assert not any(os.get_inheritable(fd) for fd in opened)
-    turnstile.close()
-    turnstile.close()
+    turns.close()
+    turns.close()
     assert not _descriptors(tmp_path)
 
 
@@ -245,18 +245,18 @@ def _descriptors(directory: Path) -> list[int]:
 
 
 def test_an_uncontended_turn_is_cheap(tmp_path: Path) -> None:
-    turnstile = Turnstile(tmp_path / "a.db", 1.0)
-    best = min(_seconds_per_turn(turnstile, 1000) for _ in range(10))
-    turnstile.close()
+    turns = ProcessTurns(tmp_path / "a.db", 1.0)
+    best = min(_seconds_per_turn(turns, 1000) for _ in range(10))
+    turns.close()
     assert best < 50e-6, f"{best * 1e6:.1f} µs"
 
 
-def _seconds_per_turn(turnstile: Turnstile, turns: int) -> float:
+def _seconds_per_turn(turns: ProcessTurns, count: int) -> float:
     started = time.perf_counter()
-    for _ in range(turns):
-        with turnstile:
+    for _ in range(count):
+        with turns:
             pass
-    return (time.perf_counter() - started) / turns
+    return (time.perf_counter() - started) / count
 
 
 TRUNCATED = """
@@ -288,7 +288,7 @@ def test_a_truncated_file_does_not_end_the_process(tmp_path: Path) -> None:
 
 def test_a_waiter_writes_the_stamp_anew_after_a_truncation(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    with Turnstile(path, 60.0), child(_want, path) as (_, pipe):
+    with ProcessTurns(path, 60.0), child(_want, path) as (_, pipe):
         assert told(pipe) == "wanting"
         os.truncate(f"{path}-next", 0)
         until(lambda: os.stat(f"{path}-next").st_size == 8)
@@ -301,7 +301,7 @@ from towpath import Spec
 from towpath.commands import Append
 from towpath.errors import DiskFull
 from towpath.ledger.sqlite import SqliteLedger
-from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.process_turns import ProcessTurns
 
 path, filler = Path(sys.argv[1], "a.db"), Path(sys.argv[1], "filler")
 ledger = SqliteLedger(path)
@@ -326,7 +326,7 @@ print(append("a"))
 os.unlink(f"{path}-next")
 fill()
 try:
-    Turnstile(path, 1.0)
+    ProcessTurns(path, 1.0)
 except DiskFull:
     print("full")
 filler.unlink()

@@ -10,13 +10,13 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from towpath.ledger.sqlite.wakeups import Wake
+from towpath.ledger.sqlite.wakeups import WakeFile
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def _listen(path: Path, times: int, pipe: Connection) -> None:
-    wake = Wake(path)
+    wake = WakeFile(path)
     with wake.watch() as watch:
         for _ in range(times):
             pipe.send("listening")
@@ -35,12 +35,12 @@ def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
     ours, theirs = SPAWN.Pipe()
     listener = SPAWN.Process(target=_listen, args=(tmp_path / "a.db", times, theirs), daemon=True)
     listener.start()
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     latencies = []
     for _ in range(times):
         assert told(ours) == "listening"
         rang = time.monotonic()
-        wake.ring()
+        wake.notify()
         answer = told(ours)
         assert isinstance(answer, tuple)
         assert answer[0] is True
@@ -51,38 +51,38 @@ def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
 
 
 def test_every_watch_hears_one_ring(tmp_path: Path) -> None:
-    wake, another = Wake(tmp_path / "a.db"), Wake(tmp_path / "a.db")
+    wake, another = WakeFile(tmp_path / "a.db"), WakeFile(tmp_path / "a.db")
     with wake.watch() as one, wake.watch() as two, another.watch() as three:
-        wake.ring()
+        wake.notify()
         assert all(watch.wait(10.0) for watch in (one, two, three))
     another.close()
     wake.close()
 
 
 def test_a_ring_between_entering_and_waiting_is_heard(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     for _ in range(3):  # from the second time on with a watch used before
         with wake.watch() as watch:
-            wake.ring()
+            wake.notify()
             assert watch.wait(10.0)
     wake.close()
 
 
 def test_a_ring_is_heard_once_and_not_by_later_watches(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     with wake.watch() as watch:
         for _ in range(100):
-            wake.ring()
+            wake.notify()
         assert watch.wait(10.0)
         assert not watch.wait(0.0)
-    wake.ring()
+    wake.notify()
     with wake.watch() as watch:
         assert not watch.wait(0.0)
     wake.close()
 
 
 def test_a_wait_ends_with_its_time(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     with wake.watch() as watch:
         started = time.monotonic()
         assert not watch.wait(0.1)
@@ -92,7 +92,7 @@ def test_a_wait_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_an_idle_watch_costs_nothing(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     with wake.watch() as watch:
         spent, deadline = time.process_time(), time.monotonic() + 1.0
         while (left := deadline - time.monotonic()) > 0:
@@ -103,7 +103,7 @@ def test_an_idle_watch_costs_nothing(tmp_path: Path) -> None:
 
 def test_watches_are_used_again_and_all_closed(tmp_path: Path) -> None:
     before = _inotify_descriptors()
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     for _ in range(10):
         with wake.watch(), wake.watch():
             pass
@@ -121,8 +121,8 @@ def _inotify_descriptors() -> int:
 
 
 def test_a_bell_that_cannot_be_hung_is_only_slower(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "no such directory" / "a.db")
-    wake.ring()
+    wake = WakeFile(tmp_path / "no such directory" / "a.db")
+    wake.notify()
     with wake.watch() as watch:
         started = time.monotonic()
         assert not watch.wait(10.0)
@@ -131,12 +131,12 @@ def test_a_bell_that_cannot_be_hung_is_only_slower(tmp_path: Path) -> None:
 
 
 def test_ringing_after_close_touches_no_other_file(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     wake.close()
     other = tmp_path / "other"
     other.write_bytes(b"abc")
     with other.open("r+b"):  # may get the descriptor's old number
-        wake.ring()
+        wake.notify()
     assert other.read_bytes() == b"abc"
 
 
@@ -144,20 +144,20 @@ def test_a_full_inotify_table_falls_back_to_short_sleeps(tmp_path: Path) -> None
     code = """
 import resource, sys, time
 from pathlib import Path
-from towpath.ledger.sqlite.wakeups import Wake
-wake = Wake(Path(sys.argv[1]))
+from towpath.ledger.sqlite.wakeups import WakeFile
+wake = WakeFile(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 with wake.watch() as watch:
     started = time.monotonic()
     watch.wait(10.0)
     assert time.monotonic() - started < 2
-    wake.ring()
+    wake.notify()
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.db")], check=True)
 
 
 def test_a_thread_may_ring_while_another_waits(tmp_path: Path) -> None:
-    wake = Wake(tmp_path / "a.db")
+    wake = WakeFile(tmp_path / "a.db")
     heard: list[bool] = []
     entered = threading.Event()
 
@@ -169,7 +169,7 @@ def test_a_thread_may_ring_while_another_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=listen)
     thread.start()
     assert entered.wait(30)
-    wake.ring()
+    wake.notify()
     thread.join(60)
     assert heard == [True]
     wake.close()

@@ -13,7 +13,7 @@ from towpath.core.views import NoteView
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.append import specs_of
+from towpath.ledger.tables.append import decode_then
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 _UNFINISHED = "('blocked', 'scheduled', 'ready', 'running')"
@@ -271,7 +271,7 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
         """SELECT s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value
            FROM towpath.job_seq s, towpath.version_seq v, towpath.last_time t"""
     )
-    thens = {str(id): specs_of(specs) for id, specs in ask('SELECT id, specs FROM towpath."then"')}
+    thens = {str(id): decode_then(specs) for id, specs in ask('SELECT id, specs FROM towpath."then"')}
     return {
         "jobs": jobs,
         "edges": ask("SELECT src, dst, run_anyway FROM towpath.edge ORDER BY 1, 2"),

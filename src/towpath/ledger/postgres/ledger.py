@@ -55,10 +55,10 @@ from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.rows import Connection, PostgresDb, end_open
 from towpath.ledger.postgres.server_clock import ServerClock
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.postgres.transaction import AttemptState, BeginRow, PostgresBatch
+from towpath.ledger.postgres.transaction import AttemptState, BeginRow, PostgresTransaction
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.database import Db, FunctionPace, Undone, array
-from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, array
+from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 
@@ -78,7 +78,7 @@ class _NeedsOwnTransactions(Exception):
     """Commit functions that share a transaction must be called in transactions of their own."""
 
 
-class PostgresLedger(reads.Related):
+class PostgresLedger(reads.GroupReads):
     capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
@@ -90,7 +90,7 @@ class PostgresLedger(reads.Related):
         self._pid, self._closed = os.getpid(), False
         self._inside: int | None = None
         self._tallies, self._related = 0, False
-        self._functions = FunctionPace(FUNCTIONS)
+        self._functions = FunctionBatchSize(FUNCTIONS)
         self.repeats = 0
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
@@ -215,7 +215,7 @@ class PostgresLedger(reads.Related):
     def _transact(
         self, commands: Sequence[Command], found: Survey, now: int | None, spoiled: dict[str, Refused]
     ) -> list[Answer]:
-        locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), play
+        locks, run = Locks() if found.calls_user else found.locks | Locks(self._related), execute
         replays = conflicts = 0
         while True:
             try:
@@ -225,7 +225,7 @@ class PostgresLedger(reads.Related):
             except RowsTaken:
                 time.sleep(PAUSES[min(conflicts, len(PAUSES) - 1)])
                 conflicts += 1
-            except Undone as undone:
+            except FunctionUndone as undone:
                 # Play the batch again without that function.
                 spoiled[undone.id] = undone.answer
             except psycopg.Error as error:
@@ -238,20 +238,22 @@ class PostgresLedger(reads.Related):
                 if found.calls_user and isinstance(error, psycopg.IntegrityError) and replays > 1:
                     spoiled[commands[0].id] = user_functions.failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
                     continue
-                if not is_replayable(error) and (run is play_one_by_one or not self._db.is_ours(error)):
+                if not is_replayable(error) and (
+                    run is execute_one_by_one or not self._db.is_command_error(error)
+                ):
                     raise
                 if replays > REPLAYS or not is_replayable(error):
-                    if run is play_one_by_one:
+                    if run is execute_one_by_one:
                         raise
-                    run = play_one_by_one
+                    run = execute_one_by_one
             except _DEFECTS as error:
                 # A defect, or data that was tampered with. It must not take its neighbours along.
-                if run is play_one_by_one:
+                if run is execute_one_by_one:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
-                run = play_one_by_one
+                run = execute_one_by_one
 
     def _attempt(
-        self, commands: Sequence[Command], now: int | None, before: AttemptState, run: Player
+        self, commands: Sequence[Command], now: int | None, before: AttemptState, run: Executor
     ) -> list[Answer]:
         db = self._db
         shut = before.survey.calls_user and not self._options.pooled
@@ -288,7 +290,7 @@ class PostgresLedger(reads.Related):
 
     def _begin(
         self, db: PostgresDb, commands: Sequence[Command], now: int | None, before: AttemptState
-    ) -> PostgresBatch:
+    ) -> PostgresTransaction:
         first = first_specs(commands)
         given = self._clock.now() if now is None and self._clock is not None else now
         row = BeginRow(
@@ -297,8 +299,8 @@ class PostgresLedger(reads.Related):
         migrations.check_schema(self.place, row.schema, row.min_schema)
         db.positions.begin(row.oldest, row.following)
         now = row.present if given is None else given
-        batch = PostgresBatch(db, now, self._server_clock.jumps, row.ground, first)
-        batch.spoiled, batch.conflicts = before.spoiled, before.conflicts
+        batch = PostgresTransaction(db, now, self._server_clock.jumps, row.ground, first)
+        batch.failed_functions, batch.conflicts = before.spoiled, before.conflicts
         batch.calls_user, batch.notifies = before.survey.calls_user, before.survey.notifies
         batch.lock_timeout = f"{milliseconds(self._options.lock_timeout)}ms"
         batch.stalled = self._server_clock.stall

@@ -23,7 +23,7 @@ from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transfer import (
     TABLES,
     UNFINISHED,
-    Marks,
+    MetaRow,
     Row,
     Table,
     check_schema,
@@ -45,13 +45,13 @@ class PostgresStore:
         self._connection, self._options = connect_first(url, options)
         self._db = PostgresDb(self._connection, self._statements)
 
-    def marks(self) -> Marks | None:
+    def read_meta(self) -> MetaRow | None:
         with self._translated():
             if not migrations.is_there(self._connection, self._statements):
                 return None
             text = """SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value
                 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t"""
-            return Marks(*self._ask(text)[0])
+            return MetaRow(*self._ask(text)[0])
 
     def migrate(self) -> int:
         with self._translated():
@@ -100,7 +100,7 @@ class PostgresStore:
                     "INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING"
                 )
 
-    def drain(self) -> int:
+    def apply_user_appends(self) -> int:
         with self._translated():
             if played := self._unplayed():
                 with closing(PostgresLedger(self._url, self._options)) as ledger:
@@ -131,12 +131,12 @@ class PostgresStore:
                 raise occupied(self)
             yield
 
-    def begin(self, marks: Marks) -> None:
+    def begin(self, meta: MetaRow) -> None:
         with self._translated(), self._connection.transaction():
             # Every batch reads this row first: those that run are waited for, and those that follow are
             # refused.
             self._run("LOCK TABLE towpath.meta IN ACCESS EXCLUSIVE MODE")
-            found = self.marks()
+            found = self.read_meta()
             assert found is not None, "migrate it first"
             if found.is_unfinished:
                 names = [*(table.name for table in TABLES), "tally", *audit.SIDE]
@@ -152,9 +152,9 @@ class PostgresStore:
                 self._run("TRUNCATE towpath.queue")
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
             self._run(f"UPDATE towpath.meta SET min_schema = {least}")
-            for name, value in (("job_seq", marks.next_seq), ("version_seq", marks.next_version)):
+            for name, value in (("job_seq", meta.next_seq), ("version_seq", meta.next_version)):
                 self._run(f"SELECT setval('towpath.{name}', {value}, false)")
-            self._run(f"SELECT setval('towpath.last_time', {marks.last})")
+            self._run(f"SELECT setval('towpath.last_time', {meta.last})")
 
     def finish(self, min_schema: int) -> None:
         with self._translated():

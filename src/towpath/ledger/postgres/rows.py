@@ -37,11 +37,11 @@ from towpath.ledger.tables.database import (
     Args,
     Body,
     Finished,
-    Undone,
+    FunctionUndone,
     array,
     plain_end,
 )
-from towpath.ledger.tables.reads import Where
+from towpath.ledger.tables.reads import Conditions
 
 _FORGOTTEN, _KNOWN = "26000", "42P05"
 """The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
@@ -301,7 +301,7 @@ class PostgresDb:
             force_setattr(wanted[seq], BODIES[what], _decoded(what, data))
 
     def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
-        found = PostgresWhere()
+        found = PostgresConditions()
         found.match(selector)
         found.states(tuple(states))
         if unasked:
@@ -309,12 +309,14 @@ class PostgresDb:
         return self._jobs(found, "towpath.job j", "j.seq", limit, "FOR UPDATE")
 
     def find(self, query: Query, limit: int) -> list[Job]:
-        found = PostgresWhere()
+        found = PostgresConditions()
         found.ask(query)
         table, seq = jobs_in(() if query.group or query.key or query.correlation_id else query.states)
         return self._jobs(found, table, seq if query.oldest_first else f"{seq} DESC", limit)
 
-    def _jobs(self, found: PostgresWhere, table: str, order: str, limit: int, lock: str = "") -> list[Job]:
+    def _jobs(
+        self, found: PostgresConditions, table: str, order: str, limit: int, lock: str = ""
+    ) -> list[Job]:
         text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY {order} LIMIT ${len(found.args) + 1} {lock}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
@@ -345,8 +347,8 @@ class PostgresDb:
                 self._careful = SAVEPOINTS_AFTER_FAILURE
         return failed
 
-    def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, NeedsLock | RowsTaken | Undone):
+    def is_command_error(self, error: Exception) -> bool:
+        if isinstance(error, NeedsLock | RowsTaken | FunctionUndone):
             return False
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
@@ -449,7 +451,7 @@ def jobs_in(states: Sequence[State]) -> tuple[str, str]:
     return f"{few} x CROSS JOIN LATERAL (SELECT * FROM towpath.job WHERE seq = x.seq OFFSET 0) j", "x.seq"
 
 
-class PostgresWhere(Where):
+class PostgresConditions(Conditions):
     def equal(self, **columns: Any) -> None:
         for name, value in columns.items():
             if value is not None:

@@ -29,7 +29,7 @@ from towpath.ledger.postgres.locks import (
 from towpath.ledger.postgres.rows import PostgresDb, take_seqs
 from towpath.ledger.tables import append
 from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transaction import Batch, Ground, QueueRow, is_limited
+from towpath.ledger.tables.transaction import QueueRow, StartFacts, Transaction, is_limited
 
 log = get_logger("towpath.postgres")
 
@@ -76,8 +76,8 @@ class BeginRow(NamedTuple):
     quotas: bool
 
     @property
-    def ground(self) -> Ground:
-        return Ground(
+    def ground(self) -> StartFacts:
+        return StartFacts(
             self.schema,
             self.min_schema,
             self.next_seq,
@@ -91,10 +91,12 @@ class BeginRow(NamedTuple):
         )
 
 
-class PostgresBatch(Batch):
+class PostgresTransaction(Transaction):
     db: PostgresDb
 
-    def __init__(self, db: PostgresDb, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec]) -> None:
+    def __init__(
+        self, db: PostgresDb, now: int, jumps: Jumps, ground: StartFacts, first: Sequence[Spec]
+    ) -> None:
         super().__init__(db, now, jumps, ground, first)
         self.related = self.relates = False
         """Does it hold the relations; did it turn out to need them?"""
@@ -133,7 +135,7 @@ class PostgresBatch(Batch):
             self.db.run("lock_queues", (array(wanted),))
             self._is_gated(wanted)
 
-    def relate(self) -> None:
+    def hold_relations(self) -> None:
         self.relates = True
         if self.related:
             return
@@ -167,7 +169,7 @@ class PostgresBatch(Batch):
         self.related = True
         self._version = self.next_version = self.db.one("next_version")[0]
 
-    def gate(self, queues: Iterable[str]) -> None:
+    def hold_queues(self, queues: Iterable[str]) -> None:
         if wanted := sorted(set(queues) - self.gated):
             if not (
                 self._got(wanted) or (self.db.count("make_queues", (array(wanted),)) and self._got(wanted))
@@ -226,16 +228,16 @@ class PostgresBatch(Batch):
         """Play what users appended in transactions of their own. What is refused now cannot be told to them
         any more: it becomes a dead letter."""
         for seq, text in sorted(self.db.rows("drain_inbox", (INBOX_BATCH,), tuple[int, str])):
-            mark = self.mark()
+            mark = self.snapshot()
             self.db.save()
             try:
-                append.place_or_bury(self, msgspec.json.decode(text, type=list[Spec]))
+                append.place_or_fail(self, msgspec.json.decode(text, type=list[Spec]))
                 self.flush()
             except Exception as error:
-                if not self.db.is_ours(error) or isinstance(error, psycopg.IntegrityError):
+                if not self.db.is_command_error(error) or isinstance(error, psycopg.IntegrityError):
                     raise
                 self.db.undo()
-                self.forget(mark)
+                self.restore(mark)
                 log.error("append %d of the inbox cannot be played and stays there: %s", seq, error)
                 self.db.run("spoil_inbox", (seq, text, f"{type(error).__name__}: {error}"))
             self.db.keep()
@@ -308,8 +310,8 @@ class PostgresBatch(Batch):
         if self.next_version != self._version:
             self.db.run("write_version", (self.next_version - 1,))
 
-    def forget(self, mark: tuple[int, int, bool]) -> None:
-        super().forget(mark)
+    def restore(self, mark: tuple[int, int, bool]) -> None:
+        super().restore(mark)
         self._tallies.clear()
 
 

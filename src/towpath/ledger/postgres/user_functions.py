@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from towpath.errors import UserFunctionFailed
-from towpath.ledger.tables.database import Undone
+from towpath.ledger.tables.database import FunctionUndone
 
 Function = Callable[[Any], object]
 
@@ -114,9 +114,11 @@ class _Calls:
         elif self._connection.broken:
             self.ended = LostDuring(id, error)
         elif self._connection.closed:
-            self.ended = Undone(id, UserFunctionFailed(id=id, error="it closed the ledger's connection"))
+            self.ended = FunctionUndone(
+                id, UserFunctionFailed(id=id, error="it closed the ledger's connection")
+            )
         elif self._execute(self._undo) is not None:
-            self.ended = Undone(id, failure)
+            self.ended = FunctionUndone(id, failure)
         if self.ended is not None:
             raise self.ended
         return failure

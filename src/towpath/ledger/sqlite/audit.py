@@ -11,7 +11,7 @@ from towpath.core.views import NoteView
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.statements import named, one, rows
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.append import specs_of
+from towpath.ledger.tables.append import decode_then
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 # Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids
@@ -164,7 +164,9 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
     ]
     gated = "SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath_gate ORDER BY 1, 2"
     gates = [(src, dst, bool(anyway), outcome) for src, dst, anyway, outcome in db.execute(gated)]
-    thens = {str(id): specs_of(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")}
+    thens = {
+        str(id): decode_then(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")
+    }
     tombs = (
         "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
     )

@@ -228,11 +228,11 @@ def _usable(path: Path) -> Path:
 
 def _open(real: Path, options: SqliteOptions, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(real), flags=flags, vfs=options.vfs, statementcachesize=_STATEMENTS)
-    set_patience(connection, options)
+    set_busy_timeout(connection, options)
     return connection
 
 
-def set_patience(connection: apsw.Connection, options: SqliteOptions) -> None:
+def set_busy_timeout(connection: apsw.Connection, options: SqliteOptions) -> None:
     """How long its statements wait for other connections."""
     connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
 

@@ -34,18 +34,18 @@ from towpath.ledger.sqlite.files import (
     connect,
     connect_reader,
     options_of,
-    set_patience,
+    set_busy_timeout,
     translate,
 )
 from towpath.ledger.sqlite.maintenance import backup
 from towpath.ledger.sqlite.owners import owners_of
 from towpath.ledger.sqlite.presence import Presence
-from towpath.ledger.sqlite.process_turns import Turnstile
-from towpath.ledger.sqlite.statements import OUR_OWN, SqliteDb, begin, one
-from towpath.ledger.sqlite.wakeups import Wake
+from towpath.ledger.sqlite.process_turns import ProcessTurns
+from towpath.ledger.sqlite.statements import COMMAND_ERRORS, SqliteDb, begin, one
+from towpath.ledger.sqlite.wakeups import WakeFile
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.database import Db, FunctionPace, Undone, has_function, slices
-from towpath.ledger.tables.executor import Player, check_commands, first_specs, play, play_one_by_one
+from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, has_function, slices
+from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
 
 __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 """Commits in the write-ahead log that are not in the database file yet, from which on they are copied."""
-RESTART_PATIENCE = 0.05
+RESTART_TIMEOUT = 0.05
 """Seconds that a restart of a long log waits, inside the turn, for transactions that still read from it."""
 RESTART_PAUSE = 1.0
 """Seconds until a restart that such a transaction prevented is tried again."""
@@ -61,14 +61,14 @@ CHECK_EVERY = 200
 """Jobs and commands after which the length of the write-ahead log is looked at."""
 FUNCTIONS = 256
 """Commit functions of one transaction at most."""
-FAULT_POINTS = ("begun", "played", "written", "committed", "rung", "checkpointed")
+FAULT_POINTS = ("begun", "applied", "written", "committed", "notified", "checkpointed")
 """Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of
 them."""
-LOOK_AGAIN = 0.25
+POLL_INTERVAL = 0.25
 """Seconds after which a waiter looks again even if no wake-up came."""
 
 
-class SqliteLedger(reads.Related):
+class SqliteLedger(reads.GroupReads):
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
     repeats = 0
 
@@ -86,7 +86,7 @@ class SqliteLedger(reads.Related):
         self._unchecked = 0
         self._restart_due = 0.0
         self._inside: int | None = None
-        self._functions = FunctionPace(FUNCTIONS)
+        self._functions = FunctionBatchSize(FUNCTIONS)
         self._write_lock, self._read_lock, self._watch_lock = (
             threading.Lock(),
             threading.Lock(),
@@ -103,9 +103,9 @@ class SqliteLedger(reads.Related):
             stack.callback(self._reader.close)
             self._watcher = connect_reader(self.path, self._options)
             stack.callback(self._watcher.close)
-            self._turnstile = Turnstile(self.path, self._options.busy_timeout)
-            stack.callback(self._turnstile.close)
-            self._wake = Wake(self.path)
+            self._turns = ProcessTurns(self.path, self._options.busy_timeout)
+            stack.callback(self._turns.close)
+            self._wake = WakeFile(self.path)
             stack.callback(self._wake.close)
             self._presence = Presence(self.path)
             stack.callback(self._presence.close)
@@ -119,7 +119,7 @@ class SqliteLedger(reads.Related):
 
     def _connect(self) -> apsw.Connection:
         connection = connect(self.path, self._options)
-        connection.authorizer = user_functions.Guard()
+        connection.authorizer = user_functions.FunctionAuthorizer()
         return connection
 
     def _close_writer(self) -> None:
@@ -142,14 +142,14 @@ class SqliteLedger(reads.Related):
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
             except BaseException:
-                self._turnstile.leave()  # an interrupt may have come on the way out of it
+                self._turns.leave()  # an interrupt may have come on the way out of it
                 raise
             finally:
                 self._inside = None
 
     def _apply(self, commands: Sequence[Command], specs: Sequence[Spec], now: int) -> list[Answer]:
         """One transaction."""
-        with self._turnstile:
+        with self._turns:
             answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(
                 commands, now
             )
@@ -157,8 +157,8 @@ class SqliteLedger(reads.Related):
         self._presence.check_file()
         self._fault("committed")
         if wrote:
-            self._wake.ring()
-            self._fault("rung")
+            self._wake.notify()
+            self._fault("notified")
             self._checkpoint(commands)
         return answers
 
@@ -176,10 +176,10 @@ class SqliteLedger(reads.Related):
             if answers is None:
                 db.execute("ROLLBACK")
                 return None
-            self._fault("played")
+            self._fault("applied")
             self._fault("written")
             db.execute("COMMIT")
-        except (*OUR_OWN, *_DEFECTS):
+        except (*COMMAND_ERRORS, *_DEFECTS):
             self._undo(db)
             return None
         except BaseException:
@@ -192,7 +192,7 @@ class SqliteLedger(reads.Related):
         while True:
             try:
                 return self._play_safely(commands, now, spoiled)
-            except Undone as undone:
+            except FunctionUndone as undone:
                 # Play the batch again without that function.
                 spoiled[undone.id] = undone.answer
                 if user_functions.is_closed(self._db):
@@ -202,7 +202,7 @@ class SqliteLedger(reads.Related):
         self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]
     ) -> tuple[list[Answer], bool]:
         try:
-            return self._attempt(commands, now, spoiled, play)
+            return self._attempt(commands, now, spoiled, execute)
         except apsw.Error as error:
             if not isinstance(translate(error, self.path, self._options), StoreFailed):
                 raise
@@ -210,12 +210,12 @@ class SqliteLedger(reads.Related):
             # A defect, or data that was tampered with. It must not take its neighbours along.
             pass
         try:
-            return self._attempt(commands, now, spoiled, play_one_by_one)
+            return self._attempt(commands, now, spoiled, execute_one_by_one)
         except _DEFECTS as error:
             raise Damaged(path=str(self.path), why=f"{type(error).__name__}: {error}") from error
 
     def _attempt(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Executor
     ) -> tuple[list[Answer], bool]:
         db = self._db
         answers: list[Answer]
@@ -240,15 +240,15 @@ class SqliteLedger(reads.Related):
             db.execute("ROLLBACK")
 
     def _play(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Player
+        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Executor
     ) -> tuple[list[Answer], bool]:
         batch = begin(self._db, now, self._jumps, first_specs(commands))
-        batch.spoiled = spoiled
+        batch.failed_functions = spoiled
         migrations.check_schema(self.path, batch.schema, batch.min_schema)
         self._jumps.note(batch.now)
         answers = run(batch, commands)
         self._functions.took(*batch.called)
-        self._fault("played")
+        self._fault("applied")
         batch.finish()
         return answers, batch.wrote
 
@@ -280,12 +280,12 @@ class SqliteLedger(reads.Related):
 
     def _restart_log(self) -> None:
         self._restart_due = time.monotonic() + RESTART_PAUSE
-        with self._turnstile:
-            self._db.set_busy_timeout(math.ceil(RESTART_PATIENCE * 1000))
+        with self._turns:
+            self._db.set_busy_timeout(math.ceil(RESTART_TIMEOUT * 1000))
             try:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
             finally:
-                set_patience(self._db, self._options)
+                set_busy_timeout(self._db, self._options)
         self._restart_due = 0.0
         self._fault("checkpointed")
 
@@ -361,7 +361,7 @@ class SqliteLedger(reads.Related):
         deadline = time.monotonic() + timeout
         with self._wake.watch() as watch:
             while (version := self.version()) == seen and (left := deadline - time.monotonic()) > 0:
-                watch.wait(min(left, LOOK_AGAIN))
+                watch.wait(min(left, POLL_INTERVAL))
         return version
 
     def close(self) -> None:
@@ -379,7 +379,7 @@ class SqliteLedger(reads.Related):
     def _left_to_parent(self) -> None:
         self._forked = True
         # A child that holds it open would keep the turn of a parent that was killed.
-        self._turnstile.close()
+        self._turns.close()
         self.users.left_to_parent()
         self.owners.left_to_parent()
 

@@ -22,7 +22,7 @@ from towpath.ledger.sqlite.statements import insert, one
 from towpath.ledger.tables.transfer import (
     TABLES,
     UNFINISHED,
-    Marks,
+    MetaRow,
     Row,
     Table,
     check_schema,
@@ -135,11 +135,11 @@ class SqliteStore:
         # The ledger's own connections do it between batches; here is nobody else.
         self._db.execute("PRAGMA wal_autocheckpoint=1000")
 
-    def marks(self) -> Marks | None:
+    def read_meta(self) -> MetaRow | None:
         if one(self._db, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
             return None
         with self._translated():
-            return Marks(
+            return MetaRow(
                 *one(self._db, "SELECT schema, min_schema, next_seq, next_version, last FROM towpath_meta")
             )
 
@@ -190,7 +190,7 @@ class SqliteStore:
             else:
                 insert(self._db, f"INSERT INTO towpath_{table.name} ({_names(table.columns)})", rows)
 
-    def drain(self) -> int:
+    def apply_user_appends(self) -> int:
         return 0  # users append on connections of their own as the ledger does
 
     @contextmanager
@@ -208,9 +208,9 @@ class SqliteStore:
             finally:
                 beside.unlink(missing_ok=True)
 
-    def begin(self, marks: Marks) -> None:
+    def begin(self, meta: MetaRow) -> None:
         with self._translated(), self._transaction():
-            found = self.marks()
+            found = self.read_meta()
             assert found is not None, "migrate it first"
             if found.is_unfinished:
                 for table in TABLES:
@@ -221,7 +221,7 @@ class SqliteStore:
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
             self._db.execute(
                 "UPDATE towpath_meta SET min_schema = ?, next_seq = ?, next_version = ?, last = ?",
-                (least, marks.next_seq, marks.next_version, marks.last),
+                (least, meta.next_seq, meta.next_version, meta.last),
             )
 
     def finish(self, min_schema: int) -> None:

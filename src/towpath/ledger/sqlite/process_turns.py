@@ -26,7 +26,7 @@ from towpath.ledger.sqlite.files import open_beside, translate_os
 
 if sys.platform == "win32":
 
-    class Turnstile:
+    class ProcessTurns:
         """There is no flock here and its Windows kin excludes other readers too: SQLite's busy handler alone
         must do."""
 
@@ -59,11 +59,11 @@ else:
     """Nanoseconds. Who queues stamps again at each look, every two milliseconds or sooner. A stamp from before the last start of the
     machine may be in the future: it is as good as none."""
 
-    class Turnstile:
+    class ProcessTurns:
         """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs
         nobody.
 
-        Record locks belong to the process: two turnstiles of one process still exclude each other, but not in
+        Record locks belong to the process: two instances of one process still exclude each other, but not in
         order."""
 
         def __init__(self, path: Path, timeout: float) -> None:

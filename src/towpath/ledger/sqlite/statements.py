@@ -28,20 +28,20 @@ from towpath.ledger.tables.database import (
     Args,
     Body,
     Finished,
-    Undone,
+    FunctionUndone,
     array,
     plain_end,
     script,
 )
-from towpath.ledger.tables.reads import Where
-from towpath.ledger.tables.transaction import Batch, Ground, GroupRow, PartRow, QueueRow
+from towpath.ledger.tables.reads import Conditions
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow, StartFacts, Transaction
 
 T = TypeVar("T")
 _whole = msgspec.json.Decoder(list[int]).decode
 
 ROWS = 32
 """Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
-OUR_OWN = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
+COMMAND_ERRORS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the
 machine."""
 
@@ -134,10 +134,10 @@ class SqliteDb:
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
         return user_functions.call_all(self.connection, functions)
 
-    def is_ours(self, error: Exception) -> bool:
-        if isinstance(error, Undone):
+    def is_command_error(self, error: Exception) -> bool:
+        if isinstance(error, FunctionUndone):
             return False
-        return isinstance(error, OUR_OWN) or not isinstance(error, apsw.Error)
+        return isinstance(error, COMMAND_ERRORS) or not isinstance(error, apsw.Error)
 
 
 def insert(
@@ -221,7 +221,7 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-class SqliteWhere(Where):
+class SqliteConditions(Conditions):
     def ids(self, ids: tuple[str, ...]) -> None:
         self.add("j.id IN (SELECT value FROM json_each(?))", array(ids))
 
@@ -239,7 +239,7 @@ class SqliteWhere(Where):
 def matching(
     db: apsw.Connection, selector: Selector, states: Iterable[State], unasked: bool, limit: int
 ) -> list[Job]:
-    where = SqliteWhere()
+    where = SqliteConditions()
     where.match(selector)
     where.states(tuple(states))
     if unasked:
@@ -248,7 +248,7 @@ def matching(
 
 
 def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
-    where = SqliteWhere()
+    where = SqliteConditions()
     where.ask(query)
     return _jobs(db, "towpath_job j " + _index(query), where, "ASC" if query.oldest_first else "DESC", limit)
 
@@ -261,7 +261,7 @@ def _index(query: Query) -> str:
     return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""
 
 
-def _jobs(db: apsw.Connection, table: str, where: Where, order: str, limit: int) -> list[Job]:
+def _jobs(db: apsw.Connection, table: str, where: Conditions, order: str, limit: int) -> list[Job]:
     sql = f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
     ((found,),) = db.execute(sql, (*where.args, limit))
     return msgspec.json.decode(found, type=list[Job])
@@ -270,9 +270,9 @@ def _jobs(db: apsw.Connection, table: str, where: Where, order: str, limit: int)
 _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 
 
-def begin(connection: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> Batch:
+def begin(connection: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> Transaction:
     """`first`: specs that the batch begins with. What their append must know is read along."""
     args = (array({spec.queue for spec in first}), array([spec.id for spec in first]))
     schema, least, seq, version, last, queues, known = one(connection, named("begin_batch"), args)
-    ground = Ground(schema, least, seq, version, last, _queue_rows(queues) if first else [], bool(known))
-    return Batch(SqliteDb(connection), now, jumps, ground, first)
+    ground = StartFacts(schema, least, seq, version, last, _queue_rows(queues) if first else [], bool(known))
+    return Transaction(SqliteDb(connection), now, jumps, ground, first)

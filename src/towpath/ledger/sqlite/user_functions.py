@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from towpath.errors import UserFunctionFailed
-from towpath.ledger.tables.database import Undone
+from towpath.ledger.tables.database import FunctionUndone
 
 _CONTROL = {
     apsw.SQLITE_TRANSACTION,
@@ -38,17 +38,17 @@ _MARK = apsw.SQLITE_PREPARE_PERSISTENT
 """A flag of `sqlite3_prepare_v3` that the ledger's own statements do not have."""
 
 
-class Guard:
+class FunctionAuthorizer:
     """The authorizer of a connection. While functions run it denies what would end the transaction, and every
     write to the ledger's tables (also by a trigger of theirs)."""
 
     def __init__(self) -> None:
-        self.lent = False
+        self.active = False
 
     def __call__(
         self, operation: int, one: str | None, two: str | None, database: str | None, trigger: str | None
     ) -> int:
-        if not self.lent:
+        if not self.active:
             return apsw.SQLITE_OK
         if operation in _CONTROL:
             return apsw.SQLITE_OK if operation == apsw.SQLITE_SAVEPOINT and two == _NAME else apsw.SQLITE_DENY
@@ -76,8 +76,8 @@ def call_all(
     db: apsw.Connection, functions: Sequence[tuple[str, Callable[[Any], object]]]
 ) -> dict[str, UserFunctionFailed]:
     """Call the functions, each in a savepoint. The failures, by job."""
-    if not isinstance(guard := db.authorizer, Guard):
-        db.authorizer = guard = Guard()
+    if not isinstance(guard := db.authorizer, FunctionAuthorizer):
+        db.authorizer = guard = FunctionAuthorizer()
     cursors: list[apsw.Cursor] = []
 
     def cursor(connection: apsw.Connection) -> apsw.Cursor:
@@ -85,7 +85,7 @@ def call_all(
         return cursors[-1]
 
     own, failed, process = apsw.Cursor(db), dict[str, UserFunctionFailed](), os.getpid()
-    guard.lent = True
+    guard.active = True
     db.cursor_factory = cursor
     db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
     try:
@@ -99,7 +99,7 @@ def call_all(
         if os.getpid() != process:
             # A function forked, and this is the child: the transaction and the connection are its parent's.
             os._exit(1)
-        guard.lent = False
+        guard.active = False
         with suppress(apsw.ConnectionClosedError):
             db.cursor_factory = apsw.Cursor
             db.set_commit_hook(None)
@@ -125,10 +125,10 @@ def _call(
             each.close(True)
         cursors.clear()
     if is_closed(db):
-        raise Undone(id, UserFunctionFailed(id=id, error="it closed the ledger's connection"))
+        raise FunctionUndone(id, UserFunctionFailed(id=id, error="it closed the ledger's connection"))
     db.row_trace = db.exec_trace = None
     if not db.in_transaction:
-        raise Undone(
+        raise FunctionUndone(
             id, failure or UserFunctionFailed(id=id, error="it rolled the ledger's transaction back")
         )
     if failure is None and db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:

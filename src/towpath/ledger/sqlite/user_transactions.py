@@ -15,7 +15,7 @@ from towpath.core.job import Spec
 from towpath.core.lifecycle import Jumps
 from towpath.errors import LedgerBusy, StaleTransaction, WrongConnection
 from towpath.ledger.sqlite.migrations import check_schema
-from towpath.ledger.sqlite.process_turns import Turnstile
+from towpath.ledger.sqlite.process_turns import ProcessTurns
 from towpath.ledger.sqlite.statements import begin
 from towpath.ledger.tables import append as appends
 
@@ -32,7 +32,7 @@ class UserConnections:
         self._path = path
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._turnstile: Turnstile | None = None
+        self._turns: ProcessTurns | None = None
 
     def append(self, connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
         """Append as part of the transaction that is open on the connection, or in one of its own if there is
@@ -59,9 +59,9 @@ class UserConnections:
 
     def left_to_parent(self) -> None:
         """In a forked child: the lock may be held by a thread that is not there."""
-        if self._turnstile is not None:
-            self._turnstile.close()
-            self._turnstile = None
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
 
     def _append(self, connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
         begun = connection.in_transaction
@@ -90,9 +90,9 @@ class UserConnections:
             return
         began = time.monotonic()
         with self._lock:
-            if self._turnstile is None:
-                self._turnstile = Turnstile(self._path, self._timeout)
-            with self._turnstile:
+            if self._turns is None:
+                self._turns = ProcessTurns(self._path, self._timeout)
+            with self._turns:
                 # Nobody of ours is before us now, but a connection of a user may be.
                 while not self._take(connection, statement):
                     waited = time.monotonic() - began

@@ -17,23 +17,23 @@ from typing import Final, Protocol, Self
 
 from towpath.ledger.sqlite.files import open_beside
 
-_BLIND_PAUSE: Final = 0.05
+_POLL_PAUSE: Final = 0.05
 _MAX_IDLE: Final = 4
 
 
-class Wake:
+class WakeFile:
     def __init__(self, path: Path) -> None:
         self._name = os.path.realpath(path) + "-wake"
         self._lock = threading.Lock()
         self._closed = False
         # Kept between watches: letting go of an inotify descriptor costs most of a millisecond.
-        self._idle: list[_Ear] = []
+        self._idle: list[_FileWatch] = []
         self._fd: int | None = None
         with contextlib.suppress(OSError):
             self._fd = open_beside(path, "-wake", os.O_RDWR)
             _prepare(self._fd)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake every watch of every process. Never fails: it is called after a commit, which has happened."""
         with (
             self._lock
@@ -44,8 +44,8 @@ class Wake:
                 except OSError:
                     return
 
-    def watch(self) -> Watch:
-        return Watch(self)
+    def watch(self) -> WakeWatch:
+        return WakeWatch(self)
 
     def close(self) -> None:
         with self._lock:
@@ -54,58 +54,58 @@ class Wake:
             idle, self._idle = self._idle, []
         if fd is not None:
             os.close(fd)
-        for ear in idle:
-            ear.close()
+        for watch in idle:
+            watch.close()
 
-    def _take_ear(self) -> _Ear | None:
+    def _take_watch(self) -> _FileWatch | None:
         with self._lock:
-            ear = self._idle.pop() if self._idle else None
-        if ear is not None:
-            ear.hear(0.0)  # forget what rang while it was idle
-            return ear
+            watch = self._idle.pop() if self._idle else None
+        if watch is not None:
+            watch.wait(0.0)  # forget what rang while it was idle
+            return watch
         try:
-            return _listen(self._name)
+            return _open_watch(self._name)
         except OSError:  # no file, or too many watches or descriptors
             return None
 
-    def _keep_ear(self, ear: _Ear) -> None:
+    def _return_watch(self, watch: _FileWatch) -> None:
         with self._lock:
             if kept := not self._closed and len(self._idle) < _MAX_IDLE:
-                self._idle.append(ear)
+                self._idle.append(watch)
         if not kept:
-            ear.close()
+            watch.close()
 
 
-class Watch:
+class WakeWatch:
     """Hears every ring from `with` on: enter first, then look whether there is something to wait for."""
 
-    def __init__(self, wake: Wake) -> None:
+    def __init__(self, wake: WakeFile) -> None:
         self._wake = wake
-        self._ear: _Ear | None = None
+        self._watch: _FileWatch | None = None
 
     def __enter__(self) -> Self:
-        self._ear = self._wake._take_ear()
+        self._watch = self._wake._take_watch()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            self._wake._keep_ear(ear)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._wake._return_watch(watch)
 
     def wait(self, timeout: float) -> bool:
         """Sleep until somebody rang, at most `timeout` seconds. False: nobody rang, or nothing can be heard
         here and this was only a short sleep. Look again either way."""
         timeout = max(0.0, timeout)
-        if self._ear is not None:
-            return self._ear.hear(timeout)
-        time.sleep(min(timeout, _BLIND_PAUSE))
+        if self._watch is not None:
+            return self._watch.wait(timeout)
+        time.sleep(min(timeout, _POLL_PAUSE))
         return False
 
 
-class _Ear(Protocol):
-    def hear(self, timeout: float) -> bool: ...
+class _FileWatch(Protocol):
+    def wait(self, timeout: float) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -160,7 +160,7 @@ if sys.platform == "linux":
         def close(self) -> None:
             os.close(self._fd)
 
-        def hear(self, timeout: float) -> bool:
+        def wait(self, timeout: float) -> bool:
             if not self._poll.poll(timeout * 1000):
                 return False
             with contextlib.suppress(BlockingIOError):
@@ -174,7 +174,7 @@ if sys.platform == "linux":
             raise OSError(number, os.strerror(number))
         return answer
 
-    def _listen(name: str) -> _Ear | None:
+    def _open_watch(name: str) -> _FileWatch | None:
         return _Inotify(name)
 
 elif sys.platform != "win32" and hasattr(select, "kqueue"):
@@ -195,13 +195,13 @@ elif sys.platform != "win32" and hasattr(select, "kqueue"):
             self._queue.close()
             os.close(self._file)
 
-        def hear(self, timeout: float) -> bool:
+        def wait(self, timeout: float) -> bool:
             return bool(self._queue.control(None, 1, timeout))
 
-    def _listen(name: str) -> _Ear | None:
+    def _open_watch(name: str) -> _FileWatch | None:
         return _Kqueue(name)
 
 else:
 
-    def _listen(name: str) -> _Ear | None:
+    def _open_watch(name: str) -> _FileWatch | None:
         return None

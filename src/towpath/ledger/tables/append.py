@@ -34,57 +34,57 @@ from towpath.core.limits import spend
 from towpath.errors import Refused
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.database import ERROR, array
-from towpath.ledger.tables.transaction import Batch, load_parts, recount
+from towpath.ledger.tables.transaction import Transaction, load_parts, recount
 
 
-def append(batch: Batch, commands: Sequence[Append]) -> list[Appended | Refused]:
+def append(tx: Transaction, commands: Sequence[Append]) -> list[Appended | Refused]:
     """A run of appends. If all of it is new and plain it goes in at once, else each command on its own."""
     if len(commands) > 1:
         specs = [spec for command in commands for spec in command.specs]
-        facts = gather(batch, specs)
+        facts = gather(tx, specs)
         if _independent(specs, facts):
-            placed = write(batch, _decided(batch, specs, facts, None)).answers
+            placed = write(tx, _decided(tx, specs, facts, None)).answers
             ends = accumulate([len(command.specs) for command in commands])
             return [
                 Appended(placed[end - len(command.specs) : end])
                 for command, end in zip(commands, ends, strict=True)
             ]
-    return [_append_one(batch, command) for command in commands]
+    return [_append_one(tx, command) for command in commands]
 
 
-def _append_one(batch: Batch, command: Append) -> Appended | Refused:
+def _append_one(tx: Transaction, command: Append) -> Appended | Refused:
     try:
-        return Appended(place(batch, command.specs, Origin() if command.inside else None).answers)
+        return Appended(place(tx, command.specs, Origin() if command.inside else None).answers)
     except Refused as refusal:
         return refusal
 
 
-def place(batch: Batch, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
+def place(tx: Transaction, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
     """Decide and write; raises `Refused` before anything is written."""
-    return write(batch, decide(batch, specs, origin))
+    return write(tx, decide(tx, specs, origin))
 
 
-def place_or_bury(batch: Batch, specs: Sequence[Spec]) -> None:
+def place_or_fail(tx: Transaction, specs: Sequence[Spec]) -> None:
     """An append whose caller has gone, and whom a full queue did not stop. If it is refused, what of it is
     new becomes dead letters, all of it, that say why."""
     try:
-        place(batch, specs, Origin())
+        place(tx, specs, Origin())
         return
     except Refused as refusal:
         why = str(refusal)
-    known = _known(batch, {spec.id for spec in specs})
+    known = _known(tx, {spec.id for spec in specs})
     new = {
         spec.id: msgspec.structs.replace(spec, after=(), group=None) for spec in specs if spec.id not in known
     }
     if not new:
         return
-    first = batch.take_seqs(len(new))
+    first = tx.take_seqs(len(new))
     ending = State.FAILED, Reason.FATAL, None
-    jobs = [new_job(spec, first + n, batch.now, None, 0, ending) for n, spec in enumerate(new.values())]
-    batch.wrote = True
-    batch.db.add_jobs(jobs)
-    batch.db.put_bodies([(job.seq, ERROR, why.encode()) for job in jobs])
-    batch.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
+    jobs = [new_job(spec, first + n, tx.now, None, 0, ending) for n, spec in enumerate(new.values())]
+    tx.wrote = True
+    tx.db.add_jobs(jobs)
+    tx.db.put_bodies([(job.seq, ERROR, why.encode()) for job in jobs])
+    tx.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
 
 
 class Decision(NamedTuple):
@@ -97,21 +97,21 @@ class Decision(NamedTuple):
     admission: Admission
 
 
-def decide(batch: Batch, specs: Sequence[Spec], origin: Origin | None) -> Decision:
-    return _decided(batch, specs, gather(batch, specs), origin)
+def decide(tx: Transaction, specs: Sequence[Spec], origin: Origin | None) -> Decision:
+    return _decided(tx, specs, gather(tx, specs), origin)
 
 
-def _decided(batch: Batch, specs: Sequence[Spec], facts: Facts, origin: Origin | None) -> Decision:
-    admission = admit(specs, facts, batch.now, batch.next_seq, origin)
-    return Decision(specs, facts, origin, batch.next_seq, admission)
+def _decided(tx: Transaction, specs: Sequence[Spec], facts: Facts, origin: Origin | None) -> Decision:
+    admission = admit(specs, facts, tx.now, tx.next_seq, origin)
+    return Decision(specs, facts, origin, tx.next_seq, admission)
 
 
-def _numbered(batch: Batch, decision: Decision) -> Admission:
+def _numbered(tx: Transaction, decision: Decision) -> Admission:
     """With numbers that are the batch's own. Where others number too they may not be those that were
     expected."""
     admission = decision.admission
-    if admission.numbers and (base := batch.take_seqs(admission.numbers)) != decision.base:
-        return admit(decision.specs, decision.facts, batch.now, base, decision.origin)
+    if admission.numbers and (base := tx.take_seqs(admission.numbers)) != decision.base:
+        return admit(decision.specs, decision.facts, tx.now, base, decision.origin)
     return admission
 
 
@@ -124,26 +124,26 @@ def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
     return plain(specs)
 
 
-def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
+def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
     queues = {spec.queue for spec in specs}
-    batch.load_queues(queues)
-    batch.gate([name for name in queues if batch.queues[name].capacity is not None])
+    tx.load_queues(queues)
+    tx.hold_queues([name for name in queues if tx.queues[name].capacity is not None])
     rooms = {
         row.name: Room(row.capacity, row.blocked + row.scheduled + row.ready, row.retention)
-        for row in (batch.queues[name] for name in queues)
+        for row in (tx.queues[name] for name in queues)
     }
     related = [spec for spec in specs if spec.after or spec.group is not None or spec.key is not None]
     ids = {spec.id for spec in specs}
-    quotas = _quotas(batch, places_of(specs)) if batch.quotas else {}
+    quotas = _quotas(tx, places_of(specs)) if tx.quotas else {}
     if not related:
-        return Facts(known=_known(batch, ids), rooms=rooms, quotas=quotas)
-    batch.relate()
+        return Facts(known=_known(tx, ids), rooms=rooms, quotas=quotas)
+    tx.hold_relations()
     ids.update(after.id for spec in related for after in spec.after if not after.group)
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
-    holders = _holders(batch, {key for spec in related if (key := key_of(spec)) is not None})
+    holders = _holders(tx, {key for spec in related if (key := key_of(spec)) is not None})
     # A dependency on a refused id is one on the holder of its key, of which nothing but the key may be left.
-    forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > batch.now]
+    forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > tx.now]
     known = {
         holder.id: Known(holder.id, holder.seq, State.DONE, gone=True)
         for holder in forgotten
@@ -151,54 +151,54 @@ def gather(batch: Batch, specs: Sequence[Spec]) -> Facts:
     }
     ids.update(holder.id for holder in holders.values())
     return Facts(
-        known=known | _known(batch, ids, proxied=bool(holders)),
+        known=known | _known(tx, ids, proxied=bool(holders)),
         holders=holders,
-        groups=_group_facts(batch, groups),
+        groups=_group_facts(tx, groups),
         rooms=rooms,
         quotas=quotas,
-        downstream=downstream(batch, walks(related, holders)),
+        downstream=downstream(tx, walks(related, holders)),
     )
 
 
-def _quotas(batch: Batch, places: set[Place]) -> dict[Place, Quota]:
+def _quotas(tx: Transaction, places: set[Place]) -> dict[Place, Quota]:
     """The limits for appends of those of these parts that have some."""
-    limited = _limited(batch, places)
+    limited = _limited(tx, places)
     if not limited:
         return {}
-    batch.gate({queue for queue, _ in limited})
-    batch.flush()
-    limited = _limited(batch, limited)
+    tx.hold_queues({queue for queue, _ in limited})
+    tx.flush()
+    limited = _limited(tx, limited)
     found: dict[Place, Quota] = {}
-    for queue, name, waiting in batch.db.rows("waiting_parts", (array(limited),), tuple[str, str, int]):
-        row = batch.parts[queue, name]
+    for queue, name, waiting in tx.db.rows("waiting_parts", (array(limited),), tuple[str, str, int]):
+        row = tx.parts[queue, name]
         found[queue, name] = Quota(row.capacity, waiting + row.ready, row.append_rate, row.append_at)
     return found
 
 
-def _limited(batch: Batch, places: set[Place]) -> set[Place]:
-    load_parts(batch, places)
-    rows = [batch.parts[place] for place in places]
+def _limited(tx: Transaction, places: set[Place]) -> set[Place]:
+    load_parts(tx, places)
+    rows = [tx.parts[place] for place in places]
     return {(row.queue, row.name) for row in rows if row.capacity is not None or row.append_count is not None}
 
 
-def _known(batch: Batch, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
+def _known(tx: Transaction, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
     """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias
     still knows where it was; it must have ended long ago. `proxied`: one of the ids may be that of a member
     that another job represents."""
-    if not batch.wrote and not proxied and batch.absent.issuperset(ids):
+    if not tx.wrote and not proxied and tx.absent.issuperset(ids):
         return {}
-    found = _fetch_known(batch, ids)
+    found = _fetch_known(tx, ids)
     aliases = [known for known in found.values() if known.alias is not None and known.alias not in found]
     if aliases:
         found |= {
             str(known.alias): Known(str(known.alias), known.seq, State.DONE, gone=True) for known in aliases
         }
-        found |= _fetch_known(batch, [known.alias for known in aliases])
+        found |= _fetch_known(tx, [known.alias for known in aliases])
     return found
 
 
-def _fetch_known(batch: Batch, ids: Iterable[str | None]) -> dict[str, Known]:
-    found = batch.db.rows("known_ids", (array(ids),), _KnownRow)
+def _fetch_known(tx: Transaction, ids: Iterable[str | None]) -> dict[str, Known]:
+    found = tx.db.rows("known_ids", (array(ids),), _KnownRow)
     return {row.id: Known(row.id, row.seq, row.state, bool(row.gone), row.alias) for row in found}
 
 
@@ -220,73 +220,71 @@ class _HolderRow(NamedTuple):
     runner: int | None
 
 
-def _holders(batch: Batch, keys: set[KeyName]) -> dict[KeyName, Holder]:
+def _holders(tx: Transaction, keys: set[KeyName]) -> dict[KeyName, Holder]:
     if not keys:
         return {}
-    found = batch.db.rows("key_holders", (array(keys),), _HolderRow)
+    found = tx.db.rows("key_holders", (array(keys),), _HolderRow)
     return {
         (row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found
     }
 
 
-def _group_facts(batch: Batch, ids: set[str]) -> dict[str, GroupFact]:
+def _group_facts(tx: Transaction, ids: set[str]) -> dict[str, GroupFact]:
     if not ids:
         return {}
-    batch.load_groups(ids)
-    return {
-        id: GroupFact(group.state, group.outcome) for id in ids if (group := batch.groups[id]) is not None
-    }
+    tx.load_groups(ids)
+    return {id: GroupFact(group.state, group.outcome) for id in ids if (group := tx.groups[id]) is not None}
 
 
-def downstream(batch: Batch, nodes: set[str]) -> dict[str, frozenset[str]]:
+def downstream(tx: Transaction, nodes: set[str]) -> dict[str, frozenset[str]]:
     if nodes:
-        batch.flush()
+        tx.flush()
     result: dict[str, frozenset[str]] = {}
     for name in nodes:
         start = (1, name[1:], None) if name.startswith("\0") else (0, None, name)
-        reached = batch.db.rows("downstream", start, tuple[str | None, str | None])
+        reached = tx.db.rows("downstream", start, tuple[str | None, str | None])
         result[name] = frozenset(job if job is not None else node(str(group)) for job, group in reached) - {
             name
         }
     return {name: reached for name, reached in result.items() if reached}
 
 
-def write(batch: Batch, decision: Decision) -> Admission:
+def write(tx: Transaction, decision: Decision) -> Admission:
     """The effects of an admission, in the order of the rules."""
-    admission = insert_admitted(batch, decision)
-    finish.finish(batch, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
+    admission = insert_admitted(tx, decision)
+    finish.finish(tx, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
     ended: dict[str, bool] = {}
     for job in admission.jobs:
         if job.group is not None and job.state in FINISHED:
             ended[job.group] = ended.get(job.group, False) or job.state is State.FAILED
     for proxy in admission.proxies:
         ended[proxy.group] = ended.get(proxy.group, False) or proxy.counted == "failed"
-    finish.look_after(batch, ended)
+    finish.update_groups(tx, ended)
     return admission
 
 
-def insert_admitted(batch: Batch, decision: Decision) -> Admission:
+def insert_admitted(tx: Transaction, decision: Decision) -> Admission:
     """All of it but the ending of those that are superseded, and the groups."""
-    admission = _numbered(batch, decision)
+    admission = _numbered(tx, decision)
     jobs = admission.jobs
     if not jobs and not admission.aliases:
         return admission
-    batch.wrote = True
-    batch.db.add_jobs(jobs)
-    batch.move(Counter([(job.queue, job.part, None, job.state) for job in jobs]))
+    tx.wrote = True
+    tx.db.add_jobs(jobs)
+    tx.move(Counter([(job.queue, job.part, None, job.state) for job in jobs]))
     for queue, name, count in admission.spent:
-        row = batch.change_part(queue, name)
-        row.append_at = spend(row.append_at, row.append_rate, batch.now, count)
+        row = tx.change_part(queue, name)
+        row.append_at = spend(row.append_at, row.append_rate, tx.now, count)
     if jobs and not _simple(admission):
-        _write_relations(batch, admission)
+        _write_relations(tx, admission)
     if admission.aliases:
-        _write_aliases(batch, admission)
+        _write_aliases(tx, admission)
     for job in jobs:
         if job.group is not None:
-            batch.count_member(job.group, job.state, job.reason, None)
-    batch.db.put("proxy", [msgspec.structs.astuple(proxy) for proxy in admission.proxies])
+            tx.count_member(job.group, job.state, job.reason, None)
+    tx.db.put("proxy", [msgspec.structs.astuple(proxy) for proxy in admission.proxies])
     for proxy in admission.proxies:
-        recount(batch, proxy.group, None, proxy.counted)
+        recount(tx, proxy.group, None, proxy.counted)
     return admission
 
 
@@ -295,8 +293,8 @@ def _simple(admission: Admission) -> bool:
     return not (related or admission.asked or admission.superseded or admission.freed)
 
 
-def _write_relations(batch: Batch, admission: Admission) -> None:
-    db = batch.db
+def _write_relations(tx: Transaction, admission: Admission) -> None:
+    db = tx.db
     if admission.handed:
         pairs = array(admission.handed)
         for statement in ("move_names", "name_moved", "move_edges", "move_proxies"):
@@ -312,16 +310,16 @@ def _write_relations(batch: Batch, admission: Admission) -> None:
         db.run("delete_keys", (array(admission.freed),))
 
 
-def _write_aliases(batch: Batch, admission: Admission) -> None:
+def _write_aliases(tx: Transaction, admission: Admission) -> None:
     winners = {placed.id: placed.seq for placed in admission.answers}
-    tombs = [(id, winners[to], State.DONE, 0, to, batch.now + TOMBSTONE) for id, to in admission.aliases]
-    batch.db.put("tombstone", tombs)
+    tombs = [(id, winners[to], State.DONE, 0, to, tx.now + TOMBSTONE) for id, to in admission.aliases]
+    tx.db.put("tombstone", tombs)
 
 
-def specs_of(text: str) -> dict[str, list[Spec]]:
+def decode_then(text: str) -> dict[str, list[Spec]]:
     """The `then` of a group as it is stored."""
     return msgspec.json.decode(text, type=dict[str, list[Spec]])
 
 
-def text_of(thens: dict[str, list[Spec]]) -> str:
+def encode_then(thens: dict[str, list[Spec]]) -> str:
     return msgspec.json.encode(thens).decode()

@@ -16,10 +16,10 @@ from towpath.core.lanes import narrowed
 from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transaction import Batch, PartRow, QueueRow, is_limited
+from towpath.ledger.tables.transaction import PartRow, QueueRow, Transaction, is_limited
 
 
-class _Offer(msgspec.Struct):
+class _Candidates(msgspec.Struct):
     """What one queue would give, in order. `picks` is empty where no part takes turns. `passed`: jobs up to
     `at` that were not taken."""
 
@@ -30,101 +30,101 @@ class _Offer(msgspec.Struct):
     passed: set[int] = set()
 
 
-def claim(batch: Batch, command: Claim) -> Claimed:
+def claim(tx: Transaction, command: Claim) -> Claimed:
     taken: list[Job] = []
     bare: list[Job] = []
-    finish.expire(batch, PROMOTE)
+    finish.expire(tx, PROMOTE)
     for each in command.wants:
         want = narrowed(command, each, taken)
         if want is None:
             continue
-        queues = _wanted_queues(batch, want)
-        chosen = _at_once(batch, command, queues, want)
+        queues = _wanted_queues(tx, want)
+        chosen = _at_once(tx, command, queues, want)
         if not chosen:
-            offers = [_offer(batch, command, row, want) for row in queues]
+            offers = [_offer(tx, command, row, want) for row in queues]
             chosen = _all_of(offers, want) or list(_merged(offers, want))
-            _take(batch, command, chosen)
+            _take(tx, command, chosen)
             for offer in offers:
-                _charge(batch, offer)
+                _charge(tx, offer)
             bare += chosen
         taken += chosen
-    batch.db.fill(bare)
+    tx.db.fill(bare)
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
-def _at_once(batch: Batch, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
+def _at_once(tx: Transaction, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
     """Most claims: of one queue without limits, in one step if the store has one. With their bodies."""
     if len(queues) != 1:
         return []
     (row,) = queues
-    if row.paused or not row.ready or row.next_at > batch.now or is_limited(row):
+    if row.paused or not row.ready or row.next_at > tx.now or is_limited(row):
         return []
-    if want.suspects != 0 and _suspects(batch, row.name):
+    if want.suspects != 0 and _suspects(tx, row.name):
         return []
     single = want.once is None or want.once >= want.n
-    args = (row.name, want.n, batch.now, command.owner, batch.now + command.lease, command.lease, single)
-    chosen = batch.db.take_best(args)
-    _count(batch, chosen)
+    args = (row.name, want.n, tx.now, command.owner, tx.now + command.lease, command.lease, single)
+    chosen = tx.db.take_best(args)
+    _count(tx, chosen)
     return chosen
 
 
-def _wanted_queues(batch: Batch, want: Want) -> list[QueueRow]:
+def _wanted_queues(tx: Transaction, want: Want) -> list[QueueRow]:
     if "*" not in want.queue:
         names = list(set(want.queue.split(",")))
     else:
-        batch.flush()
-        names = [name for name in batch.db.rows("live_queues", (), str) if matches(want.queue, name)]
-    batch.load_queues(names)
+        tx.flush()
+        names = [name for name in tx.db.rows("live_queues", (), str) if matches(want.queue, name)]
+    tx.load_queues(names)
     for name in names:
-        if batch.queues[name].scheduled:
-            promote(batch, name, PROMOTE)
-    batch.gate([name for name in names if is_limited(batch.queues[name])])
-    return [batch.queues[name] for name in sorted(names)]
+        if tx.queues[name].scheduled:
+            promote(tx, name, PROMOTE)
+    tx.hold_queues([name for name in names if is_limited(tx.queues[name])])
+    return [tx.queues[name] for name in sorted(names)]
 
 
-def promote(batch: Batch, queue: str, limit: int) -> int:
+def promote(tx: Transaction, queue: str, limit: int) -> int:
     """Make due jobs of the queue ready, the longest due first."""
-    due = batch.db.rows("due_jobs", (queue, batch.now, limit), tuple[int, str | None])
+    due = tx.db.rows("due_jobs", (queue, tx.now, limit), tuple[int, str | None])
     if due:
-        batch.db.run("wake", (array([seq for seq, _ in due]),))
-        batch.move(Counter((queue, part, State.SCHEDULED, State.READY) for _, part in due))
+        tx.db.run("wake", (array([seq for seq, _ in due]),))
+        tx.move(Counter((queue, part, State.SCHEDULED, State.READY) for _, part in due))
     return len(due)
 
 
-def _offer(batch: Batch, command: Claim, row: QueueRow, want: Want) -> _Offer:
+def _offer(tx: Transaction, command: Claim, row: QueueRow, want: Want) -> _Candidates:
     if row.paused or not row.ready:
-        return _Offer(row, [], [])
-    room = permits(row.next_at, row.rate, batch.now, want.n)
+        return _Candidates(row, [], [])
+    room = permits(row.next_at, row.rate, tx.now, want.n)
     if row.cap is not None:
         room = min(room, row.cap - row.running)
     if room <= 0:
-        return _Offer(row, [], [])
-    suspects = _suspects(batch, row.name)
+        return _Candidates(row, [], [])
+    suspects = _suspects(tx, row.name)
     hidden = passed_over(suspects, want.suspects)
     most = 0 if not suspects else room if want.suspects is None else min(room, want.suspects)
     # A part of which all ready jobs are passed over must not take the place of another.
-    parts = _open_parts(batch, row, room + len(hidden)) if row.ready > row.loose else []
+    parts = _open_parts(tx, row, room + len(hidden)) if row.ready > row.loose else []
     if not parts:
-        found = _fetch(batch, command, row, {None: room}, most)[None] if row.loose else []
-        return _Offer(row, found[:room], [])
+        found = _fetch(tx, command, row, {None: room}, most)[None] if row.loose else []
+        return _Candidates(row, found[:room], [])
     turns = [
-        Turn(part.name, part.served, part.weight, _room(part, batch.now, room, hidden.get(part.name, 0)))
+        Turn(part.name, part.served, part.weight, _room(part, tx.now, room, hidden.get(part.name, 0)))
         for part in parts
     ]
     if loose := row.loose - hidden.get(None, 0):
         turns.append(Turn(None, row.served, 1, loose))
-    return _rotate(batch, command, row, share(turns, row.clock, room), most)
+    return _rotate(tx, command, row, share(turns, row.clock, room), most)
 
 
-def _suspects(batch: Batch, queue: str) -> dict[str | None, int]:
+def _suspects(tx: Transaction, queue: str) -> dict[str | None, int]:
     """How many ready suspects a queue has, by part."""
-    return dict(batch.db.rows("suspects_of", (queue,), tuple[str | None, int])) if batch.suspicious else {}
+    return dict(tx.db.rows("suspects_of", (queue,), tuple[str | None, int])) if tx.suspicious else {}
 
 
-def _open_parts(batch: Batch, row: QueueRow, room: int) -> list[PartRow]:
-    batch.flush()
-    found = batch.db.rows("open_parts", (row.name, batch.now, room), PartRow)
-    return [batch.parts.setdefault((part.queue, part.name), part) for part in found]
+def _open_parts(tx: Transaction, row: QueueRow, room: int) -> list[PartRow]:
+    tx.flush()
+    found = tx.db.rows("open_parts", (row.name, tx.now, room), PartRow)
+    return [tx.parts.setdefault((part.queue, part.name), part) for part in found]
 
 
 def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
@@ -133,21 +133,21 @@ def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
 
 
 def _fetch(
-    batch: Batch, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
+    tx: Transaction, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
 ) -> dict[str | None, list[Job]]:
     """Of each of these parts (None: without a part) the best ready jobs and, apart from them, at most so many
     suspects, all in one order and as they will be once they are taken."""
-    now, lease = batch.now, command.lease
+    now, lease = tx.now, command.lease
     found: dict[str | None, list[Job]] = {part: [] for part in counts}
     named = {part: n for part, n in counts.items() if part is not None}
     rest = (now, command.owner, now + lease, lease)
     if None in counts:
-        found[None] += batch.db.rows("offer_loose", (row.name, counts[None], *rest), Job)
+        found[None] += tx.db.rows("offer_loose", (row.name, counts[None], *rest), Job)
     if named:
-        for job in batch.db.rows("offer_parted", (row.name, max(named.values()), *rest, array(named)), Job):
+        for job in tx.db.rows("offer_parted", (row.name, max(named.values()), *rest, array(named)), Job):
             found[job.part].append(job)
     if suspects:
-        for job in batch.db.rows("offer_suspects", (row.name, suspects, *rest, array(counts)), Job):
+        for job in tx.db.rows("offer_suspects", (row.name, suspects, *rest, array(counts)), Job):
             found[job.part].append(job)
     if suspects or named:
         for jobs in found.values():
@@ -155,12 +155,14 @@ def _fetch(
     return found
 
 
-def _rotate(batch: Batch, command: Claim, row: QueueRow, picks: Sequence[Pick], suspects: int) -> _Offer:
+def _rotate(
+    tx: Transaction, command: Claim, row: QueueRow, picks: Sequence[Pick], suspects: int
+) -> _Candidates:
     """Give each pick the next job of its part."""
-    waiting = _fetch(batch, command, row, Counter(pick.part for pick in picks), suspects)
+    waiting = _fetch(tx, command, row, Counter(pick.part for pick in picks), suspects)
     for found in waiting.values():
         found.reverse()
-    offer = _Offer(row, [], [])
+    offer = _Candidates(row, [], [])
     for pick in picks:
         jobs = waiting[pick.part]
         while jobs and jobs[-1].losses >= SUSPECT and not suspects:
@@ -176,7 +178,7 @@ def _order(job: Job) -> tuple[int, int]:
     return job.priority, job.seq
 
 
-def _all_of(offers: list[_Offer], want: Want) -> list[Job]:
+def _all_of(offers: list[_Candidates], want: Want) -> list[Job]:
     """The jobs of the only offer, which holds no more than is wanted: most claims. Else nothing."""
     if len(offers) != 1 or (want.once is not None and 1 in [job.max_attempts for job in offers[0].jobs]):
         return []
@@ -184,7 +186,7 @@ def _all_of(offers: list[_Offer], want: Want) -> list[Job]:
     return offers[0].jobs
 
 
-def _merged(offers: Sequence[_Offer], want: Want) -> Iterator[Job]:
+def _merged(offers: Sequence[_Candidates], want: Want) -> Iterator[Job]:
     """The best n over all offers, each offer in its own order."""
     once = want.n if want.once is None else want.once
     suspects = want.n if want.suspects is None else want.suspects
@@ -210,29 +212,29 @@ def _merged(offers: Sequence[_Offer], want: Want) -> Iterator[Job]:
             heapq.heappush(heads, (_order(offer.jobs[offer.at]), at))
 
 
-def _take(batch: Batch, command: Claim, chosen: Sequence[Job]) -> None:
+def _take(tx: Transaction, command: Claim, chosen: Sequence[Job]) -> None:
     if chosen:
-        until = batch.now + command.lease
+        until = tx.now + command.lease
         seqs = array([job.seq for job in chosen])
-        batch.db.run("take", (command.owner, until, command.lease, batch.now, seqs))
-        _count(batch, chosen)
+        tx.db.run("take", (command.owner, until, command.lease, tx.now, seqs))
+        _count(tx, chosen)
 
 
-def _count(batch: Batch, chosen: Sequence[Job]) -> None:
+def _count(tx: Transaction, chosen: Sequence[Job]) -> None:
     if chosen:
         places = Counter([(job.queue, job.part) for job in chosen])
-        batch.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
+        tx.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
 
 
-def _charge(batch: Batch, offer: _Offer) -> None:
+def _charge(tx: Transaction, offer: _Candidates) -> None:
     """Rates are spent and turns are used up by what was really taken."""
     if not (offer.picks or offer.row.rate_count is not None):
         return
     taken = [n for n in range(offer.at) if n not in offer.passed]
     if not taken:
         return
-    row = batch.change_queue(offer.row.name)
-    row.next_at = spend(row.next_at, row.rate, batch.now, len(taken))
+    row = tx.change_queue(offer.row.name)
+    row.next_at = spend(row.next_at, row.rate, tx.now, len(taken))
     if not offer.picks:
         return
     picks = [offer.picks[n] for n in taken]
@@ -242,6 +244,6 @@ def _charge(batch: Batch, offer: _Offer) -> None:
         if last.part is None:
             row.served = last.served
         else:
-            slot = batch.change_part(row.name, last.part)
+            slot = tx.change_part(row.name, last.part)
             slot.served = last.served
-            slot.next_at = spend(slot.next_at, slot.rate, batch.now, counts[last.part])
+            slot.next_at = spend(slot.next_at, slot.rate, tx.now, counts[last.part])

@@ -39,7 +39,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """The columns of the rows that `put` takes, in order."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend
     on it?"""
 
@@ -143,7 +143,7 @@ class Db(Protocol):
         transaction."""
         ...
 
-    def is_ours(self, error: Exception) -> bool:
+    def is_command_error(self, error: Exception) -> bool:
         """Does it tell of a command, or of a defect of ours? The others tell of the store or the machine."""
         ...
 
@@ -168,7 +168,7 @@ def steps(dialect: str) -> tuple[str, ...]:
 
 
 if TYPE_CHECKING:
-    from towpath.ledger.tables.transaction import Batch
+    from towpath.ledger.tables.transaction import Transaction
 
 SHARE = 0.1
 """Seconds that the functions of one transaction should take together: its locks are held meanwhile."""
@@ -176,7 +176,7 @@ FIRST = 8
 """Functions of the first transaction, before any was measured."""
 
 
-class Undone(Exception):
+class FunctionUndone(Exception):
     """The batch must be played again without the function of one settle: the function ended the transaction,
     or its settle was refused after the function had run. `answer` is the answer to the settle."""
 
@@ -186,7 +186,7 @@ class Undone(Exception):
         self.answer = answer
 
 
-class FunctionPace:
+class FunctionBatchSize:
     """How many functions share a transaction: as many as take `SHARE` seconds, at most `most`."""
 
     def __init__(self, most: int) -> None:
@@ -219,17 +219,17 @@ def slices(commands: Sequence[Command], size: int) -> Iterator[Sequence[Command]
 
 
 def settle_with_functions(
-    batch: Batch,
+    tx: Transaction,
     commands: Sequence[Settle],
-    run: Callable[[Batch, Sequence[Settle]], list[Settled | Refused]],
+    run: Callable[[Transaction, Sequence[Settle]], list[Settled | Refused]],
 ) -> list[Settled | Refused]:
     """`run` settles those without a function, and those whose function has returned."""
     started = time.monotonic()
-    called, refused = _call(batch, commands)
-    batch.called = batch.called[0] + len(called), batch.called[1] + time.monotonic() - started
+    called, refused = _call(tx, commands)
+    tx.called = tx.called[0] + len(called), tx.called[1] + time.monotonic() - started
     left = [command for command in commands if (command.id, command.fence) not in refused]
     answers = iter(
-        run(batch, [replace(each, within=None) if each.within is not None else each for each in left])
+        run(tx, [replace(each, within=None) if each.within is not None else each for each in left])
     )
     found = [refused.get((command.id, command.fence)) or next(answers) for command in commands]
     for command, answer in zip(commands, found, strict=True):
@@ -238,29 +238,29 @@ def settle_with_functions(
             and isinstance(answer, Refused)
             and (command.id, command.fence) not in refused
         ):
-            raise Undone(command.id, answer)
+            raise FunctionUndone(command.id, answer)
     return found
 
 
-def _call(batch: Batch, commands: Sequence[Settle]) -> tuple[set[str], dict[tuple[str, int], Refused]]:
+def _call(tx: Transaction, commands: Sequence[Settle]) -> tuple[set[str], dict[tuple[str, int], Refused]]:
     """The jobs whose functions were called, and the settles that are refused for it. The function of a claim
     that is lost, or settled already, is not called."""
-    batch.flush()
+    tx.flush()
     first: dict[str, Settle] = {}
     for command in commands:
         if command.within is not None:
             first.setdefault(command.id, command)
     functions: list[tuple[str, Callable[[Any], object]]] = []
     refused: dict[tuple[str, int], Refused] = {}
-    for job in batch.db.rows("held", (array(first),), Held):
+    for job in tx.db.rows("held", (array(first),), HeldRow):
         command = first[job.id]
         if job.state is not RUNNING or job.fence != command.fence:
             continue
-        if (spoiled := batch.spoiled.get(job.id)) is not None:
+        if (spoiled := tx.failed_functions.get(job.id)) is not None:
             refused[job.id, job.fence] = spoiled
         elif command.within is not None:
             functions.append((job.id, command.within))
-    for id, failure in batch.db.call_all(functions).items():
+    for id, failure in tx.db.call_all(functions).items():
         refused[id, first[id].fence] = failure
-    batch.wrote = batch.wrote or len(functions) > 0
+    tx.wrote = tx.wrote or len(functions) > 0
     return {id for id, _ in functions}, refused

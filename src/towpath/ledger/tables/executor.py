@@ -44,12 +44,12 @@ from towpath.ledger.tables import claim as claims
 from towpath.ledger.tables import settings as notes
 from towpath.ledger.tables import upkeep as ageing
 from towpath.ledger.tables import upkeep as bulk
-from towpath.ledger.tables.transaction import Batch, by_id
+from towpath.ledger.tables.transaction import Transaction, by_id
 
 READ_AHEAD = 5000
-Player = Callable[[Batch, Sequence[Command]], list[Answer]]
+Executor = Callable[[Transaction, Sequence[Command]], list[Answer]]
 
-_SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
+_SINGLE: Mapping[type, Callable[[Transaction, Any], Answer]] = {
     Claim: claims.claim,
     Renew: settle.renew,
     Progress: settle.progress,
@@ -68,38 +68,38 @@ _SINGLE: Mapping[type, Callable[[Batch, Any], Answer]] = {
 }
 
 
-def play(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+def execute(tx: Transaction, commands: Sequence[Command]) -> list[Answer]:
     answers: list[Answer] = []
     for kind, group in groupby(commands, type):
         run: list[Any] = list(group)
         if kind is Append:
-            answers += append.append(batch, run)
+            answers += append.append(tx, run)
         elif kind is Settle:
-            answers += settle.settle_run(batch, run)
+            answers += settle.settle_run(tx, run)
         else:
-            answers += [_single(batch, command) for command in run]
+            answers += [_single(tx, command) for command in run]
     return answers
 
 
-def play_one_by_one(batch: Batch, commands: Sequence[Command]) -> list[Answer]:
+def execute_one_by_one(tx: Transaction, commands: Sequence[Command]) -> list[Answer]:
     """Each command under a savepoint of its own, so that one which raises is undone alone."""
     answers: list[Answer] = []
     for command in commands:
-        mark = batch.mark()
-        batch.db.save()
+        mark = tx.snapshot()
+        tx.db.save()
         try:
-            played = play(batch, [command])
-            batch.flush()
+            played = execute(tx, [command])
+            tx.flush()
             answers += played
         except Exception as error:
-            if not batch.db.is_ours(error):
+            if not tx.db.is_command_error(error):
                 raise
-            batch.db.undo()
-            batch.forget(mark)
+            tx.db.undo()
+            tx.restore(mark)
             answers.append(
                 CommandFailed(command=type(command).__name__, error=f"{type(error).__name__}: {error}")
             )
-        batch.db.keep()
+        tx.db.keep()
     return answers
 
 
@@ -120,17 +120,17 @@ def check_commands(commands: Sequence[Command]) -> None:
             raise InvalidInput(field="command", value=command, expected="a command of towpath.core.commands")
 
 
-def _single(batch: Batch, command: Any) -> Answer:
+def _single(tx: Transaction, command: Any) -> Answer:
     token = token_of(command)
-    if token and (kept := _recall(batch, token)) is not None:
+    if token and (kept := _recall(tx, token)) is not None:
         return kept
     try:
-        answer = _SINGLE[type(command)](batch, command)
+        answer = _SINGLE[type(command)](tx, command)
     except Refused as refusal:
         return refusal
     if token and (text := _worth_keeping(answer)):
-        batch.wrote = True
-        batch.db.run("write_reply", (token, text, batch.now + TOMBSTONE))
+        tx.wrote = True
+        tx.db.run("write_reply", (token, text, tx.now + TOMBSTONE))
     return answer
 
 
@@ -150,18 +150,18 @@ def _worth_keeping(answer: Answer) -> str:
     return ""
 
 
-def _recall(batch: Batch, token: str) -> Answer | None:
-    row = batch.db.one("read_reply", (token,))
+def _recall(tx: Transaction, token: str) -> Answer | None:
+    row = tx.db.one("read_reply", (token,))
     if row is None:
         return None
     if not row[0].startswith("["):
         return msgspec.json.decode(row[0], type=Canceled | Revived | Purged | Noted)
     pairs = msgspec.json.decode(row[0], type=list[tuple[str, int]])
-    found = by_id(batch, [id for id, _ in pairs])
+    found = by_id(tx, [id for id, _ in pairs])
     held = [
         job
         for id, fence in pairs
         if (job := found.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
     ]
-    batch.db.fill(held)
+    tx.db.fill(held)
     return Claimed(tuple([ClaimedJob(job) for job in held]))

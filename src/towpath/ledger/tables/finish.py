@@ -14,8 +14,8 @@ from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
 from towpath.ledger.tables import append
-from towpath.ledger.tables.database import Held, array
-from towpath.ledger.tables.transaction import Batch, GroupRow, by_seq, moved, recount
+from towpath.ledger.tables.database import HeldRow, array
+from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, moved, recount
 
 Ending = tuple[list[int], State, Reason]
 
@@ -31,53 +31,53 @@ class Dependent(NamedTuple):
     over: int
 
 
-def finish(batch: Batch, seqs: Iterable[int], state: State, reason: Reason) -> None:
+def finish(tx: Transaction, seqs: Iterable[int], state: State, reason: Reason) -> None:
     """End these jobs (those not finished yet), and all that must end or wake because of it."""
     if todo := list(seqs):
-        _run(batch, deque([(todo, state, reason)]))
+        _run(tx, deque([(todo, state, reason)]))
 
 
-def finish_sets(batch: Batch, sets: Iterable[Ending]) -> None:
+def finish_sets(tx: Transaction, sets: Iterable[Ending]) -> None:
     """End several sets of jobs in this order, before what follows from any of them."""
-    _run(batch, deque(sets))
+    _run(tx, deque(sets))
 
 
-def expire(batch: Batch, limit: int) -> int:
+def expire(tx: Transaction, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time; how many there were."""
-    if not batch.expired:
+    if not tx.expired:
         return 0
-    seqs = batch.db.rows("expired_jobs", (batch.now, limit), int)
-    finish(batch, seqs, State.FAILED, Reason.EXPIRED)
+    seqs = tx.db.rows("expired_jobs", (tx.now, limit), int)
+    finish(tx, seqs, State.FAILED, Reason.EXPIRED)
     return len(seqs)
 
 
-def look_after(batch: Batch, groups: Mapping[str, bool]) -> None:
+def update_groups(tx: Transaction, groups: Mapping[str, bool]) -> None:
     """Abort or close the groups that are due for it, and what follows. True: a member of the group has just
     failed."""
     work: deque[Ending] = deque()
-    _look_after(batch, groups, work)
-    _run(batch, work)
+    _update_groups(tx, groups, work)
+    _run(tx, work)
 
 
-def _run(batch: Batch, work: deque[Ending]) -> None:
+def _run(tx: Transaction, work: deque[Ending]) -> None:
     if work:
-        batch.relate()
+        tx.hold_relations()
     while work:
         seqs, state, reason = work.popleft()
-        ended = [job for job in by_seq(batch, seqs) if job.state not in FINISHED]
+        ended = [job for job in by_seq(tx, seqs) if job.state not in FINISHED]
         if not ended:
             continue
-        _end(batch, ended, state, reason)
+        _end(tx, ended, state, reason)
         if state is not State.DONE:
-            doomed = by_seq(batch, _doomed(batch, ended))
+            doomed = by_seq(tx, _doomed(tx, ended))
             if doomed:
-                _end(batch, doomed, state, Reason.DEPENDENCY)
+                _end(tx, doomed, state, Reason.DEPENDENCY)
                 ended += doomed
-        release(batch, [job.seq for job in ended])
+        release(tx, [job.seq for job in ended])
         groups = {job.group for job in ended if job.group is not None} | _count_proxies(
-            batch, ended, state, reason
+            tx, ended, state, reason
         )
-        _look_after(batch, dict.fromkeys(groups, state is State.FAILED), work)
+        _update_groups(tx, dict.fromkeys(groups, state is State.FAILED), work)
 
 
 class ProxyRow(NamedTuple):
@@ -87,66 +87,66 @@ class ProxyRow(NamedTuple):
     counted: str
 
 
-def _count_proxies(batch: Batch, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
+def _count_proxies(tx: Transaction, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
     """Count jobs that ended in the groups that wait for them because they represent members; which they
     are."""
     keyed = [job.seq for job in ended if job.key is not None]
     rows = (
-        [row for row in batch.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"]
+        [row for row in tx.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"]
         if keyed
         else []
     )
-    move_proxies(batch, rows, counter_of(state, reason))
+    move_proxies(tx, rows, counter_of(state, reason))
     return {row.group for row in rows}
 
 
-def move_proxies(batch: Batch, rows: Sequence[ProxyRow], counter: str) -> None:
+def move_proxies(tx: Transaction, rows: Sequence[ProxyRow], counter: str) -> None:
     """These proxies are counted in another counter of their groups."""
     if rows:
-        batch.wrote = True
-        batch.db.run("count_proxies", (counter, array([row.id for row in rows])))
+        tx.wrote = True
+        tx.db.run("count_proxies", (counter, array([row.id for row in rows])))
     for row in rows:
-        recount(batch, row.group, row.counted, counter)
+        recount(tx, row.group, row.counted, counter)
 
 
-def _end(batch: Batch, jobs: Sequence[Job], state: State, reason: Reason) -> None:
+def _end(tx: Transaction, jobs: Sequence[Job], state: State, reason: Reason) -> None:
     by_time: dict[int | None, list[int]] = {}
     for job in jobs:
-        by_time.setdefault(purge_of(batch, job, state), []).append(job.seq)
+        by_time.setdefault(purge_of(tx, job, state), []).append(job.seq)
         if job.group is not None:
-            batch.count_member(job.group, state, reason, False)
+            tx.count_member(job.group, state, reason, False)
     for purge_at, seqs in by_time.items():
-        batch.db.run("end_jobs", (state, reason, batch.now, purge_at, array(seqs)))
-    batch.move(moved(jobs, state))
-    free_keys(batch, jobs)
+        tx.db.run("end_jobs", (state, reason, tx.now, purge_at, array(seqs)))
+    tx.move(moved(jobs, state))
+    free_keys(tx, jobs)
 
 
-def purge_of(batch: Batch, job: Job | Held, state: State) -> int | None:
-    return purge_time(state, batch.now, job.retention, batch.queue(job.queue).retention)
+def purge_of(tx: Transaction, job: Job | HeldRow, state: State) -> int | None:
+    return purge_time(state, tx.now, job.retention, tx.queue(job.queue).retention)
 
 
-def free_keys(batch: Batch, jobs: Iterable[Job | Held]) -> None:
+def free_keys(tx: Transaction, jobs: Iterable[Job | HeldRow]) -> None:
     held = [(namespace(job.queue), job.key, job.seq) for job in jobs if job.key is not None]
     if held:
-        batch.relate()
-        batch.db.run("free_keys", (batch.now, array(held)))
+        tx.hold_relations()
+        tx.db.run("free_keys", (tx.now, array(held)))
 
 
-def _doomed(batch: Batch, ended: Sequence[Job]) -> list[int]:
-    return batch.db.rows("doomed", (array([job.seq for job in ended]),), int)
+def _doomed(tx: Transaction, ended: Sequence[Job]) -> list[int]:
+    return tx.db.rows("doomed", (array([job.seq for job in ended]),), int)
 
 
-def release(batch: Batch, ended: Iterable[int]) -> None:
+def release(tx: Transaction, ended: Iterable[int]) -> None:
     """Lower the waits of the blocked jobs with an edge from something that ended."""
-    batch.relate()
-    lower(batch, batch.db.rows("dependents", (array(ended),), Dependent))
+    tx.hold_relations()
+    lower(tx, tx.db.rows("dependents", (array(ended),), Dependent))
 
 
-def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
+def lower(tx: Transaction, dependents: Sequence[Dependent]) -> None:
     """Wake those that wait for nothing more."""
     if not dependents:
         return
-    batch.wrote = True
+    tx.wrote = True
     woken: dict[State, list[int]] = {}
     moves: Counter[tuple[str, str | None, State | None, State | None]] = Counter()
     still = []
@@ -154,20 +154,20 @@ def lower(batch: Batch, dependents: Sequence[Dependent]) -> None:
         if waits > over:
             still.append((seq, over))
             continue
-        state = awaken(ready_at, 0, batch.now)
+        state = awaken(ready_at, 0, tx.now)
         woken.setdefault(state, []).append(seq)
         moves[queue, part, State.BLOCKED, state] += 1
     if still:
-        batch.db.run("lower_waits", (array(still),))
+        tx.db.run("lower_waits", (array(still),))
     for state, seqs in woken.items():
         reason = Reason.DELAY if state is State.SCHEDULED else Reason.NONE
-        batch.db.run("unblock", (state, reason, array(seqs)))
-    batch.move(moves)
+        tx.db.run("unblock", (state, reason, array(seqs)))
+    tx.move(moves)
 
 
-def _look_after(batch: Batch, groups: Mapping[str, bool], work: deque[Ending]) -> None:
+def _update_groups(tx: Transaction, groups: Mapping[str, bool], work: deque[Ending]) -> None:
     for id, failed in sorted(groups.items()):
-        group = batch.group(id)
+        group = tx.group(id)
         if group is None:
             continue
         if (
@@ -175,85 +175,85 @@ def _look_after(batch: Batch, groups: Mapping[str, bool], work: deque[Ending]) -
             and group.on_failure is OnFailure.ABORT
             and group.state in (GroupState.OPEN, GroupState.SEALED)
         ):
-            start_abort(batch, group, work)
+            start_abort(tx, group, work)
         if group.unfinished == 0 and group.state in (GroupState.SEALED, GroupState.ABORTING):
-            _close(batch, group, work)
+            _close(tx, group, work)
 
 
-def abort(batch: Batch, group: GroupRow) -> None:
+def abort(tx: Transaction, group: GroupRow) -> None:
     work: deque[Ending] = deque()
-    start_abort(batch, group, work)
-    _look_after(batch, {group.id: False}, work)
-    _run(batch, work)
+    start_abort(tx, group, work)
+    _update_groups(tx, {group.id: False}, work)
+    _run(tx, work)
 
 
-def start_abort(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
-    batch.wrote = True
-    row = batch.change_group(group.id)
+def start_abort(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
+    tx.wrote = True
+    row = tx.change_group(group.id)
     row.state, row.paused, row.why = GroupState.ABORTING, 0, None
-    batch.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
+    tx.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
     # The jobs that represent members are not the group's to cancel.
-    proxies = batch.db.rows("proxies_in", (group.id,), ProxyRow)
-    move_proxies(batch, [row for row in proxies if row.counted == "unfinished"], "canceled")
-    if waiting := batch.db.rows("waiting_members", (group.id,), int):
+    proxies = tx.db.rows("proxies_in", (group.id,), ProxyRow)
+    move_proxies(tx, [row for row in proxies if row.counted == "unfinished"], "canceled")
+    if waiting := tx.db.rows("waiting_members", (group.id,), int):
         work.append((waiting, State.CANCELED, Reason.ABORTED))
 
 
-def _close(batch: Batch, group: GroupRow, work: deque[Ending]) -> None:
-    batch.change_group(group.id)
+def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
+    tx.change_group(group.id)
     if group.failed:
         outcome = State.FAILED
     elif group.canceled or group.state is GroupState.ABORTING:
         outcome = State.CANCELED
     else:
         outcome = State.DONE
-    group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, batch.now
-    batch.wrote = True
-    _open_gates(batch, group.id, outcome, work)
-    then = batch.db.one("then_of", (group.id,))
-    thens = {} if then is None else append.specs_of(then[0])
+    group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, tx.now
+    tx.wrote = True
+    _open_gates(tx, group.id, outcome, work)
+    then = tx.db.one("then_of", (group.id,))
+    thens = {} if then is None else append.decode_then(then[0])
     if specs := thens.pop(outcome, []):
         # Once: a group that is reopened may end in the same way again.
-        batch.db.put("then", [(group.id, append.text_of(thens))])
+        tx.db.put("then", [(group.id, append.encode_then(thens))])
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
-        admission = append.insert_admitted(batch, append.decide(batch, follow, Origin()))
-        batch.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
+        admission = append.insert_admitted(tx, append.decide(tx, follow, Origin()))
+        tx.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
         # What it supersedes ends after what this group had already put on the list.
         work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))
 
 
-def _open_gates(batch: Batch, group: str, outcome: State, work: deque[Ending]) -> None:
-    met = batch.db.rows("gates_met", (outcome, group), Dependent)
-    doomed = batch.db.rows("gates_shut", (outcome, group), int)
-    lower(batch, met)
+def _open_gates(tx: Transaction, group: str, outcome: State, work: deque[Ending]) -> None:
+    met = tx.db.rows("gates_met", (outcome, group), Dependent)
+    doomed = tx.db.rows("gates_shut", (outcome, group), int)
+    lower(tx, met)
     if doomed:
         state = State.FAILED if outcome is State.FAILED else State.CANCELED
         work.append((doomed, state, Reason.DEPENDENCY))
 
 
-def seal(batch: Batch, group: GroupRow) -> None:
-    batch.wrote = True
-    row = batch.change_group(group.id)
+def seal(tx: Transaction, group: GroupRow) -> None:
+    tx.wrote = True
+    row = tx.change_group(group.id)
     row.state, row.paused, row.why = GroupState.SEALED, 0, None
-    lower(batch, batch.db.rows("sealed_members", (group.id,), Dependent))
-    look_after(batch, {group.id: False})
+    lower(tx, tx.db.rows("sealed_members", (group.id,), Dependent))
+    update_groups(tx, {group.id: False})
 
 
-def unseal(batch: Batch, group: GroupRow, why: str | None) -> None:
-    batch.wrote = True
-    row = batch.change_group(group.id)
+def unseal(tx: Transaction, group: GroupRow, why: str | None) -> None:
+    tx.wrote = True
+    row = tx.change_group(group.id)
     row.state, row.paused, row.why = GroupState.OPEN, 1, why
-    batch.db.run("one_more_wait", (group.id,))
-    hold(batch, batch.db.rows("members_that_could_run", (group.id,), tuple[int, str, str | None, State]))
+    tx.db.run("one_more_wait", (group.id,))
+    hold(tx, tx.db.rows("members_that_could_run", (group.id,), tuple[int, str, str | None, State]))
 
 
-def hold(batch: Batch, members: Sequence[tuple[int, str, str | None, State]]) -> None:
+def hold(tx: Transaction, members: Sequence[tuple[int, str, str | None, State]]) -> None:
     """These (seq, queue, part, scheduled or ready) belong to an open group: they wait for its seal."""
     if members:
-        batch.db.run("hold", (array([seq for seq, _, _, _ in members]),))
-        batch.move(Counter((queue, part, state, State.BLOCKED) for _, queue, part, state in members))
+        tx.db.run("hold", (array([seq for seq, _, _, _ in members]),))
+        tx.move(Counter((queue, part, state, State.BLOCKED) for _, queue, part, state in members))
 
 
-def is_open(batch: Batch, group: str | None) -> bool:
-    row = None if group is None else batch.group(group)
+def is_open(tx: Transaction, group: str | None) -> bool:
+    row = None if group is None else tx.group(group)
     return row is not None and row.state is GroupState.OPEN

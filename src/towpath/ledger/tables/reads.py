@@ -26,7 +26,7 @@ from towpath.ledger.tables.database import Db, array
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 
-class Where:
+class Conditions:
     """Collects conditions that must all hold, and their arguments. `?` in a condition is the next
     argument."""
 
@@ -238,7 +238,7 @@ def _add_gates(db: Db, facts: Facts, job: Job, queue: QueueRow) -> None:
         facts.ahead = db.one("ahead_parted", (job.queue, job.part, job.priority, job.seq, AHEAD))[0]
 
 
-class Related:
+class GroupReads:
     """The reads of a ledger that are about parts and groups."""
 
     def _reads(self, read: Callable[[Db], T]) -> T:

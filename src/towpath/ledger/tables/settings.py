@@ -23,58 +23,58 @@ from towpath.core.commands import (
 from towpath.core.limits import reason_after
 from towpath.errors import NoteConflict, Refused, UnknownGroup
 from towpath.ledger.tables import finish
-from towpath.ledger.tables.append import text_of
+from towpath.ledger.tables.append import encode_then
 from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transaction import Batch, GroupRow, PartRow, QueueRow
+from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow, Transaction
 
 
-def open_group(batch: Batch, command: Open) -> GroupSet:
-    if batch.group(command.group) is None:
-        batch.wrote = True
-        batch.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=batch.now))
+def open_group(tx: Transaction, command: Open) -> GroupSet:
+    if tx.group(command.group) is None:
+        tx.wrote = True
+        tx.new_group(GroupRow(command.group, on_failure=command.on_failure, created_at=tx.now))
         if thens := {ending: list(specs) for ending, specs in command.then.items() if specs}:
-            batch.db.put("then", [(command.group, text_of(thens))])
+            tx.db.put("then", [(command.group, encode_then(thens))])
     return GroupSet(command.group)
 
 
-def seal(batch: Batch, command: Seal) -> GroupSet | Refused:
-    group = batch.group(command.group)
+def seal(tx: Transaction, command: Seal) -> GroupSet | Refused:
+    group = tx.group(command.group)
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.OPEN:
-        finish.seal(batch, group)
+        finish.seal(tx, group)
     return GroupSet(command.group)
 
 
-def unseal(batch: Batch, command: Unseal) -> GroupSet | Refused:
-    group = batch.group(command.group)
+def unseal(tx: Transaction, command: Unseal) -> GroupSet | Refused:
+    group = tx.group(command.group)
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state is GroupState.SEALED:
-        finish.unseal(batch, group, command.why)
+        finish.unseal(tx, group, command.why)
     elif group.paused and group.why != command.why:
-        batch.wrote = True
-        batch.change_group(group.id).why = command.why
+        tx.wrote = True
+        tx.change_group(group.id).why = command.why
     return GroupSet(command.group)
 
 
-def abort(batch: Batch, command: Abort) -> GroupSet | Refused:
-    group = batch.group(command.group)
+def abort(tx: Transaction, command: Abort) -> GroupSet | Refused:
+    group = tx.group(command.group)
     if group is None:
         return UnknownGroup(group=command.group)
     if group.state in (GroupState.OPEN, GroupState.SEALED):
-        finish.abort(batch, group)
+        finish.abort(tx, group)
     return GroupSet(command.group)
 
 
-def set_gate(batch: Batch, command: SetQueue | SetPart) -> QueueSet:
-    return set_queue(batch, command) if isinstance(command, SetQueue) else set_part(batch, command)
+def set_gate(tx: Transaction, command: SetQueue | SetPart) -> QueueSet:
+    return set_queue(tx, command) if isinstance(command, SetQueue) else set_part(tx, command)
 
 
-def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
-    batch.wrote = True
-    batch.gate([command.queue])
-    row = batch.change_queue(command.queue)
+def set_queue(tx: Transaction, command: SetQueue) -> QueueSet:
+    tx.wrote = True
+    tx.hold_queues([command.queue])
+    row = tx.change_queue(command.queue)
     _set_gate(row, command)
     if command.capacity is not UNSET:
         row.capacity = command.capacity
@@ -85,10 +85,10 @@ def set_queue(batch: Batch, command: SetQueue) -> QueueSet:
     return QueueSet(command.queue)
 
 
-def set_part(batch: Batch, command: SetPart) -> QueueSet:
-    batch.wrote = True
-    batch.gate([command.queue])
-    row = batch.change_part(command.queue, command.part)
+def set_part(tx: Transaction, command: SetPart) -> QueueSet:
+    tx.wrote = True
+    tx.hold_queues([command.queue])
+    row = tx.change_part(command.queue, command.part)
     row.configured = 1
     _set_gate(row, command)
     if command.weight is not UNSET:
@@ -99,7 +99,7 @@ def set_part(batch: Batch, command: SetPart) -> QueueSet:
         rate = command.append_rate
         limits = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
         row.append_count, row.append_period, row.append_burst = limits
-    batch.quotas = True
+    tx.quotas = True
     return QueueSet(command.queue, command.part)
 
 
@@ -125,20 +125,20 @@ class Decided(msgspec.Struct):
     next_version: int
 
 
-def note(batch: Batch, command: Note) -> Noted:
-    decided = decide(batch, [command])
-    write(batch, decided)
+def note(tx: Transaction, command: Note) -> Noted:
+    decided = decide(tx, [command])
+    write(tx, decided)
     for gate in command.gates:
-        set_gate(batch, gate)
+        set_gate(tx, gate)
     return decided.answers[0]
 
 
-def decide(batch: Batch, commands: Sequence[Note]) -> Decided:
+def decide(tx: Transaction, commands: Sequence[Note]) -> Decided:
     """What the notes come to, each seeing the ones before it; raises NoteConflict and writes nothing."""
-    batch.relate()
-    found = batch.db.rows("live_notes", (array({n.key for n in commands}), batch.now), tuple[str, int, int])
+    tx.hold_relations()
+    found = tx.db.rows("live_notes", (array({n.key for n in commands}), tx.now), tuple[str, int, int])
     live: dict[str, tuple[int, int]] = {key: (version, fence) for key, version, fence in found}
-    decided = Decided([], {}, set(), batch.next_version)
+    decided = Decided([], {}, set(), tx.next_version)
     for command in commands:
         version, fence = live.get(command.key, (0, 0))
         if command.expect is not None and command.expect != version:
@@ -153,16 +153,16 @@ def decide(batch: Batch, commands: Sequence[Note]) -> Decided:
         decided.next_version += 1
         fence = fence or version
         live[command.key] = version, fence
-        expires = None if command.ttl is None else batch.now + command.ttl
+        expires = None if command.ttl is None else tx.now + command.ttl
         decided.puts[command.key] = command.key, command.value, version, fence, expires
         decided.drops.discard(command.key)
         decided.answers.append(Noted(command.key, version, fence))
     return decided
 
 
-def write(batch: Batch, decided: Decided) -> None:
-    batch.wrote = True
-    batch.next_version = decided.next_version
+def write(tx: Transaction, decided: Decided) -> None:
+    tx.wrote = True
+    tx.next_version = decided.next_version
     if decided.drops:
-        batch.db.run("delete_notes", (array(decided.drops),))
-    batch.db.put("note", decided.puts.values())
+        tx.db.run("delete_notes", (array(decided.drops),))
+    tx.db.put("note", decided.puts.values())

@@ -107,7 +107,7 @@ class GroupRow(msgspec.Struct, array_like=True):
     why: str | None = None
 
 
-class Ground(msgspec.Struct):
+class StartFacts(msgspec.Struct):
     """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
     whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: may one be ready?
     `quotas`: may a part limit its appends?"""
@@ -124,10 +124,12 @@ class Ground(msgspec.Struct):
     quotas: bool = True
 
 
-class Batch:
+class Transaction:
     """`now` is the ledger's time. `wrote` tells whether anything changed."""
 
-    def __init__(self, db: Db, now: int, jumps: Jumps, ground: Ground, first: Sequence[Spec] = ()) -> None:
+    def __init__(
+        self, db: Db, now: int, jumps: Jumps, ground: StartFacts, first: Sequence[Spec] = ()
+    ) -> None:
         """`first`: specs that the batch begins with, about which `ground` tells already."""
         self.db = db
         self.jumps = jumps
@@ -147,7 +149,7 @@ class Batch:
         self.outage: Callable[[], bool] = bool
         """Before leases are reaped: may their holders have been unable to renew them? Then that time is
         recorded as a jump."""
-        self.spoiled: dict[str, Refused] = {}
+        self.failed_functions: dict[str, Refused] = {}
         """The answers to settles, by job, whose commit function must not be called again: see
         `functions.Undone`."""
         self.called = 0, 0.0
@@ -158,11 +160,11 @@ class Batch:
         self._changed_parts: set[tuple[str, str]] = set()
         self._changed_groups: set[str] = set()
 
-    def relate(self) -> None:
+    def hold_relations(self) -> None:
         """Keys, groups, dependencies or notes are about to be looked at and changed: nobody else may, until
         the end of the batch. A store with one writer at a time has nothing to do for it."""
 
-    def gate(self, queues: Iterable[str]) -> None:
+    def hold_queues(self, queues: Iterable[str]) -> None:
         """The same for the limits of these queues and the turns of their parts."""
 
     def take_seqs(self, n: int) -> int:
@@ -208,7 +210,7 @@ class Batch:
 
     def load_groups(self, ids: Iterable[str]) -> None:
         if missing := [id for id in set(ids) if id not in self.groups]:
-            self.relate()
+            self.hold_relations()
             self.groups.update(dict.fromkeys(missing))
             found = self.db.rows("groups_by_id", (array(missing),), GroupRow)
             self.groups.update({row.id: row for row in found})
@@ -280,12 +282,12 @@ class Batch:
         if self.wrote:
             self.db.run("write_meta", (self.next_seq, self.next_version, self.now))
 
-    def mark(self) -> tuple[int, int, bool]:
+    def snapshot(self) -> tuple[int, int, bool]:
         """A point to come back to with `forget`. Everything in hand is written."""
         self.flush()
         return self.next_seq, self.next_version, self.wrote
 
-    def forget(self, mark: tuple[int, int, bool]) -> None:
+    def restore(self, mark: tuple[int, int, bool]) -> None:
         """The database was rolled back to `mark`: what is in hand is worthless."""
         self.next_seq, self.next_version, self.wrote = mark
         for cached in (self.queues, self.parts, self.groups):
@@ -297,9 +299,9 @@ class Batch:
 _fields = msgspec.structs.astuple
 
 
-def recount(batch: Batch, id: str, old: str | None, new: str) -> None:
+def recount(tx: Transaction, id: str, old: str | None, new: str) -> None:
     """A member of a group goes from one counter to another. `old` is None for a new member."""
-    group: Any = batch.change_group(id)
+    group: Any = tx.change_group(id)
     setattr(group, new, getattr(group, new) + 1)
     if old is None:
         group.total += 1
@@ -307,25 +309,25 @@ def recount(batch: Batch, id: str, old: str | None, new: str) -> None:
         setattr(group, old, getattr(group, old) - 1)
 
 
-def flush_queues(batch: Batch) -> None:
+def flush_queues(tx: Transaction) -> None:
     """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in
     hand."""
-    if batch._changed_queues:
-        batch.flush()
+    if tx._changed_queues:
+        tx.flush()
 
 
-def load_parts(batch: Batch, places: Iterable[tuple[str, str]]) -> None:
-    batch._load_parts(places)
+def load_parts(tx: Transaction, places: Iterable[tuple[str, str]]) -> None:
+    tx._load_parts(places)
 
 
 def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, State | None, State | None]]:
     return Counter((job.queue, job.part, job.state, to) for job in jobs)
 
 
-def by_seq(batch: Batch, seqs: Iterable[int]) -> list[Job]:
+def by_seq(tx: Transaction, seqs: Iterable[int]) -> list[Job]:
     """The jobs (without bodies), in the order of seq, held until the end of the batch."""
-    return batch.db.rows("by_seq", (array(sorted(seqs)),), Job)
+    return tx.db.rows("by_seq", (array(sorted(seqs)),), Job)
 
 
-def by_id(batch: Batch, ids: Iterable[str]) -> dict[str, Job]:
-    return {job.id: job for job in batch.db.rows("by_id", (array(ids),), Job)}
+def by_id(tx: Transaction, ids: Iterable[str]) -> dict[str, Job]:
+    return {job.id: job for job in tx.db.rows("by_id", (array(ids),), Job)}

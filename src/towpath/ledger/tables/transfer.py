@@ -61,7 +61,7 @@ TABLES: tuple[Table, ...] = (
 NOTE = next(table for table in TABLES if table.name == "note")
 
 
-class Marks(msgspec.Struct, frozen=True):
+class MetaRow(msgspec.Struct, frozen=True):
     """The one row of a ledger, in whatever form the store has it."""
 
     schema: int
@@ -87,7 +87,7 @@ class Store(Protocol):
         """The schema that this version of Towpath brings."""
         ...
 
-    def marks(self) -> Marks | None:
+    def read_meta(self) -> MetaRow | None:
         """None where there is no ledger yet."""
         ...
 
@@ -108,7 +108,7 @@ class Store(Protocol):
         """In one transaction."""
         ...
 
-    def drain(self) -> int:
+    def apply_user_appends(self) -> int:
         """Have what users appended in transactions of their own become jobs, which else the next batch would
         do; how many appends that were. Raises `InvalidInput` if there are some that cannot be played."""
         ...
@@ -121,8 +121,8 @@ class Store(Protocol):
         """Nobody else copies into it meanwhile. Raises what `occupied` says if somebody does."""
         ...
 
-    def begin(self, marks: Marks) -> None:
-        """Take over these marks, in a transaction in which no other writes. What is there is deleted if it is
+    def begin(self, meta: MetaRow) -> None:
+        """Take over these counters, in a transaction in which no other writes. What is there is deleted if it is
         an unfinished copy, and refused by `refuse_content` otherwise."""
         ...
 
@@ -167,46 +167,46 @@ def occupied(store: Store) -> InvalidInput:
 def copy(source: Store, target: Store, progress: Progress) -> Copied:
     """`source` must not be written to meanwhile, which is noticed."""
     with target.reserved():
-        source.drain()
+        source.apply_user_appends()
         return _copy(source, target, progress)
 
 
 def _copy(source: Store, target: Store, progress: Progress) -> Copied:
-    marks = source.marks()
-    assert marks is not None, "the source was opened as a ledger before"
-    resumed = _begin(target, marks)
+    meta = source.read_meta()
+    assert meta is not None, "the source was opened as a ledger before"
+    resumed = _begin(target, meta)
     for table in TABLES:
         _copy_table(source, target, table, progress)
     ours, theirs = digest(source, progress), digest(target, progress)
-    if source.drain() or ours != theirs or source.marks() != marks:
-        target.begin(marks)  # it is worth nothing: the next attempt begins anew
+    if source.apply_user_appends() or ours != theirs or source.read_meta() != meta:
+        target.begin(meta)  # it is worth nothing: the next attempt begins anew
         raise StoreFailed(path=source.place, error=_mismatch(ours, theirs))
-    target.finish(_least(target))
+    target.finish(_min_schema(target))
     return Copied(*ours, resumed)
 
 
-def _begin(target: Store, marks: Marks) -> bool:
+def _begin(target: Store, meta: MetaRow) -> bool:
     """Whether there is something to go on with."""
-    found = target.marks()
+    found = target.read_meta()
     if found is None or not found.is_unfinished:
         target.migrate()
     elif found.schema != target.known:
         expected = "a copy that was begun by this version of Towpath; delete it and copy again"
         raise InvalidInput(field="target", value=target.place, expected=expected)
-    elif _heart(found) == _heart(marks):
+    elif _counters(found) == _counters(meta):
         return True
-    target.begin(marks)
+    target.begin(meta)
     return False
 
 
-def _heart(marks: Marks) -> tuple[int, int, int]:
-    return marks.next_seq, marks.next_version, marks.last
+def _counters(meta: MetaRow) -> tuple[int, int, int]:
+    return meta.next_seq, meta.next_version, meta.last
 
 
-def _least(target: Store) -> int:
-    marks = target.marks()
-    assert marks is not None
-    return marks.min_schema - UNFINISHED
+def _min_schema(target: Store) -> int:
+    meta = target.read_meta()
+    assert meta is not None
+    return meta.min_schema - UNFINISHED
 
 
 def _copy_table(source: Store, target: Store, table: Table, progress: Progress) -> None:
@@ -242,9 +242,9 @@ def digest(store: Store, progress: Progress) -> tuple[dict[str, int], str]:
             if count % ROWS == 0 or count == total:
                 progress(f"verifying {table.name} of {store.place}", count, total)
         found[table.name] = count
-    marks = store.marks()
-    assert marks is not None
-    whole.update(encoder.encode(_heart(marks)))
+    meta = store.read_meta()
+    assert meta is not None
+    whole.update(encoder.encode(_counters(meta)))
     return found, whole.hexdigest()
 
 

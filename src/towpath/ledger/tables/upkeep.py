@@ -40,55 +40,53 @@ from towpath.core.lifecycle import (
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transaction import Batch, GroupRow, by_seq, recount
+from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, recount
 
 
-def upkeep(batch: Batch, command: Upkeep) -> Upkept:
-    batch.flush()
+def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
+    tx.flush()
     left = command.limit
-    reaped = _reap(batch, command.dead, left)
+    reaped = _reap(tx, command.dead, left)
     left -= reaped
-    expired = finish.expire(batch, left) if left else 0
+    expired = finish.expire(tx, left) if left else 0
     left -= expired
-    woken = _wake(batch, left) if left else 0
+    woken = _wake(tx, left) if left else 0
     left -= woken
-    purged = _purge(batch, left) if left else 0
+    purged = _purge(tx, left) if left else 0
     left -= purged
-    swept = _sweep(batch, left) if left else 0
+    swept = _sweep(tx, left) if left else 0
     left -= swept
-    batch.flush()
-    return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(batch))
+    tx.flush()
+    return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(tx))
 
 
-def _reap(batch: Batch, dead: Sequence[str], limit: int) -> int:
+def _reap(tx: Transaction, dead: Sequence[str], limit: int) -> int:
     """First the jobs of dead owners, then those whose lease is over."""
-    reaped = _lose(batch, batch.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
+    reaped = _lose(tx, tx.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
     if reaped < limit:
-        late = _late(batch, limit - reaped)
-        if late and batch.outage():
-            late = _late(batch, limit - reaped)
-        reaped += _lose(batch, late)
+        late = _late(tx, limit - reaped)
+        if late and tx.outage():
+            late = _late(tx, limit - reaped)
+        reaped += _lose(tx, late)
     return reaped
 
 
-def _late(batch: Batch, limit: int) -> list[Job]:
-    return batch.db.rows("late_jobs", (batch.now, array(batch.jumps.recorded), limit), Job)
+def _late(tx: Transaction, limit: int) -> list[Job]:
+    return tx.db.rows("late_jobs", (tx.now, array(tx.jumps.recorded), limit), Job)
 
 
-def _lose(batch: Batch, lost: Sequence[Job]) -> int:
+def _lose(tx: Transaction, lost: Sequence[Job]) -> int:
     if not lost:
         return 0
-    batch.wrote = True
-    changes = [(job, lose(job, batch.now)) for job in lost]
-    batch.db.run("count_losses", (array([job.seq for job in lost]),))
+    tx.wrote = True
+    changes = [(job, lose(job, tx.now)) for job in lost]
+    tx.db.run("count_losses", (array([job.seq for job in lost]),))
     back = [(job, change) for job, change in changes if change.state in WAITING]
-    _give_back(batch, back)
-    held = [(job, change) for job, change in back if finish.is_open(batch, job.group)]
-    finish.hold(batch, [(job.seq, job.queue, job.part, change.state) for job, change in held])
+    _give_back(tx, back)
+    held = [(job, change) for job, change in back if finish.is_open(tx, job.group)]
+    finish.hold(tx, [(job.seq, job.queue, job.part, change.state) for job, change in held])
     ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
-    finish.finish_sets(
-        batch, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()]
-    )
+    finish.finish_sets(tx, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
     return len(lost)
 
 
@@ -102,119 +100,115 @@ def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reas
     return found
 
 
-def _give_back(batch: Batch, back: list[tuple[Job, Change]]) -> None:
+def _give_back(tx: Transaction, back: list[tuple[Job, Change]]) -> None:
     if back:
-        batch.db.run(
-            "give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),)
-        )
-        batch.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
+        tx.db.run("give_back", (array([(job.seq, change.state, change.ready_at) for job, change in back]),))
+        tx.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
 
 
-def _wake(batch: Batch, limit: int) -> int:
-    batch.flush()
+def _wake(tx: Transaction, limit: int) -> int:
+    tx.flush()
     woken = 0
-    for queue in batch.db.rows("queues_with_due", (batch.now,), str):
-        woken += claim.promote(batch, queue, limit - woken)
+    for queue in tx.db.rows("queues_with_due", (tx.now,), str):
+        woken += claim.promote(tx, queue, limit - woken)
         if woken == limit:
             break
     return woken
 
 
-def _purge(batch: Batch, limit: int) -> int:
-    batch.flush()
+def _purge(tx: Transaction, limit: int) -> int:
+    tx.flush()
     purged = 0
-    for queue in batch.db.rows("queues_with_purgeable", (batch.now,), str):
-        purged += _delete(batch, queue, batch.now, limit - purged)
+    for queue in tx.db.rows("queues_with_purgeable", (tx.now,), str):
+        purged += _delete(tx, queue, tx.now, limit - purged)
         if purged == limit:
             return purged
-    batch.flush()
-    for queue, kept, keep in batch.db.rows("queues_too_full", (KEEP, KEEP), tuple[str, int, int]):
-        purged += _delete(batch, queue, None, min(kept - keep, limit - purged))
+    tx.flush()
+    for queue, kept, keep in tx.db.rows("queues_too_full", (KEEP, KEEP), tuple[str, int, int]):
+        purged += _delete(tx, queue, None, min(kept - keep, limit - purged))
         if purged == limit:
             break
     return purged
 
 
-def _delete(batch: Batch, queue: str, until: int | None, limit: int) -> int:
-    seqs = batch.db.rows("purgeable_jobs", (queue, until, until, limit), int)
-    doomed = by_seq(batch, seqs)
+def _delete(tx: Transaction, queue: str, until: int | None, limit: int) -> int:
+    seqs = tx.db.rows("purgeable_jobs", (queue, until, until, limit), int)
+    doomed = by_seq(tx, seqs)
     assert all(job.state in FINISHED for job in doomed)
-    delete(batch, doomed)
+    delete(tx, doomed)
     return len(doomed)
 
 
-def _sweep(batch: Batch, limit: int) -> int:
-    batch.flush()
-    now, left = batch.now, limit
+def _sweep(tx: Transaction, limit: int) -> int:
+    tx.flush()
+    now, left = tx.now, limit
     for name in ("sweep_tombstones", "sweep_replies", "sweep_notes"):
-        left -= _delete_rows(batch, name, now, left)
-    left -= _close_windows(batch, left)
-    left -= _delete_rows(batch, "sweep_parts", now, left)
-    groups = _delete_rows(batch, "sweep_groups", now - RETENTION, left)
+        left -= _delete_rows(tx, name, now, left)
+    left -= _close_windows(tx, left)
+    left -= _delete_rows(tx, "sweep_parts", now, left)
+    groups = _delete_rows(tx, "sweep_groups", now - RETENTION, left)
     if groups:
         for statement in ("sweep_thens", "sweep_gates", "sweep_proxies"):
-            batch.db.run(statement)
+            tx.db.run(statement)
     if left < limit or groups:
-        batch.wrote = True
-        batch.parts.clear()
-        batch.groups.clear()
+        tx.wrote = True
+        tx.parts.clear()
+        tx.groups.clear()
     return limit - left + groups
 
 
-def _delete_rows(batch: Batch, statement: str, until: int, limit: int) -> int:
-    return batch.db.count(statement, (until, limit)) if limit else 0
+def _delete_rows(tx: Transaction, statement: str, until: int, limit: int) -> int:
+    return tx.db.count(statement, (until, limit)) if limit else 0
 
 
-def _close_windows(batch: Batch, limit: int) -> int:
+def _close_windows(tx: Transaction, limit: int) -> int:
     """A key whose window is over is held by an unfinished job only."""
-    over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int]) if limit else []
+    over = tx.db.rows("closed_windows", (tx.now, limit), tuple[str, str, int]) if limit else []
     if over:
-        batch.relate()
-        over = batch.db.rows("closed_windows", (batch.now, limit), tuple[str, str, int])
+        tx.hold_relations()
+        over = tx.db.rows("closed_windows", (tx.now, limit), tuple[str, str, int])
     if kept := [(space, key) for space, key, held in over if held]:
-        batch.db.run("close_windows", (array(kept),))
+        tx.db.run("close_windows", (array(kept),))
     if free := [(space, key) for space, key, held in over if not held]:
-        batch.db.run("delete_keys", (array(free),))
+        tx.db.run("delete_keys", (array(free),))
     return len(over)
 
 
-def _next_due(batch: Batch) -> int | None:
-    jumps = batch.jumps.recorded
+def _next_due(tx: Transaction) -> int | None:
+    jumps = tx.jumps.recorded
     lease: int | None = None
     if jumps:
-        lease = batch.db.one("next_lease_after_jump", (batch.now, array(jumps)))[0]
+        lease = tx.db.one("next_lease_after_jump", (tx.now, array(jumps)))[0]
     else:
-        lease = batch.db.one("next_lease")[0]
-    due: int | None = batch.db.one("next_due", (batch.now, KEEP))[0]
+        lease = tx.db.one("next_lease")[0]
+    due: int | None = tx.db.one("next_due", (tx.now, KEEP))[0]
     return min((time for time in (lease, due) if time is not None), default=None)
 
 
-def hasten(batch: Batch, command: Hasten) -> Hastened:
-    batch.flush()
-    before = batch.now - command.waited
-    last = _last_appended(batch, before)
+def hasten(tx: Transaction, command: Hasten) -> Hastened:
+    tx.flush()
+    before = tx.now - command.waited
+    last = _last_appended(tx, before)
     found: list[int] = []
-    for queue in sorted(
-        name for name in batch.db.rows("live_queues", (), str) if matches(command.queue, name)
-    ):
+    for queue in sorted(name for name in tx.db.rows("live_queues", (), str) if matches(command.queue, name)):
         for name in ("old_loose", "old_parted", "old_suspects"):
             if len(found) <= command.limit:
                 limit = command.limit + 1 - len(found)
-                found += batch.db.rows(name, (queue, command.priority, last, before, limit), int)
+                found += tx.db.rows(name, (queue, command.priority, last, before, limit), int)
     more = len(found) > command.limit
     if found:
-        batch.wrote = True
+        tx.wrote = True
         seqs = array(found[: command.limit])
-        batch.db.run("hasten", (command.priority, seqs))
+        tx.db.run("hasten", (command.priority, seqs))
     return Hastened(len(found) - more, more)
 
 
-def _last_appended(batch: Batch, before: int) -> int:
+def _last_appended(tx: Transaction, before: int) -> int:
     """The highest seq that was appended by then, or any after it without a job in between."""
-    low, high = 0, batch.next_seq
+    low, high = 0, tx.next_seq
     while low < high:
         middle = (low + high + 1) // 2
-        row = batch.db.one("created_from", (middle,))
+        row = tx.db.one("created_from", (middle,))
         if row is None or row[0] > before:
             high = middle - 1
         else:
@@ -227,37 +221,37 @@ DEAD = (State.FAILED, State.CANCELED)
 
 
 def _matching(
-    batch: Batch, command: Cancel | Revive | Purge, states: Iterable[State]
+    tx: Transaction, command: Cancel | Revive | Purge, states: Iterable[State]
 ) -> tuple[list[Job], bool]:
-    batch.relate()
-    found = batch.db.matching(command.where, states, isinstance(command, Cancel), command.limit + 1)
+    tx.hold_relations()
+    found = tx.db.matching(command.where, states, isinstance(command, Cancel), command.limit + 1)
     return found[: command.limit], len(found) > command.limit
 
 
-def cancel(batch: Batch, command: Cancel) -> Canceled:
-    found, more = _matching(batch, command, UNFINISHED)
+def cancel(tx: Transaction, command: Cancel) -> Canceled:
+    found, more = _matching(tx, command, UNFINISHED)
     asked = [job.seq for job in found if job.state is State.RUNNING]
     waiting = [job.seq for job in found if job.state in WAITING]
     if asked:
-        batch.wrote = True
-        batch.db.run("ask_to_stop", (Reason.REQUESTED, array(asked)))
-    finish.finish(batch, waiting, State.CANCELED, Reason.REQUESTED)
+        tx.wrote = True
+        tx.db.run("ask_to_stop", (Reason.REQUESTED, array(asked)))
+    finish.finish(tx, waiting, State.CANCELED, Reason.REQUESTED)
     return Canceled(len(waiting), len(asked), more)
 
 
-def purge(batch: Batch, command: Purge) -> Purged:
-    found, more = _matching(batch, command, FINISHED)
-    delete(batch, found)
+def purge(tx: Transaction, command: Purge) -> Purged:
+    found, more = _matching(tx, command, FINISHED)
+    delete(tx, found)
     return Purged(len(found), more)
 
 
-def delete(batch: Batch, jobs: Sequence[Job]) -> None:
+def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
     """Finished jobs go, and leave tombstones."""
     if not jobs:
         return
-    until = batch.now + TOMBSTONE
+    until = tx.now + TOMBSTONE
     tombs = [(job.id, job.seq, job.state, job.settled_fence, None, until) for job in jobs]
-    batch.db.put("tombstone", tombs)
+    tx.db.put("tombstone", tombs)
     seqs = array([job.seq for job in jobs])
     for statement in (
         "delete_out_edges",
@@ -267,21 +261,21 @@ def delete(batch: Batch, jobs: Sequence[Job]) -> None:
         "delete_bodies",
         "delete_jobs",
     ):
-        batch.db.run(statement, (seqs,))
-    batch.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
+        tx.db.run(statement, (seqs,))
+    tx.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
 
 
-def revive(batch: Batch, command: Revive) -> Revived:
-    found, more = _matching(batch, command, () if command.where.ids else DEAD)
+def revive(tx: Transaction, command: Revive) -> Revived:
+    found, more = _matching(tx, command, () if command.where.ids else DEAD)
     revived: set[int] = set()
     refused: dict[int, tuple[str, str]] = {}
     for job in sorted(found, key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq)):
         if job.seq in revived:
             continue
-        if why := _obstacle(batch, job):
+        if why := _obstacle(tx, job):
             refused[job.seq] = job.id, why
         else:
-            revived |= _revive_with_dependents(batch, job)
+            revived |= _revive_with_dependents(tx, job)
     return Revived(len(revived), tuple(refused[seq] for seq in sorted(refused)), more)
 
 
@@ -296,142 +290,138 @@ class GateRow(NamedTuple):
         return bool(self.run_anyway) or outcome is (self.outcome or State.DONE)
 
 
-def _obstacle(batch: Batch, job: Job) -> str | None:
+def _obstacle(tx: Transaction, job: Job) -> str | None:
     """Why the job cannot come back, in a few words."""
     if job.state not in DEAD:
         return f"it is {job.state}"
     if job.reason is Reason.SUPERSEDED:
         return "superseded"
-    if (holder := _other_holder(batch, job)) is not None:
+    if (holder := _other_holder(tx, job)) is not None:
         return f"its key is held by {holder}"
     if (
         job.group is not None
-        and (group := batch.group(job.group)) is not None
+        and (group := tx.group(job.group)) is not None
         and group.state is GroupState.ABORTING
     ):
         return f"group {job.group} is aborting"
-    if (bad := batch.db.one("bad_dependency", (job.seq,))) is not None:
+    if (bad := tx.db.one("bad_dependency", (job.seq,))) is not None:
         return dead_dependency(bad[0], State(bad[1]))
-    for gate in _shut_gates(batch, job):
-        outcome = _group(batch, gate.group).outcome
+    for gate in _shut_gates(tx, job):
+        outcome = _group(tx, gate.group).outcome
         assert outcome is not None
         if gate.outcome is not None:
             return other_outcome(gate.group, outcome, gate.outcome)
-        if (first := batch.db.one("dead_member", (gate.group,))) is not None:
+        if (first := tx.db.one("dead_member", (gate.group,))) is not None:
             return dead_group(gate.group, outcome, first[0])
-    return _cycle(batch, job)
+    return _cycle(tx, job)
 
 
-def _group(batch: Batch, id: str) -> GroupRow:
-    row = batch.group(id)
+def _group(tx: Transaction, id: str) -> GroupRow:
+    row = tx.group(id)
     assert row is not None, f"a gate of an unknown group {id}"
     return row
 
 
-def _gates(batch: Batch, job: Job) -> list[GateRow]:
-    found = batch.db.rows("gates_of", (job.seq,), GateRow)
-    batch.load_groups([gate.group for gate in found])
+def _gates(tx: Transaction, job: Job) -> list[GateRow]:
+    found = tx.db.rows("gates_of", (job.seq,), GateRow)
+    tx.load_groups([gate.group for gate in found])
     return found
 
 
-def _shut_gates(batch: Batch, job: Job) -> list[GateRow]:
+def _shut_gates(tx: Transaction, job: Job) -> list[GateRow]:
     """The groups that ended otherwise than the job needs."""
-    found = [(gate, _group(batch, gate.group).outcome) for gate in _gates(batch, job)]
+    found = [(gate, _group(tx, gate.group).outcome) for gate in _gates(tx, job)]
     return [gate for gate, outcome in found if outcome is not None and not gate.met(outcome)]
 
 
-def _cycle(batch: Batch, job: Job) -> str | None:
+def _cycle(tx: Transaction, job: Job) -> str | None:
     """Would the job wait for something that waits for one of its groups?"""
-    gates = _gates(batch, job)
-    waited = set(batch.db.rows("open_dependencies", (job.seq, MAX_SPECS), str))
+    gates = _gates(tx, job)
+    waited = set(tx.db.rows("open_dependencies", (job.seq, MAX_SPECS), str))
     if not (gates or waited):
         return None
-    groups = _groups_of(batch, job)
+    groups = _groups_of(tx, job)
     waited |= {
-        node(gate.group)
-        for gate in gates
-        if gate.group in groups or _group(batch, gate.group).outcome is None
+        node(gate.group) for gate in gates if gate.group in groups or _group(tx, gate.group).outcome is None
     }
     for group in sorted(groups if waited else ()):
-        reached = downstream(batch, {node(group)}).get(node(group), frozenset())
+        reached = downstream(tx, {node(group)}).get(node(group), frozenset())
         if both := waited & {*reached, node(group)}:
             return waits_in_a_circle(min(both), group)
     return None
 
 
-def _groups_of(batch: Batch, job: Job) -> set[str]:
+def _groups_of(tx: Transaction, job: Job) -> set[str]:
     """The groups that a revived job is counted in."""
-    found = {row.group for row in _proxies(batch, job)}
+    found = {row.group for row in _proxies(tx, job)}
     return found if job.group is None else found | {job.group}
 
 
-def _proxies(batch: Batch, job: Job) -> list[finish.ProxyRow]:
+def _proxies(tx: Transaction, job: Job) -> list[finish.ProxyRow]:
     """The members that the job represents, in groups that are not aborting."""
-    found = [] if job.key is None else batch.db.rows("proxies_of", (array([job.seq]),), finish.ProxyRow)
-    return [row for row in found if _group(batch, row.group).state is not GroupState.ABORTING]
+    found = [] if job.key is None else tx.db.rows("proxies_of", (array([job.seq]),), finish.ProxyRow)
+    return [row for row in found if _group(tx, row.group).state is not GroupState.ABORTING]
 
 
-def _other_holder(batch: Batch, job: Job) -> str | None:
+def _other_holder(tx: Transaction, job: Job) -> str | None:
     if job.key is None or job.key_policy is KeyPolicy.SERIAL:
         return None
-    row = batch.db.one("live_holder", (namespace(job.queue), job.key, job.seq))
+    row = tx.db.one("live_holder", (namespace(job.queue), job.key, job.seq))
     return None if row is None else str(row[0])
 
 
-def _revive_with_dependents(batch: Batch, job: Job) -> set[int]:
+def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
     """Revive a job and, level by level, what ended only because of it."""
     revived = {job.seq}
-    needing = _revive_one(batch, job)
+    needing = _revive_one(tx, job)
     while needing:
         level, needing = sorted(needing), set()
-        for dependent in by_seq(batch, level):
+        for dependent in by_seq(tx, level):
             if (
                 dependent.state in DEAD
                 and dependent.reason is Reason.DEPENDENCY
-                and _obstacle(batch, dependent) is None
+                and _obstacle(tx, dependent) is None
             ):
-                needing |= _revive_one(batch, dependent)
+                needing |= _revive_one(tx, dependent)
                 revived.add(dependent.seq)
     return revived
 
 
-def _revive_one(batch: Batch, job: Job) -> set[int]:
+def _revive_one(tx: Transaction, job: Job) -> set[int]:
     """The jobs that may have ended only because of it."""
-    batch.db.run("drop_met_edges", (job.seq,))
-    if shut := _shut_gates(batch, job):
+    tx.db.run("drop_met_edges", (job.seq,))
+    if shut := _shut_gates(tx, job):
         # All because of which the group ended badly is deleted.
-        batch.db.run("delete_gates", (array([(gate.group, job.seq) for gate in shut]),))
-    waits = batch.db.one("open_waits", (job.seq,))[0] + finish.is_open(batch, job.group)
-    waits += sum(_group(batch, gate.group).outcome is None for gate in _gates(batch, job))
-    state = awaken(job.ready_at, waits, batch.now)
-    batch.db.run("revive", (state, Reason.REVIVED, waits, batch.now, job.seq))
-    batch.move(Counter([(job.queue, job.part, job.state, state)]))
+        tx.db.run("delete_gates", (array([(gate.group, job.seq) for gate in shut]),))
+    waits = tx.db.one("open_waits", (job.seq,))[0] + finish.is_open(tx, job.group)
+    waits += sum(_group(tx, gate.group).outcome is None for gate in _gates(tx, job))
+    state = awaken(job.ready_at, waits, tx.now)
+    tx.db.run("revive", (state, Reason.REVIVED, waits, tx.now, job.seq))
+    tx.move(Counter([(job.queue, job.part, job.state, state)]))
     if job.group is not None:
-        recount(batch, job.group, job.state.value, "unfinished")
+        recount(tx, job.group, job.state.value, "unfinished")
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         key = (namespace(job.queue), job.key, job.id, job.seq, 0, None)
-        batch.db.put("key", [key])
-    needing = set(batch.db.rows("revivable_dependents", (array([job.seq]),), int))
-    finish.move_proxies(
-        batch, [row for row in _proxies(batch, job) if row.counted != "unfinished"], "unfinished"
-    )
-    for group in sorted(_groups_of(batch, job)):
-        if _group(batch, group).state is GroupState.CLOSED:
-            needing |= _reopen(batch, batch.change_group(group))
+        tx.db.put("key", [key])
+    needing = set(tx.db.rows("revivable_dependents", (array([job.seq]),), int))
+    finish.move_proxies(tx, [row for row in _proxies(tx, job) if row.counted != "unfinished"], "unfinished")
+    for group in sorted(_groups_of(tx, job)):
+        if _group(tx, group).state is GroupState.CLOSED:
+            needing |= _reopen(tx, tx.change_group(group))
     return needing
 
 
-def _reopen(batch: Batch, group: GroupRow) -> set[int]:
+def _reopen(tx: Transaction, group: GroupRow) -> set[int]:
     """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that
     may have ended only because of its outcome."""
     group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
-    _follow_winners(batch, group)
-    gates = dict(batch.db.rows("gates_to", (group.id,), tuple[int, int]))
-    waiters = by_seq(batch, gates)
+    _follow_winners(tx, group)
+    gates = dict(tx.db.rows("gates_to", (group.id,), tuple[int, int]))
+    waiters = by_seq(tx, gates)
     if blocked := [job.seq for job in waiters if job.state is State.BLOCKED]:
-        batch.db.run("lower_waits", (array([(seq, -1) for seq in blocked]),))
+        tx.db.run("lower_waits", (array([(seq, -1) for seq in blocked]),))
     finish.hold(
-        batch,
+        tx,
         [
             (job.seq, job.queue, job.part, job.state)
             for job in waiters
@@ -439,7 +429,7 @@ def _reopen(batch: Batch, group: GroupRow) -> set[int]:
         ],
     )
     if begun := [(group.id, job.seq) for job in waiters if job.state is State.RUNNING]:
-        batch.db.run("delete_gates", (array(begun),))
+        tx.db.run("delete_gates", (array(begun),))
     return {
         job.seq
         for job in waiters
@@ -447,15 +437,15 @@ def _reopen(batch: Batch, group: GroupRow) -> set[int]:
     }
 
 
-def _follow_winners(batch: Batch, group: GroupRow) -> None:
+def _follow_winners(tx: Transaction, group: GroupRow) -> None:
     """The members that others represent, which an abort may have counted as canceled, are counted as those
     are now."""
-    proxies = batch.db.rows("proxies_in", (group.id,), finish.ProxyRow)
-    winners = {job.seq: job for job in by_seq(batch, {row.job for row in proxies})} if proxies else {}
+    proxies = tx.db.rows("proxies_in", (group.id,), finish.ProxyRow)
+    winners = {job.seq: job for job in by_seq(tx, {row.job for row in proxies})} if proxies else {}
     for row in proxies:
         winner = winners.get(row.job)
         counted = row.counted if winner is None else counter_of(winner.state, winner.reason)
         if winner is None or counted == row.counted:
             continue
-        if winner.id not in downstream(batch, {node(group.id)}).get(node(group.id), ()):
-            finish.move_proxies(batch, [row], counted)
+        if winner.id not in downstream(tx, {node(group.id)}).get(node(group.id), ()):
+            finish.move_proxies(tx, [row], counted)
