@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import in_thread
+from tests.support.waiting import in_thread
 from towpath import App, Query, Rate, Retry, Snooze, Spec, State, current
 from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Settle, Want
 from towpath.core.checks import SECOND

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.operations.test_workers import until, working
+from tests.operations.test_workers import working
 from tests.support.shell import Shell
+from tests.support.waiting import auntil
 from towpath import App
 from towpath.errors import JobFailed
 
@@ -46,7 +47,7 @@ def test_explain_counts_busy_slots_and_jobs_ahead(apps: list[App]) -> None:
         async with working(apps[0], concurrency=2), working(apps[1], concurrency=2):
             for _ in range(4):
                 await first.aenqueue()
-            await until(apps[0], lambda: apps[0].queue("mail").stats().counts.running == 4)
+            await auntil(lambda: apps[0].queue("mail").stats().counts.running == 4)
             waiting = [await second.aenqueue() for _ in range(3)]
             for n, ahead in enumerate(["no job is", "1 job is", "2 jobs are"]):
                 found = await asyncio.to_thread(waiting[n].explain)

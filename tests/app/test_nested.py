@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from tests.runtime.worker.test_worker import working
+from tests.support.waiting import WAIT
 from towpath import App, State, commands, current
 from towpath.errors import JobFailed, NestedCall
 from towpath.events import JobSettled
-
-WAIT = 30.0
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.runtime.worker.test_worker import WAIT, working
+from tests.runtime.worker.test_worker import working
 from tests.support import holder
-from tests.support.hosts import eventually
+from tests.support.waiting import WAIT, until
 from towpath import App, Query, State
 from towpath.commands import Claim, Claimed, Command, Want
 from towpath.errors import LedgerAway, LedgerBusy, LedgerError
@@ -167,13 +167,13 @@ def two_workers(
 
     if caretaker != "first":
         app.attend()
-        eventually(app.ledger, lambda: caretaker_of(app) != "")
+        until(lambda: caretaker_of(app) != "")
     hold.enqueue_many([hold.of(n) for n in range(HELD)])
     with process(app.url, folder, "first") as first:
-        eventually(app.ledger, lambda: running(app, "first") == HELD)
-        eventually(app.ledger, lambda: (caretaker_of(app) == "first") == (caretaker == "first"))
+        until(lambda: running(app, "first") == HELD)
+        until(lambda: (caretaker_of(app) == "first") == (caretaker == "first"))
         with process(app.url, folder, "second") as second:
-            eventually(app.ledger, lambda: any(worker.name == "second" for worker in app.workers.list()))
+            until(lambda: any(worker.name == "second" for worker in app.workers.list()))
             yield first, second
 
 
@@ -182,7 +182,7 @@ def test_jobs_of_a_killed_worker_run_again_soon(app: App, tmp_path: Path, careta
     with two_workers(app, tmp_path, caretaker) as (first, _):
         began = time.monotonic()
         first.kill()
-        eventually(app.ledger, lambda: running(app, "second") == HELD)
+        until(lambda: running(app, "second") == HELD)
         took = time.monotonic() - began
         print(f"all running again after {took:.2f} s")
         assert took < SOON[app.url.partition(":")[0]]

@@ -15,13 +15,13 @@ import pytest
 
 from tests.support.running import worked
 from tests.support.shell import Shell
+from tests.support.waiting import WAIT
 from towpath import App, Query, State, current
 from towpath.errors import JobCanceled
 from towpath.operations.service import Service
 from towpath.tasks.handles import JobHandle
 from towpath.tasks.outcomes import StopRequested
 
-WAIT = 20.0
 STEPS = 200
 
 SHIPPING = """

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.worker.test_worker import working
-from tests.support.hosts import WAIT, expire
+from tests.support.hosts import expire
+from tests.support.waiting import WAIT
 from towpath import App
 from towpath.core.breaker import Breaker
 from towpath.core.commands import Append, Claim, SetQueue, Settle, Want

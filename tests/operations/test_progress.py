@@ -13,6 +13,7 @@ import pytest
 
 import towpath
 from tests.runtime.worker.test_worker import working
+from tests.support.waiting import WAIT
 from towpath import App, Claim, Lane
 from towpath.commands import Progress
 from towpath.errors import UnknownGroup
@@ -20,8 +21,6 @@ from towpath.events import JobSettled
 from towpath.operations.display import drawn, sentence
 from towpath.operations.progress import Live, Tally, size_of
 from towpath.tasks.attempt import Attempt
-
-WAIT = 20.0
 
 
 @pytest.fixture

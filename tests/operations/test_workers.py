@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.support.waiting import auntil
 from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
 from towpath.core.bandwidth import Limits
@@ -35,14 +36,6 @@ async def working(app: App, **options: Any) -> AsyncIterator[tuple[Service, asyn
         await task
 
 
-async def until(app: App, true: Any) -> None:
-    """Until something is so that a commit or the worker's loop brings about."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.to_thread(app.ledger.wait, app.ledger.version(), 0.01)
-
-
 def state_of(app: App) -> tuple[bool, bool]:
     [view] = app.workers.list()
     return view.paused, view.draining
@@ -54,7 +47,7 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
 
     async def main() -> None:
         async with working(app, concurrency=3, queues=("default",)):
-            await until(app, lambda: len(app.workers.list()) == 1)
+            await auntil(lambda: len(app.workers.list()) == 1)
             [view] = await app.workers.alist()
             assert (view.name, view.queues, view.concurrency, view.paused) == (
                 "box-1",
@@ -64,13 +57,13 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
             )
             asked = time.monotonic()
             await app.workers.apause("box-*", "a new disk")
-            await until(app, lambda: state_of(app) == (True, False))
+            await auntil(lambda: state_of(app) == (True, False))
             assert time.monotonic() - asked < 1
             assert app.workers.paused() == {"box-*": "a new disk"}
             handle = await task.aenqueue()
             assert await app.workers.aresume("other") == []
             # Whoever looked after this commit has claimed nothing.
-            await until(app, lambda: handle.status().state is State.READY)
+            await auntil(lambda: handle.status().state is State.READY)
             with pytest.raises(TimeoutError):
                 await handle.afinished(0.2)
             asked = time.monotonic()
@@ -97,7 +90,7 @@ def test_what_runs_goes_on_and_what_was_only_claimed_goes_back(app: App) -> None
             await started.wait()
             second = await wait.aenqueue()
             await app.workers.apause()
-            await until(app, lambda: state_of(app)[0])
+            await auntil(lambda: state_of(app)[0])
             let_go.set()
             assert await first.aresult(20) == "done"
             status = second.status()
@@ -150,10 +143,10 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
         )
         await handle.acancel()
         async with working(app, concurrency=4, lanes=LANES):
-            await until(app, lambda: len(app.lanes.list()) == 2)
+            await auntil(lambda: len(app.lanes.list()) == 2)
             asked = time.monotonic()
             await app.lanes.apause("back", "a new disk")
-            await until(app, lambda: [lane.paused for lane in app.workers.list()[0].lanes] == [False, True])
+            await auntil(lambda: [lane.paused for lane in app.workers.list()[0].lanes] == [False, True])
             assert time.monotonic() - asked < 1
             handle = await bulk.aenqueue()
             assert await (await task.aenqueue()).aresult(20) == 1
@@ -223,10 +216,10 @@ def test_explain_knows_what_a_resource_is_waiting_for(app: App) -> None:
             await started.wait()
             waiting = await call.aenqueue()
             service._report()
-            await until(app, lambda: waiting.explain().gate == "limit")
+            await auntil(lambda: waiting.explain().gate == "limit")
             assert str(waiting.explain()).endswith("in calls, but resource api is at its limit: 1 of 1 run")
             let_go.set()
-            await until(app, lambda: waiting.explain().until is not None)
+            await auntil(lambda: waiting.explain().until is not None)
             assert "but resource api is held until 20" in str(waiting.explain())
 
     asyncio.run(main())
@@ -283,7 +276,7 @@ def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
             let_go.set()
             for each in (*held, *more):
                 await each.aresult(20)
-            await until(app, lambda: all(lane.running == 0 for lane in service._worker.intake.lanes))
+            await auntil(lambda: all(lane.running == 0 for lane in service._worker.intake.lanes))
 
     asyncio.run(main())
 
@@ -295,7 +288,7 @@ def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None
 
     async def main() -> None:
         async with working(app):
-            await until(app, lambda: bool(app.workers.list()))
+            await auntil(lambda: bool(app.workers.list()))
             assert state_of(app)[0]
             with pytest.raises(TimeoutError):
                 await handle.afinished(0.2)
@@ -312,12 +305,12 @@ def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> No
 
     async def main() -> None:
         async with working(app) as (_, running):
-            await until(app, lambda: bool(app.workers.list()))
+            await auntil(lambda: bool(app.workers.list()))
             assert await app.workers.adrain("nobody") == []
             [told] = await app.workers.adrain("box")
             assert told.name == "box"
             await asyncio.wait_for(running, 20)
-        await until(app, lambda: not app.workers.list())
+        await auntil(lambda: not app.workers.list())
 
         handle = await task.aenqueue()
         async with working(app):

@@ -15,7 +15,8 @@ from functools import partial
 import pytest
 
 from tests.support.gated import Gated
-from tests.support.hosts import WAIT, Desk, Verbs, eventually, in_thread, job, settled, taken
+from tests.support.hosts import Desk, Verbs, job, settled, taken
+from tests.support.waiting import WAIT, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append
 from towpath.core.job import Reason, Spec, State
@@ -201,7 +202,7 @@ class TestNothingIsLost:
                 gate.let_go()
 
             asyncio.run(main())
-            eventually(gate, lambda: job(gate, id).fence == 1 and job(gate, id).state is State.READY)
+            until(lambda: job(gate, id).fence == 1 and job(gate, id).state is State.READY)
             assert job(gate, id).attempts == 0, "as if it had never been claimed"
 
     def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, desk: Desk) -> None:
@@ -211,7 +212,7 @@ class TestNothingIsLost:
                 await asyncio.sleep(0)
             # Put without giving the loop a chance: the claim is delivered, the task has not run yet.
             id = queue.put("x")
-            eventually(desk.ledger, lambda: job(desk.ledger, id).state is State.RUNNING)
+            until(lambda: job(desk.ledger, id).state is State.RUNNING)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -282,7 +283,7 @@ class TestNothingIsLost:
             return [id for got in await asyncio.gather(*(one(n) for n in range(8))) for id in got]
 
         got = asyncio.run(main())
-        eventually(desk.ledger, lambda: desk.ledger.queues()["orders"].counts.running == 0)
+        until(lambda: desk.ledger.queues()["orders"].counts.running == 0)
         left = queue.get_many(100)
         assert sorted([*got, *(message.id for message in left)]) == sorted(ids)
         assert {(message.attempt, message.job.losses) for message in left} <= {(1, 0)}

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.gated import Gated
-from tests.support.hosts import WAIT, Desk, Verbs, eventually, expire, in_thread, job, steal, taken
+from tests.support.hosts import Desk, Verbs, expire, job, steal, taken
+from tests.support.waiting import WAIT, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Cancel, Selector
 from towpath.core.job import Reason, State
@@ -253,7 +254,7 @@ class TestHolding:
         message = taken(queue, lease=1)
         first = job(ledger, id).lease_until
         assert first is not None
-        eventually(ledger, lambda: (job(ledger, id).lease_until or 0) > first)
+        until(lambda: (job(ledger, id).lease_until or 0) > first)
         message.ack()
         assert desk.leases._held == {}
 
@@ -311,10 +312,10 @@ class TestSubscribe:
     def test_what_was_not_consumed_goes_back(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
         ids = queue.put_many(range(10))
         for message in queue.subscribe(prefetch=5):
-            eventually(ledger, lambda: ledger.queues()["orders"].counts.running >= 5)
+            until(lambda: ledger.queues()["orders"].counts.running >= 5)
             message.ack()
             break
-        eventually(ledger, lambda: ledger.queues()["orders"].counts.ready == 9)
+        until(lambda: ledger.queues()["orders"].counts.ready == 9)
         assert {job(ledger, id).attempts for id in ids[1:]} == {0}
         assert desk.leases._held == {}
         assert desk.dispatcher._desks == {}
@@ -346,7 +347,7 @@ class TestSubscribe:
 
         asyncio.run(main())
         # The one that was consumed is the consumer's; nobody said a word about it.
-        eventually(ledger, lambda: ledger.queues()["orders"].counts.ready == 5)
+        until(lambda: ledger.queues()["orders"].counts.ready == 5)
         assert desk.dispatcher._desks == {}
 
     def test_jobs_with_a_single_attempt_are_not_hoarded(self, queue: Queue, ledger: Ledger) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from reconciliation import work
 from reconciliation.platforms import Platform, Simulator
 from reconciliation.rules import Numbers
 
+from tests.support.waiting import until
 from towpath import App, Job, Query, State
 from towpath.core.breaker import Phase
 
@@ -43,13 +43,7 @@ class Fleet:
         self._logs = logs
 
     def until(self, so: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while True:
-            seen = self.app.ledger.version()
-            if so():
-                return
-            assert time.monotonic() < end, (self.log, self.app.ledger.queues())
-            self.app.ledger.wait(seen, 0.2)
+        until(so, explain=lambda: (self.log, self.app.ledger.queues()))
 
     def done(self, platform: str) -> int:
         return self.app.queue(work.queue_of(platform)).stats().counts.done

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.gated import Gated
-from tests.support.hosts import WAIT, Desk, eventually
+from tests.support.hosts import Desk
+from tests.support.waiting import WAIT, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Want
 from towpath.core.job import Claim as Held
@@ -281,7 +282,7 @@ class TestElection:
             first.once()
             second.once()
             first.keeper.close()
-            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is None)
+            until(lambda: ledger.note(CARETAKER_KEY) is None)
             clock.set(clock.now() + STAND_BY)
             second.once()
             assert second.keeper.elected
@@ -432,7 +433,7 @@ class TestThread:
         ledger = open_ledger(url if url == "memory://" else f"sqlite:///{tmp_path}/work.db")
         with Desk(ledger) as desk:
             keeper = self.start(desk)
-            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is not None)
+            until(lambda: ledger.note(CARETAKER_KEY) is not None)
             came, got = TestEars().waiter(desk)
             began = time.monotonic()
             desk.committer.call(Append((Spec(id="late", queue="q", delay=SECOND // 5),)))
@@ -443,14 +444,14 @@ class TestThread:
             keeper.close()
             assert time.monotonic() - began < 0.3
             assert not keeper._thread.is_alive()
-            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is None)
+            until(lambda: ledger.note(CARETAKER_KEY) is None)
         ledger.close()
 
     def test_a_locked_ledger_does_not_hold_up_the_closing(self) -> None:
         gate = Gated()
         with Desk(gate) as desk:
             keeper = self.start(desk)
-            eventually(gate, lambda: gate.note(CARETAKER_KEY) is not None)
+            until(lambda: gate.note(CARETAKER_KEY) is not None)
             gate.hold()
             append_in = threading.Thread(
                 target=lambda: desk.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True
@@ -468,7 +469,7 @@ class TestThread:
         with Desk(ledger) as desk:
             TestEars().waiter(desk)
             keeper = self.start(desk)
-            eventually(ledger, lambda: ledger.note(CARETAKER_KEY) is not None)
+            until(lambda: ledger.note(CARETAKER_KEY) is not None)
             eventually_quiet = threading.Event()
             eventually_quiet.wait(0.3)
             used, began = time.process_time(), time.monotonic()

@@ -20,10 +20,10 @@ import towpath
 from tests.runtime.worker.test_worker import working
 from tests.support import faulty
 from tests.support.hosts import expire
+from tests.support.waiting import WAIT
 from towpath import App, JobHandle, Spec, State, commands
 from towpath.errors import JobFailed
 
-WAIT = 30.0
 NO_TIME = 600.0
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import towpath
-from tests.runtime.test_faults import WAIT, ask, worker
+from tests.runtime.test_faults import ask, worker
 from tests.runtime.worker.test_worker import working
 from tests.support.shell import Shell
+from tests.support.waiting import WAIT
 from towpath import App, Query, State
 from towpath.core.checks import SECOND
 from towpath.errors import LedgerGone, OrphanedLog

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, Self
 
+from tests.support.waiting import until
 from towpath.clock import Clock, SystemClock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claim, Upkeep, Want
@@ -16,9 +16,6 @@ from towpath.queues.message import Message, Queue
 from towpath.runtime.claims.dispatcher import Dispatcher
 from towpath.runtime.claims.leases import Leases
 from towpath.runtime.commit.committer import Committer
-
-WAIT = 20.0
-"""Seconds after which a test that waits for something real gives up."""
 
 
 class Desk:
@@ -45,30 +42,6 @@ class Desk:
     def __exit__(self, *error: object) -> None:
         self.leases.close()
         self.committer.close()
-
-
-def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Do it in another thread; calling what comes back waits for it and gives its result."""
-    box: list[Any] = []
-    thread = threading.Thread(target=lambda: box.append(work()), daemon=True)
-    thread.start()
-
-    def result() -> Any:
-        thread.join(WAIT)
-        assert box, "it has not ended"
-        return box[0]
-
-    return result
-
-
-def eventually(ledger: Ledger, true: Callable[[], bool]) -> None:
-    """Wait for a condition that a commit brings about."""
-    for _ in range(1000):
-        seen = ledger.version()
-        if true():
-            return
-        ledger.wait(seen, 0.05)
-    raise AssertionError("it did not happen")
 
 
 class Verbs:
@@ -100,7 +73,7 @@ def taken(queue: Queue, **options: Any) -> Message:
 
 
 def settled(ledger: Ledger, id: str, state: State) -> None:
-    eventually(ledger, lambda: job(ledger, id).state is state)
+    until(lambda: job(ledger, id).state is state)
 
 
 def expire(ledger: Ledger, held: Message | Job) -> None:

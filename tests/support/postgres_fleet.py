@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Self, TypeVar
 import msgspec
 
 from tests.support import postgres_member
-from tests.support.postgres_member import CAPS, KEYS, WAIT, Asked, Line
+from tests.support.postgres_member import CAPS, KEYS, Asked, Line
+from tests.support.waiting import WAIT, until
 from towpath import App, Job, Query, State
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
@@ -71,12 +71,13 @@ class Fleet:
 
     def until(self, true: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
         """Wait for something that its processes do. None of them may end meanwhile."""
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}"
+
+        def holds() -> bool:
             codes = {name: process.poll() for name, process in self.members.items()}
             assert all(code in (None, -signal.SIGKILL) for code in codes.values()), f"{codes}\n{self.said()}"
-            time.sleep(0.01)
+            return true()
+
+        until(holds, seconds, lambda: f"{what}\n{self.said()}")
 
     def wait_for_all(self, app: App) -> None:
         self.until(lambda: len(app.workers.list()) == len(self.members), "everybody is there")

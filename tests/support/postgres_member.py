@@ -28,7 +28,7 @@ import towpath
 from towpath import App, JobHandle
 from towpath.clock import SystemClock
 
-WAIT = 60.0
+PATIENCE = 60.0
 CAPS = {"one": 1, "two": 2}
 """Parts with a cap."""
 KEYS = ("unique", "replace", "serial")
@@ -94,7 +94,7 @@ class Tasks:
             """Runs until there is a file `go`, whatever becomes of the ledger."""
             with self._recorded(label):
                 assert self._folder is not None
-                until = time.monotonic() + WAIT
+                until = time.monotonic() + PATIENCE
                 while not (self._folder / "go").exists() and time.monotonic() < until:
                     time.sleep(0.01)
                 return label
@@ -138,7 +138,7 @@ class Feeder:
             self._group()
             self._trouble()
             # Whoever asks for more than can be done learns nothing by it.
-            self._app.job(self._last).finished(WAIT)
+            self._app.job(self._last).finished(PATIENCE)
 
     def _plain(self) -> None:
         parts = [f"part {part}" for part in (*CAPS, "free") for _ in range(5)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.running import work
+from tests.support.waiting import auntil, until
 from towpath import App, JobHandle, State, commands
 from towpath.core.checks import SECOND
 from towpath.errors import JobCanceled, JobFailed, LedgerClosed, NotRevivable, UnknownJob
@@ -39,8 +40,7 @@ def test_a_waiting_thread_is_woken(app: App) -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append((handle.result(20), time.perf_counter())))
     thread.start()
-    while not app.watch._waiting:
-        time.sleep(0)
+    until(lambda: app.watch._waiting)
     settled = time.perf_counter()
     work(app)
     thread.join()
@@ -60,8 +60,7 @@ def test_many_waiters_share_a_thread(app: App) -> None:
 
     async def main() -> list[int]:
         waiting = [asyncio.create_task(each.aresult(30)) for each in handles]
-        while len(app.watch._waiting) < len(handles):
-            await asyncio.sleep(0)
+        await auntil(lambda: len(app.watch._waiting) == len(handles))
         assert len(watchers() - before) == 1
         await asyncio.to_thread(work, app)
         return await asyncio.gather(*waiting)
@@ -139,8 +138,7 @@ def test_a_job_that_goes_away_while_somebody_waits(app: App) -> None:
     [claim] = answer.claims
     thread = threading.Thread(target=wait)
     thread.start()
-    while not app.watch._waiting:
-        time.sleep(0)
+    until(lambda: app.watch._waiting)
     app.call_all([commands.Settle(claim.id, claim.fence, commands.Done()), commands.Upkeep()])
     thread.join()
     assert len(got) == 1
@@ -165,8 +163,7 @@ def test_closing_wakes_those_who_wait(url: str) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not app.watch._waiting:
-            time.sleep(0)
+        until(lambda: app.watch._waiting)
     thread.join()
     assert len(got) == 1
 

@@ -10,6 +10,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from tests.support.waiting import until
 from towpath import Spec, new_id
 from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, SetQueue
 from towpath.errors import QueueFull
@@ -96,8 +97,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
         waiting = (
             "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
-        while connection.execute(waiting).fetchone() is None:
-            time.sleep(0)
+        until(lambda: connection.execute(waiting).fetchone())
         before = time.thread_time_ns(), time.process_time_ns()
         while time.thread_time_ns() - before[0] < 20_000_000:
             pass
@@ -160,6 +160,5 @@ def test_its_own_rings_are_no_news(ledger: PostgresLedger) -> None:
     put(ledger, new_id())
     version = ledger.version()
     assert version == seen + 1
-    while ledger._notifications._unpublished:
-        time.sleep(0)
+    until(lambda: not ledger._notifications._unpublished)
     assert ledger.wait(version, 0.2) == version

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.support.waiting import WAIT, until
 from towpath.core.commands import Append, Claim, Claimed, Note, SetQueue, Settle, Settled, Upkeep, Want
 from towpath.core.job import After, Done, Retry, Spec, State
 from towpath.errors import LostClaim
 from towpath.ledger.postgres.fast_worker import SKIPPED_AFTER_MISS
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
-
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -125,10 +123,13 @@ def test_a_queue_with_limits_keeps_them(ledger: PostgresLedger, limit: dict[str,
 def test_what_is_due_is_claimed(ledger: PostgresLedger) -> None:
     append(ledger, "late", delay=1000)
     append(ledger, "a", priority=9)
-    until = time.monotonic() + PATIENCE
     found: list[str] = []
-    while "late" not in found and time.monotonic() < until:
-        found += names(ledger.apply([claim()])[0])
+
+    def claimed() -> bool:
+        found.extend(names(ledger.apply([claim()])[0]))
+        return "late" in found
+
+    until(claimed)
     assert sorted(found) == ["a", "late"]
 
 
@@ -149,11 +150,9 @@ def test_it_is_undone_if_somebody_changed_one_of_them_meanwhile(
         thread = threading.Thread(target=lambda: answers.extend(ledger.apply([*ends(first), claim()])))
         thread.start()
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        until = time.monotonic() + PATIENCE
-        while watch.execute(waits).fetchone() == (0,) and time.monotonic() < until:
-            pass
+        until(lambda: watch.execute(waits).fetchone() != (0,))
         other.commit()
-        thread.join(PATIENCE)
+        thread.join(WAIT)
     *settled, second = answers
     assert settled[0] == Settled("a", State.DONE)
     assert isinstance(settled[1], LostClaim)

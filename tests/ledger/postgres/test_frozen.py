@@ -16,7 +16,7 @@ import pytest
 
 from tests.runtime.worker.test_worker import working
 from tests.support import frozen
-from tests.support.hosts import in_thread
+from tests.support.waiting import WAIT, in_thread, until
 from towpath import App, State, current
 from towpath.cli.doctor import of_server, server_facts
 from towpath.core.checks import SECOND
@@ -25,7 +25,6 @@ from towpath.core.job import Spec
 from towpath.errors import InvalidInput, JobFailed, LedgerAway
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 
-WAIT = 20.0
 LOCK = "SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)"
 
 
@@ -79,10 +78,11 @@ def test_the_wait_for_the_lock_has_a_limit_and_the_doctor_names_its_holder(postg
         task.enqueue()
         holder.execute(LOCK)
         result = in_thread(lambda: refused(task.options(key="k").enqueue))
-        findings: list[str] = []
-        end = time.monotonic() + WAIT
-        while not findings and time.monotonic() < end:
-            findings = [each.what for each in of_server(server_facts(url)) if "lock on keys" in each.what]
+
+        def waiting() -> list[str]:
+            return [each.what for each in of_server(server_facts(url)) if "lock on keys" in each.what]
+
+        findings = until(waiting)
         assert f"a report (process {holder.info.backend_pid} of the server" in findings[0]
         assert "1 sessions wait" in findings[0]
         assert "towpath doctor" in result()

@@ -17,7 +17,8 @@ import pytest
 
 from tests.runtime.worker.test_worker import working
 from tests.support.postgres_fleet import Fleet, at_rest, judge
-from tests.support.postgres_member import WAIT, Asked, Pages, Tasks
+from tests.support.postgres_member import Asked, Pages, Tasks
+from tests.support.waiting import WAIT
 from towpath import App, State
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone

@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.waiting import WAIT
 from towpath.errors import LedgerAway
 from towpath.ledger import LeasesOnly
 from towpath.ledger.postgres import owners
@@ -22,7 +23,6 @@ from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.ledger.postgres.owners import FREE, lock_of
 from towpath.testing.postgres import Server
 
-WAIT = 20.0
 PROGRAM = """
 import sys
 from towpath.ledger.postgres import PostgresLedger

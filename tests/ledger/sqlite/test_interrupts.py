@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from tests.support.waiting import until
 from towpath.core.commands import Append, Claim, Claimed, Note, Upkeep, Want
 from towpath.core.job import Spec
 from towpath.errors import LedgerError, TowpathError
@@ -257,10 +257,7 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: 
             assert not thread.is_alive(), "a lock was left behind"
             # The next caller shall lead, so the committer's own thread must be done with what the interrupt
             # left to it.
-            deadline = time.monotonic() + 20
-            while not committer._idle:
-                assert time.monotonic() < deadline, "the committer's thread does not come to rest"
-                threading.Event().wait(0.001)
+            until(lambda: committer._idle)
 
         def action(n: int) -> None:
             committer._company = way == "in company"

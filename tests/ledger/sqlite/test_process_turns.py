@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from towpath.errors import LedgerBusy
 from towpath.ledger.sqlite.process_turns import ProcessTurns
 
@@ -134,13 +135,6 @@ def _is_queued(path: Path) -> bool:
     return any(
         f":{inode} " in line and "POSIX" in line for line in Path("/proc/locks").read_text().splitlines()
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_a_stopped_holder_makes_busy_after_the_timeout(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 import pytest
 
 from tests.support.gated import Gated
+from tests.support.waiting import until
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
 from towpath.core.job import Done, Spec
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
@@ -80,14 +80,6 @@ def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
         replies.put(reply)
 
     return heard
-
-
-def until(so: Callable[[], bool]) -> None:
-    """Bounded: the others are threads that only need to be scheduled."""
-    end = time.monotonic() + 20
-    while not so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def until_waiting(committer: Committer, count: int) -> None:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.runtime.commit.test_committer import append, in_thread, until, until_waiting
+from tests.runtime.commit.test_committer import append, in_thread, until_waiting
 from tests.support.gated import Gated
+from tests.support.waiting import until
 from towpath.core.commands import Appended, Cancel, Renew, Result, Selector
 from towpath.errors import LedgerClosed
 from towpath.runtime.commit.committer import Committer

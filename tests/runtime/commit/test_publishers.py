@@ -13,7 +13,8 @@ import pytest
 
 import towpath
 from tests.runtime.worker.test_worker import working
-from tests.support.hosts import WAIT, Desk, expire
+from tests.support.hosts import Desk, expire
+from tests.support.waiting import WAIT
 from towpath import App, commands
 from towpath.core.checks import SECOND
 from towpath.core.job import Spec

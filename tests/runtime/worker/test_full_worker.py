@@ -7,17 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.worker.test_worker import WAIT, working
+from tests.runtime.worker.test_worker import working
 from tests.support import handlers, idler
 from tests.support.gated import Gated
+from tests.support.waiting import WAIT, until
 from towpath import App, Lane, Query, current
 from towpath.core.commands import Append, Claim, Command, Progress, Renew, Settle
 from towpath.ledger import Answer
@@ -39,13 +39,6 @@ def app(url: str) -> Iterator[App]:
     with App(url) as app:
         yield app
         assert app.ledger.check() == []
-
-
-def until(so: Callable[[], bool], seconds: float = WAIT) -> None:
-    end = time.monotonic() + seconds
-    while not so():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 class Counted(Gated):
@@ -248,7 +241,7 @@ def test_little_runs_again_after_a_kill(url: str, fleet: App, tmp_path: Path) ->
     marks = tmp_path / "marks"
     idler.mark.enqueue_many([idler.mark.of(str(marks)) for _ in range(8000)])
     with workers(url, 1, "--concurrency", str(SLOTS)) as (worker,):
-        until(lambda: done(fleet) > 1000, 60)
+        until(lambda: done(fleet) > 1000)
         worker.send_signal(signal.SIGKILL)
         worker.wait()
     assert marks.stat().st_size - done(fleet) <= ENDED

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 import towpath
-from tests.runtime.worker.test_worker import WAIT, working
+from tests.runtime.worker.test_worker import working
+from tests.support.waiting import WAIT
 from towpath import App, JobHandle, Lane, Query, State, Throttled
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Want

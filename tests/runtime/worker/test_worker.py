@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,10 @@ import apsw
 import pytest
 
 import towpath
+from tests.support.waiting import WAIT, until
 from towpath import App, Exponential, Query, Spec, State, commands
 from towpath.errors import JobCanceled, JobFailed
 from towpath.operations.service import RunOptions, Service
-
-WAIT = 20.0
 
 
 @pytest.fixture
@@ -131,10 +129,7 @@ def test_unknown_kinds_are_put_off_and_not_failed(app: App) -> None:
     with other, working(app, queues=("*",)):
         handle = elsewhere.enqueue()
         known.enqueue().result(WAIT)
-        deadline = time.monotonic() + WAIT
-        version = app.ledger.version()
-        while handle.status().reason != "refused" and time.monotonic() < deadline:
-            version = app.ledger.wait(version, 1)
+        until(lambda: handle.status().reason == "refused")
         job = handle.status()
     assert (job.state, job.reason, job.attempts, job.failures) == (State.SCHEDULED, "refused", 0, 0)
 
@@ -178,10 +173,7 @@ def test_cancel_is_seen_by_a_handler_in_a_thread(app: App) -> None:
     def patient() -> None:
         started.set()
         # A thread cannot be interrupted: it looks for itself.
-        deadline = time.monotonic() + WAIT
-        while not towpath.current().cancelled:
-            assert time.monotonic() < deadline
-            os.sched_yield()
+        until(lambda: towpath.current().cancelled)
         raise towpath.Cancel("asked to")
 
     with working(app, lease=0.3):
