@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.hosts import Desk, Verbs
+from tests.support.engine import BareEngine, Verbs
 from towpath import App
 from towpath.ledger import Ledger, open_ledger
 from towpath.queues.message import Queue
@@ -105,14 +105,14 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def desk(ledger: Ledger) -> Iterator[Desk]:
-    with Desk(ledger) as desk:
-        yield desk
+def engine(ledger: Ledger) -> Iterator[BareEngine]:
+    with BareEngine(ledger) as engine:
+        yield engine
 
 
 @pytest.fixture
-def queue(desk: Desk) -> Queue:
-    return Queue(desk, "orders")
+def queue(engine: BareEngine) -> Queue:
+    return Queue(engine, "orders")
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -14,22 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import ROOT, blocks
 from towpath import errors
 from towpath.core import lifecycle
 from towpath.core.job import Reason, State
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 PROSE_WIDTH = 100
 
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ARROW = re.compile(r"^\s*(\S+) --> (\S+)$", re.MULTILINE)
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return [body for kind, body in _BLOCK.findall(text) if kind == language]
 
 
 def arrows(text: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.operations.test_workers import working
+from tests.support.running import aworking
 from tests.support.shell import Shell
 from tests.support.waiting import auntil
 from towpath import App
@@ -44,7 +44,7 @@ def test_explain_counts_busy_slots_and_jobs_ahead(apps: list[App]) -> None:
     first, second = [app.task(name="hold", queue="mail", max_attempts=1)(hold) for app in apps]
 
     async def main() -> None:
-        async with working(apps[0], concurrency=2), working(apps[1], concurrency=2):
+        async with aworking(apps[0], concurrency=2), aworking(apps[1], concurrency=2):
             for _ in range(4):
                 await first.aenqueue()
             await auntil(lambda: apps[0].queue("mail").stats().counts.running == 4)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.worker.test_worker import working
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, State, commands, current
 from towpath.errors import JobFailed, NestedCall

@@ -16,7 +16,7 @@ import pytest
 from towpath import App
 from towpath.errors import LedgerBusy, StaleTransaction
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.testing.suite.desk import Desk, spec
+from towpath.testing.suite.harness import Harness, spec
 
 EACH = 75
 """Transactions of each pattern; there are four."""
@@ -140,7 +140,7 @@ def test_it_goes_on_when_the_lock_is_free(ledger: SqliteLedger, mine: apsw.Conne
         waits.join(30)
         if begin:
             mine.execute("COMMIT")
-    assert Desk(ledger).at("a") == "ready"
+    assert Harness(ledger).at("a") == "ready"
 
 
 def test_the_users_busy_handler_stays(ledger: SqliteLedger, mine: apsw.Connection) -> None:
@@ -164,7 +164,7 @@ def test_a_transaction_that_has_read_is_refused_at_once_with_the_way_out(
 ) -> None:
     mine.execute("BEGIN")
     assert mine.execute("SELECT count(*) FROM towpath_job").get == 0
-    Desk(ledger).add("meanwhile")
+    Harness(ledger).add("meanwhile")
     began = time.monotonic()
     with pytest.raises(StaleTransaction, match="BEGIN IMMEDIATE"):
         ledger.append_on(mine, [spec("a")])

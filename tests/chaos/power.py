@@ -20,7 +20,7 @@ import apsw
 import msgspec
 
 from tests.chaos.audit import Findings
-from tests.ledger.sqlite.test_crash import prove
+from tests.support.sqlite_recovery import prove
 from tests.support.sqlite_workload import script
 from towpath.core.commands import Append, Appended
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions

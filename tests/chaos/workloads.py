@@ -6,12 +6,12 @@ import contextlib
 import time
 from pathlib import Path
 
-from tests.app.test_recovery import HELD, process, running
 from tests.chaos.audit import Findings
 from tests.chaos.stores import SqliteStore, Store
-from tests.ledger.sqlite.test_wal import BOUND, write_together
 from tests.support import poison as poisoned
+from tests.support.killed import HELD, process, running
 from tests.support.waiting import until
+from tests.support.wal import BOUND, write_together
 from towpath import App
 
 SOON = {"sqlite": 1.0, "postgresql": 4.0}

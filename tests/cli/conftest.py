@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import SHOP
 from tests.support.shell import Shell
 
 
@@ -18,3 +19,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
     return Shell(tmp_path)
+
+
+@pytest.fixture
+def shop(shell: Shell) -> Shell:
+    """A directory with an app, `shop:app`."""
+    (shell.folder / "shop.py").write_text(SHOP)
+    return shell

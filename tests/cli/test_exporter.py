@@ -9,16 +9,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.cli.test_worker import SHOP, greet, talking
+from tests.support.processes import SHOP, command, greet
 from tests.support.shell import Shell
 
 INSTALLS = SHOP + "\nfrom towpath.observe.metrics import install\ninstall(app.bus, app.ledger)\n"
-
-
-@pytest.fixture
-def shop(shell: Shell) -> Shell:
-    (shell.folder / "shop.py").write_text(SHOP)
-    return shell
 
 
 @contextmanager
@@ -56,7 +50,7 @@ def scraped(url: str, words: str) -> str:
 def test_a_worker_answers_prometheus(shop: Shell) -> None:
     greet(shop, "ada")
     shop("enqueue", "greet", "--queue", "attic", "--args", '{"name": "eve"}')
-    with talking(shop, "worker", "shop:app", "--metrics", "0") as worker:
+    with command(shop, "worker", "shop:app", "--metrics", "0") as worker:
         url = worker.until("Metrics: ").split()[1]
         assert url.startswith("http://127.0.0.1:")
         worker.until("hello ada")
@@ -72,7 +66,7 @@ def test_a_worker_answers_prometheus(shop: Shell) -> None:
 
 def test_each_process_has_its_own_port(shop: Shell) -> None:
     first = free(2)
-    with talking(shop, "worker", "shop:app", "--processes", "2", "--metrics", str(first)) as worker:
+    with command(shop, "worker", "shop:app", "--processes", "2", "--metrics", str(first)) as worker:
         urls = {worker.until("Metrics: ").split()[1] for _ in range(2)}
         assert urls == {f"http://127.0.0.1:{port}/metrics" for port in (first, first + 1)}
         for url in urls:
@@ -81,7 +75,7 @@ def test_each_process_has_its_own_port(shop: Shell) -> None:
 
 def test_several_processes_on_free_ports(shop: Shell) -> None:
     options = ("--processes", "2", "--metrics", "0", "--metrics-host", "localhost")
-    with talking(shop, "worker", "shop:app", *options) as worker:
+    with command(shop, "worker", "shop:app", *options) as worker:
         urls = {worker.until("Metrics: ").split()[1] for _ in range(2)}
         assert len(urls) == 2
         assert all(url.startswith("http://localhost:") for url in urls)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from tests.cli.test_terminal import terminal
 from tests.support.shell import Ran, Shell
+from tests.support.terminal import terminal
 from towpath import App, Spec, commands
 from towpath.core.job import After, Key, KeyPolicy
 from towpath.errors import JobFailed, UnknownJob

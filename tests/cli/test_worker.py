@@ -4,109 +4,24 @@ real."""
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import subprocess
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import towpath
+from tests.support.processes import SHOP, command, greet
 from tests.support.shell import Shell
 from towpath.cli import worker
 from towpath.cli.base import Session
 from towpath.cli.processes import Child, project_files
 
-SHOP = """
-import os
-import towpath
-
-app = towpath.App("sqlite:///towpath.db")
-number = 3
-
-@app.task(name="greet", queue="hall")
-def greet(name: str) -> str:
-    os.write(1, f"hello {name}\\n".encode())  # in one piece: other processes write there too
-    return f"hello {name} from {os.getpid()}"
-
-@app.task(name="leave", queue="hall", max_attempts=2)
-def leave() -> None:
-    os._exit(9)
-"""
-
-
-class Talk:
-    """A running command and what it says, line by line."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._readers = [threading.Thread(target=self._read, args=(name,)) for name in ("stdout", "stderr")]
-        for reader in self._readers:
-            reader.start()
-        self.heard: list[str] = []
-
-    def _read(self, name: str) -> None:
-        stream = getattr(self.process, name)
-        for line in stream:
-            self._lines.put(line.rstrip("\n"))
-        stream.close()
-
-    def until(self, words: str) -> str:
-        """The next line with these words."""
-        while True:
-            try:
-                self.heard.append(self._lines.get(timeout=60))
-            except queue.Empty:
-                raise AssertionError(f"never said {words!r}: {self.heard}") from None
-            if words in self.heard[-1]:
-                return self.heard[-1]
-
-    def end(self, how: int = signal.SIGTERM) -> int:
-        self.process.send_signal(how)
-        return self.process.wait(60)
-
-    def silent(self) -> bool:
-        """Has everybody gone who could still say something? The pipes end when the last one does."""
-        for reader in self._readers:
-            reader.join(60)
-        return not any(reader.is_alive() for reader in self._readers)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.silent()
-        while not self._lines.empty():
-            self.heard.append(self._lines.get())
-
-
-@contextmanager
-def talking(shell: Shell, *arguments: str) -> Iterator[Talk]:
-    talk = Talk(shell.start(*arguments, env={"PYTHONWARNINGS": "default"}))
-    try:
-        yield talk
-    finally:
-        talk.close()
-        assert not [line for line in talk.heard if "Traceback" in line], talk.heard
-
-
-@pytest.fixture
-def shop(shell: Shell) -> Shell:
-    (shell.folder / "shop.py").write_text(SHOP)
-    return shell
-
-
-def greet(shop: Shell, name: str) -> str:
-    return shop("enqueue", "greet", "--queue", "hall", "--args", f'{{"name": "{name}"}}').out.strip()
-
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_works_until_it_is_told_to_stop(shop: Shell, how: int) -> None:
     id = greet(shop, "ada")
-    with talking(
+    with command(
         shop, "worker", "shop:app", "--concurrency", "2", "--lease", "5s", "--grace", "10", "--name", "box"
     ) as worker:
         worker.until("hello ada")
@@ -121,7 +36,7 @@ def test_a_worker_works_until_it_is_told_to_stop(shop: Shell, how: int) -> None:
 def test_a_worker_takes_only_its_queues(shop: Shell) -> None:
     greet(shop, "ada")
     other = shop("enqueue", "greet", "--queue", "attic", "--args", '{"name": "eve"}').out.strip()
-    with talking(shop, "worker", "shop:app", "--queues", "hall, cellar") as worker:
+    with command(shop, "worker", "shop:app", "--queues", "hall, cellar") as worker:
         worker.until("hello ada")
         assert worker.end() == 0
     assert shop("jobs", "show", other, "--json").json["state"] == "ready"
@@ -154,7 +69,7 @@ def test_bad_lanes_are_refused(shop: Shell, options: tuple[str, ...], says: str)
 
 
 def test_several_processes(shop: Shell) -> None:
-    with talking(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as worker:
+    with command(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as worker:
         first, second = (worker.until("Worker ").split()[1] for _ in range(2))
         assert len({first, second, str(worker.process.pid)}) == 3
         ids = [greet(shop, name) for name in ("ada", "bob")]
@@ -199,7 +114,7 @@ def test_a_burst_with_a_process_that_dies_goes_on(shop: Shell) -> None:
 
 
 def test_a_process_that_dies_is_started_again(shop: Shell) -> None:
-    with talking(shop, "worker", "shop:app", "--processes", "2") as worker:
+    with command(shop, "worker", "shop:app", "--processes", "2") as worker:
         victim = int(worker.until("Worker ").split()[1])
         worker.until("Worker ")
         os.kill(victim, signal.SIGKILL)
@@ -211,7 +126,7 @@ def test_a_process_that_dies_is_started_again(shop: Shell) -> None:
 
 
 def test_children_end_when_their_parent_is_killed(shop: Shell) -> None:
-    with talking(shop, "worker", "shop:app", "--processes", "2") as worker:
+    with command(shop, "worker", "shop:app", "--processes", "2") as worker:
         worker.until("Worker ")
         worker.until("Worker ")
         assert worker.end(signal.SIGKILL) == -9
@@ -220,7 +135,7 @@ def test_children_end_when_their_parent_is_killed(shop: Shell) -> None:
 
 def test_a_worker_whose_ledger_is_removed(shop: Shell) -> None:
     greet(shop, "ada")
-    with talking(shop, "worker", "shop:app") as worker:
+    with command(shop, "worker", "shop:app") as worker:
         worker.until("hello ada")
         for file in shop.folder.glob("towpath.db*"):
             file.unlink()
@@ -273,7 +188,7 @@ def test_bad_options_are_found_before_anything_is_loaded(shop: Shell) -> None:
 def test_the_url_of_an_app_that_leaves_it_open(shell: Shell) -> None:
     (shell.folder / "shop.py").write_text(SHOP.replace('"sqlite:///towpath.db"', ""))
     shell("enqueue", "greet", "--queue", "hall", "--args", '{"name": "ada"}', "--url", "sqlite:///mine.db")
-    with talking(shell, "worker", "shop:app", "--url", "sqlite:///mine.db") as worker:
+    with command(shell, "worker", "shop:app", "--url", "sqlite:///mine.db") as worker:
         worker.until("hello ada")
         assert worker.end() == 0
 
@@ -285,7 +200,7 @@ def test_dev_starts_again_when_the_code_changes(shop: Shell) -> None:
     )
     (shop.folder / "shop.py").write_text(text)
     greet(shop, "ada")
-    with talking(shop, "dev", "shop:app", "--grace", "5") as worker:
+    with command(shop, "dev", "shop:app", "--grace", "5") as worker:
         worker.until("hello ada")
         _edit(shop.folder / "words.py", "GREETING = 'good morning'\n", 1)
         assert "words.py" in worker.until("Changed")
@@ -309,7 +224,7 @@ def _edit(path: Path, text: str, number: int) -> None:
 
 def test_dev_waits_for_a_module_that_is_not_there_yet(shell: Shell) -> None:
     shell("enqueue", "greet", "--queue", "hall", "--args", '{"name": "ada"}')
-    with talking(shell, "dev", "shop:app") as worker:
+    with command(shell, "dev", "shop:app") as worker:
         worker.until("Waiting for a change")
         (shell.folder / "shop.py").write_text(SHOP)
         worker.until("hello ada")

@@ -12,19 +12,19 @@ import time
 import pytest
 
 import towpath
-from tests.cli.test_worker import SHOP, greet, talking
+from tests.support.processes import command, greet
 from tests.support.shell import EXECUTABLE, Shell
 
 
 @pytest.fixture
-def shop(shell: Shell) -> Shell:
-    (shell.folder / "shop.py").write_text(SHOP)
-    shell("put", "other", "{}")  # there is a ledger
-    return shell
+def shop(shop: Shell) -> Shell:
+    """The shop with a ledger."""
+    shop("put", "other", "{}")
+    return shop
 
 
 def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:
-    with talking(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as parent:
+    with command(shop, "worker", "shop:app", "--processes", "2", "--name", "box", "--json") as parent:
         for _ in range(2):
             parent.until("Worker ")
         names = [each["name"] for each in shop("workers", "list", "--json").json["workers"]]
@@ -69,7 +69,7 @@ def hold(name: str) -> None:
 
 def test_lanes_of_a_fleet_are_paused_from_outside(shop: Shell) -> None:
     lanes = ("--lane", "front:1=hall", "--lane", "back:1=cellar")
-    with talking(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "4", *lanes) as parent:
+    with command(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "4", *lanes) as parent:
         for _ in range(2):
             parent.until("Worker ")
         listed = shop("lanes", "list", "--json").json["lanes"]
@@ -109,7 +109,7 @@ def test_stats_watch_counts_by_lane(shop: Shell) -> None:
     (shop.folder / "holds.py").write_text(HOLDS)
     os.mkfifo(shop.folder / "ada.pipe")
     shop("enqueue", "hold", "--queue", "hall", "--args", '{"name": "ada"}')
-    with talking(shop, "worker", "holds:app", "--lane", "front=hall", "--lane", "back=cellar") as worker:
+    with command(shop, "worker", "holds:app", "--lane", "front=hall", "--lane", "back=cellar") as worker:
         worker.until("holding ada")
         [seen] = [json.loads(shop("stats", "--watch", "--count", "1", "--json").out)]
         assert seen["lanes"] == {"back": {}, "front": {"hold": 1}}
@@ -122,7 +122,7 @@ def test_stats_watch_counts_by_lane(shop: Shell) -> None:
 def test_hangup_reads_the_settings_again(shop: Shell) -> None:
     file = shop.folder / "towpath.toml"
     file.write_text('queues = ["cellar"]\n')
-    with talking(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "3") as parent:
+    with command(shop, "worker", "shop:app", "--processes", "2", "--concurrency", "3") as parent:
         for _ in range(2):
             parent.until("queues cellar")
         greet(shop, "ada")
@@ -147,7 +147,7 @@ def test_hangup_counts_what_runs_in_the_new_lanes(shop: Shell) -> None:
     for name, queue in zip(names, ("hall", "cellar"), strict=True):
         os.mkfifo(shop.folder / f"{name}.pipe")
         shop("enqueue", "hold", "--queue", queue, "--args", f'{{"name": "{name}"}}')
-    with talking(shop, "worker", "holds:app") as worker:
+    with command(shop, "worker", "holds:app") as worker:
         for _ in names:
             worker.until("holding ")
         file.write_text(

@@ -32,11 +32,11 @@ from towpath.ledger import Answer, Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.testing import START
 from towpath.testing.histories import factory, play, replay
-from towpath.testing.ledger_suite import Desk
+from towpath.testing.ledger_suite import Harness
 from towpath.testing.machine import machine
 from towpath.testing.moves import Moves
 from towpath.testing.pair import Mismatch, Pair, differences
-from towpath.testing.suite.desk import spec
+from towpath.testing.suite.harness import spec
 
 
 @pytest.mark.parametrize("right", ["memory", "sqlite"])
@@ -147,7 +147,7 @@ def test_a_difference_is_found_and_shortened(tmp_path: Path) -> None:
 
     def tampered() -> Ledger:
         ledger = memory()
-        Desk(ledger).add("j1")
+        Harness(ledger).add("j1")
         return ledger
 
     with pytest.raises(Mismatch) as caught:
@@ -160,7 +160,7 @@ def test_a_difference_is_found_and_shortened(tmp_path: Path) -> None:
 def test_differences_are_readable(tmp_path: Path) -> None:
     pair = Pair(factory("memory", tmp_path)(), factory("memory", tmp_path)())
     pair.apply([Append((spec("a"),))], 5)
-    Desk(pair.right, 5).take()
+    Harness(pair.right, 5).take()
     found = differences(pair.left.dump()["jobs"], pair.right.dump()["jobs"], "jobs")
     assert any("<a>.owner: left None, right 'worker'" in line for line in found)
     pair.close()

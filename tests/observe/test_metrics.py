@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.runtime.worker.test_worker import working
-from tests.support.hosts import expire
+from tests.support.engine import expire
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App
 from towpath.core.breaker import Breaker

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import towpath
-from tests.runtime.worker.test_worker import working
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, Claim, Lane
 from towpath.commands import Progress

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.engine import BareEngine
 from tests.support.gated import Gated
-from tests.support.hosts import Desk
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import Append, Note, SetQueue
 from towpath.core.ids import derived
@@ -53,9 +53,9 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
 
 
 @pytest.fixture
-def desk(ledger: Ledger, clock: ManualClock) -> Iterator[Desk]:
-    with Desk(ledger, clock) as desk:
-        yield desk
+def engine(ledger: Ledger, clock: ManualClock) -> Iterator[BareEngine]:
+    with BareEngine(ledger, clock) as engine:
+        yield engine
 
 
 def cron(expression: str, tz: str = "UTC", missed: str = "skip", name: str = "s") -> Schedule:
@@ -280,7 +280,7 @@ class TestBadInput:
         with contextlib.suppress(InvalidInput):
             assert next_fire(cron(text), 0) > 0
 
-    def test_other_fields(self, desk: Desk) -> None:
+    def test_other_fields(self, engine: BareEngine) -> None:
         for make, field in (
             (lambda: Schedule(name="s", spec=SPEC), "schedule"),
             (lambda: Schedule(name="s", spec=SPEC, cron="@daily", every=SECOND), "schedule"),
@@ -288,10 +288,10 @@ class TestBadInput:
             (lambda: every(0.01), "every"),
             (lambda: Schedule(name="s", spec=SPEC, cron="@daily", missed="never"), "missed"),  # type: ignore[arg-type]
             (lambda: Schedule(name="s", spec=Spec(id="x", queue="q", ready_at=1), cron="@daily"), "spec"),
-            (lambda: pause(desk, "nobody"), "schedule"),
-            (lambda: remove(desk, "nobody"), "schedule"),
-            (lambda: trigger(desk, "nobody"), "schedule"),
-            (lambda: set_schedule(desk, "s", cron="@daily", every=5), "schedule"),
+            (lambda: pause(engine, "nobody"), "schedule"),
+            (lambda: remove(engine, "nobody"), "schedule"),
+            (lambda: trigger(engine, "nobody"), "schedule"),
+            (lambda: set_schedule(engine, "s", cron="@daily", every=5), "schedule"),
         ):
             with pytest.raises(InvalidInput) as caught:
                 make()
@@ -299,21 +299,23 @@ class TestBadInput:
 
 
 class TestFiring:
-    def test_a_simulated_month_through_the_autumn_change(self, desk: Desk, clock: ManualClock) -> None:
+    def test_a_simulated_month_through_the_autumn_change(
+        self, engine: BareEngine, clock: ManualClock
+    ) -> None:
         tz = "Europe/Berlin"
         clock.set(at("2026-10-01T00:00:00", tz))
-        register(desk, cron("30 2 * * *", tz))
-        scheduler, end = Scheduler(desk), at("2026-10-31T23:00:00", tz)
+        register(engine, cron("30 2 * * *", tz))
+        scheduler, end = Scheduler(engine), at("2026-10-31T23:00:00", tz)
         while (wake := scheduler.due(clock.now())) is not None and wake <= end:
             clock.set(wake)
-        times = fired(desk.ledger)
+        times = fired(engine.ledger)
         assert times == fires(cron("30 2 * * *", tz), at("2026-10-01T00:00:00", tz), end)
         assert len(times) == 31
-        assert {job.kind for job in jobs(desk.ledger)} == {"report"}
-        assert {job.payload for job in jobs(desk.ledger)} == {b'{"n":1}'}
+        assert {job.kind for job in jobs(engine.ledger)} == {"report"}
+        assert {job.payload for job in jobs(engine.ledger)} == {b'{"n":1}'}
 
     def test_many_caretakers_at_once_fire_exactly_once(self, ledger: Ledger, clock: ManualClock) -> None:
-        with Desk(ledger, clock) as first, Desk(ledger, clock, "other") as second:
+        with BareEngine(ledger, clock) as first, BareEngine(ledger, clock, "other") as second:
             register(first, every(60))
             schedulers = [Scheduler(host) for host in (first, second, first, second)]
             start, rounds = clock.now(), 20
@@ -338,61 +340,63 @@ class TestFiring:
             assert ledger.check() == []
 
     def test_a_crash_between_the_job_and_the_note_fires_nothing_twice(
-        self, desk: Desk, clock: ManualClock
+        self, engine: BareEngine, clock: ManualClock
     ) -> None:
-        schedule = register(desk, every(60))
+        schedule = register(engine, every(60))
         clock.set(schedule.next_at)
         id = derived("schedule/s", str(schedule.next_at))
-        desk.committer.call(
+        engine.committer.call(
             Append((Spec(id=id, queue="q", headers={SCHEDULED_AT: "2026-01-01T00:00:00+00:00"}),))
         )
-        assert Scheduler(desk).due(clock.now()) == schedule.next_at + MINUTE
-        assert [job.id for job in jobs(desk.ledger)] == [id]
-        assert get_schedule(desk, "s").last_at == schedule.next_at
+        assert Scheduler(engine).due(clock.now()) == schedule.next_at + MINUTE
+        assert [job.id for job in jobs(engine.ledger)] == [id]
+        assert get_schedule(engine, "s").last_at == schedule.next_at
 
     @pytest.mark.parametrize(("missed", "count"), [("skip", 0), ("once", 1), ("all", 250)])
-    def test_an_outage(self, desk: Desk, clock: ManualClock, missed: str, count: int) -> None:
-        schedule = register(desk, every(300, missed))
+    def test_an_outage(self, engine: BareEngine, clock: ManualClock, missed: str, count: int) -> None:
+        schedule = register(engine, every(300, missed))
         last = schedule.next_at + 249 * 5 * MINUTE
         clock.set(last + 2 * MINUTE)
-        scheduler = Scheduler(desk)
+        scheduler = Scheduler(engine)
         rounds = 1
         while (wake := scheduler.due(clock.now())) is not None and wake <= clock.now():
             rounds += 1
         assert wake == last + 5 * MINUTE
         expected = [schedule.next_at + n * 5 * MINUTE for n in range(250)]
-        assert fired(desk.ledger) == expected[len(expected) - count :]
+        assert fired(engine.ledger) == expected[len(expected) - count :]
         assert rounds == max(1, -(-count // CATCH_UP))
         assert scheduler.due(clock.now()) == wake
 
     @pytest.mark.parametrize(("missed", "count"), [("skip", 1), ("all", 4)])
     def test_a_full_queue_refuses_no_fire(
-        self, desk: Desk, clock: ManualClock, missed: str, count: int
+        self, engine: BareEngine, clock: ManualClock, missed: str, count: int
     ) -> None:
-        desk.committer.call(SetQueue(queue="q", capacity=0))
-        schedule = register(desk, every(60, missed))
+        engine.committer.call(SetQueue(queue="q", capacity=0))
+        schedule = register(engine, every(60, missed))
         clock.set(schedule.next_at + 3 * MINUTE)
-        assert Scheduler(desk).due(clock.now()) == clock.now() + MINUTE
-        assert len(jobs(desk.ledger)) == count
+        assert Scheduler(engine).due(clock.now()) == clock.now() + MINUTE
+        assert len(jobs(engine.ledger)) == count
 
-    def test_a_note_that_nobody_can_read_stops_only_itself(self, desk: Desk, clock: ManualClock) -> None:
-        register(desk, cron("* * * * *", name="broken"))
-        register(desk, cron("* * * * *", name="well"))
-        desk.committer.call(Note(key="schedule/broken", value=b"?"))
+    def test_a_note_that_nobody_can_read_stops_only_itself(
+        self, engine: BareEngine, clock: ManualClock
+    ) -> None:
+        register(engine, cron("* * * * *", name="broken"))
+        register(engine, cron("* * * * *", name="well"))
+        engine.committer.call(Note(key="schedule/broken", value=b"?"))
         clock.advance(60)
-        assert Scheduler(desk).due(clock.now()) is not None
-        assert len(jobs(desk.ledger)) == 1
-        assert [schedule.name for schedule in list_schedules(desk)] == ["well"]
-        remove(desk, "broken")
-        assert desk.ledger.note("schedule/broken") is None
+        assert Scheduler(engine).due(clock.now()) is not None
+        assert len(jobs(engine.ledger)) == 1
+        assert [schedule.name for schedule in list_schedules(engine)] == ["well"]
+        remove(engine, "broken")
+        assert engine.ledger.note("schedule/broken") is None
 
     def test_a_ledger_that_was_busy_in_the_middle_is_asked_again(
         self, ledger: Ledger, clock: ManualClock
     ) -> None:
         gated = Gated(ledger)
-        with Desk(gated, clock) as desk:
-            register(desk, cron("* * * * *"))
-            scheduler = Scheduler(desk)
+        with BareEngine(gated, clock) as engine:
+            register(engine, cron("* * * * *"))
+            scheduler = Scheduler(engine)
             scheduler.due(clock.now())
             clock.advance(60)
             gated.fail = [LedgerBusy(path="x", seconds=1)]
@@ -403,77 +407,77 @@ class TestFiring:
 
 
 class TestEdits:
-    def test_the_same_definition_is_registered_once(self, desk: Desk, clock: ManualClock) -> None:
-        first = register(desk, cron("@hourly"))
-        version = desk.ledger.version()
+    def test_the_same_definition_is_registered_once(self, engine: BareEngine, clock: ManualClock) -> None:
+        first = register(engine, cron("@hourly"))
+        version = engine.ledger.version()
         clock.advance(HOUR / SECOND)
-        assert register(desk, cron("@hourly")) == first
-        assert desk.ledger.version() == version
+        assert register(engine, cron("@hourly")) == first
+        assert engine.ledger.version() == version
 
     def test_a_new_definition_keeps_the_next_fire_unless_the_times_changed(
-        self, desk: Desk, clock: ManualClock
+        self, engine: BareEngine, clock: ManualClock
     ) -> None:
-        first = register(desk, cron("@hourly"))
+        first = register(engine, cron("@hourly"))
         clock.set(first.next_at + HOUR)
-        second = register(desk, cron("@hourly", missed="once"))
+        second = register(engine, cron("@hourly", missed="once"))
         assert (second.missed, second.next_at) == (Missed.ONCE, first.next_at)
-        third = register(desk, cron("@daily", missed="once"))
+        third = register(engine, cron("@daily", missed="once"))
         assert third.next_at == next_fire(cron("@daily"), clock.now())
 
     def test_a_change_at_run_time_outlives_a_restart_of_the_same_code(
-        self, desk: Desk, clock: ManualClock
+        self, engine: BareEngine, clock: ManualClock
     ) -> None:
-        register(desk, cron("@hourly"))
-        set_schedule(desk, "s", cron="*/5 * * * *", args={"n": 2})
-        pause(desk, "s")
-        kept = register(desk, cron("@hourly"))
+        register(engine, cron("@hourly"))
+        set_schedule(engine, "s", cron="*/5 * * * *", args={"n": 2})
+        pause(engine, "s")
+        kept = register(engine, cron("@hourly"))
         assert (kept.cron, kept.paused, kept.spec.payload) == ("*/5 * * * *", True, b'{"n":2}')
-        renewed = register(desk, cron("@daily"))
+        renewed = register(engine, cron("@daily"))
         assert (renewed.cron, renewed.paused, renewed.spec.payload) == ("@daily", True, SPEC.payload)
 
-    def test_pause_and_resume(self, desk: Desk, clock: ManualClock) -> None:
-        register(desk, every(60, "all"))
-        scheduler = Scheduler(desk)
+    def test_pause_and_resume(self, engine: BareEngine, clock: ManualClock) -> None:
+        register(engine, every(60, "all"))
+        scheduler = Scheduler(engine)
         assert scheduler.due(clock.now()) is not None
-        pause(desk, "s")
+        pause(engine, "s")
         clock.advance(600)
         assert scheduler.due(clock.now()) is None
-        resumed = resume(desk, "s")
+        resumed = resume(engine, "s")
         assert resumed.next_at > clock.now(), "what passed during the pause was not missed"
         assert scheduler.due(clock.now()) == resumed.next_at
-        assert jobs(desk.ledger) == []
-        assert resume(desk, "s") == resumed
+        assert jobs(engine.ledger) == []
+        assert resume(engine, "s") == resumed
 
-    def test_a_running_scheduler_notices_edits(self, desk: Desk, clock: ManualClock) -> None:
-        scheduler = Scheduler(desk)
+    def test_a_running_scheduler_notices_edits(self, engine: BareEngine, clock: ManualClock) -> None:
+        scheduler = Scheduler(engine)
         assert scheduler.due(clock.now()) is None
-        register(desk, cron("@yearly"))
+        register(engine, cron("@yearly"))
         assert scheduler.due(clock.now()) == next_fire(cron("@yearly"), clock.now())
-        set_schedule(desk, "s", every=60)
+        set_schedule(engine, "s", every=60)
         assert scheduler.due(clock.now()) == next_fire(every(60), clock.now())
-        set_schedule(desk, "s", cron="0 6 * * *", tz="Asia/Tokyo", missed="all")
+        set_schedule(engine, "s", cron="0 6 * * *", tz="Asia/Tokyo", missed="all")
         assert scheduler.due(clock.now()) == next_fire(cron("0 6 * * *", "Asia/Tokyo"), clock.now())
-        remove(desk, "s")
+        remove(engine, "s")
         assert scheduler.due(clock.now()) is None
-        assert list_schedules(desk) == []
+        assert list_schedules(engine) == []
 
-    def test_trigger_makes_one_more_job_now(self, desk: Desk, clock: ManualClock) -> None:
-        before = register(desk, cron("@yearly"))
-        ids = [trigger(desk, "s"), trigger(desk, "s"), trigger(desk, "s", "mine")]
-        assert sorted(job.id for job in jobs(desk.ledger)) == sorted(ids)
+    def test_trigger_makes_one_more_job_now(self, engine: BareEngine, clock: ManualClock) -> None:
+        before = register(engine, cron("@yearly"))
+        ids = [trigger(engine, "s"), trigger(engine, "s"), trigger(engine, "s", "mine")]
+        assert sorted(job.id for job in jobs(engine.ledger)) == sorted(ids)
         assert ids[2] == "mine"
-        assert get_schedule(desk, "s") == before
+        assert get_schedule(engine, "s") == before
 
     def test_edits_that_race_are_all_kept(self, ledger: Ledger, clock: ManualClock) -> None:
-        with Desk(ledger, clock) as desk:
+        with BareEngine(ledger, clock) as engine:
             names = [f"s{n}" for n in range(6)]
             barrier = threading.Barrier(len(names) * 2)
 
             def work(name: str, extra: str) -> None:
                 barrier.wait(20)
-                register(desk, cron("@daily", name=name))
-                register(desk, cron("@daily", name=extra))
-                remove(desk, extra)
+                register(engine, cron("@daily", name=name))
+                register(engine, cron("@daily", name=extra))
+                remove(engine, extra)
 
             threads = [
                 threading.Thread(target=work, args=(name, f"x{n}"), daemon=True)
@@ -483,14 +487,14 @@ class TestEdits:
                 thread.start()
             for thread in threads:
                 thread.join(20)
-            assert [schedule.name for schedule in list_schedules(desk)] == names
+            assert [schedule.name for schedule in list_schedules(engine)] == names
             index = ledger.note(INDEX)
             assert index is not None
             assert b"x" not in index.value
 
 
 def test_two_caretakers_with_schedules_fire_each_once(ledger: Ledger, clock: ManualClock) -> None:
-    with Desk(ledger, clock, "a") as first, Desk(ledger, clock, "b") as second:
+    with BareEngine(ledger, clock, "a") as first, BareEngine(ledger, clock, "b") as second:
         register(first, cron("* * * * *"))
         keepers = [
             Caretaker(ledger, host.committer, host.owner, clock, Scheduler(host).due)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import handlers
-from tests.support.running import worked
-from tests.tasks.test_context import claimed
+from tests.support.running import claimed, worked
 from towpath import App, JobHandle, Query, State
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed

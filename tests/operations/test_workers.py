@@ -5,35 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support.running import aworking
 from tests.support.waiting import auntil
 from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
 from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
 from towpath.operations.schedules import list_schedules
-from towpath.operations.service import RunOptions, Service, worker_options
+from towpath.operations.service import Service, worker_options
 from towpath.operations.workers import TTL, Badge
 from towpath.testing import ManualClock
-
-
-@asynccontextmanager
-async def working(app: App, **options: Any) -> AsyncIterator[tuple[Service, asyncio.Task[None]]]:
-    given: RunOptions = {"grace": 5, **options}  # type: ignore[typeddict-item]
-    service = Service(app, given)
-    task = asyncio.create_task(service.arun())
-    try:
-        yield service, task
-    finally:
-        service.stop()
-        await task
 
 
 def state_of(app: App) -> tuple[bool, bool]:
@@ -46,7 +33,7 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
     app.name = "box-1"
 
     async def main() -> None:
-        async with working(app, concurrency=3, queues=("default",)):
+        async with aworking(app, concurrency=3, queues=("default",)):
             await auntil(lambda: len(app.workers.list()) == 1)
             [view] = await app.workers.alist()
             assert (view.name, view.queues, view.concurrency, view.paused) == (
@@ -85,7 +72,7 @@ def test_what_runs_goes_on_and_what_was_only_claimed_goes_back(app: App) -> None
         return "done"
 
     async def main() -> None:
-        async with working(app, concurrency=1):
+        async with aworking(app, concurrency=1):
             first = await wait.aenqueue()
             await started.wait()
             second = await wait.aenqueue()
@@ -113,7 +100,7 @@ def test_a_group_is_paused_and_goes_on(app: App) -> None:
         return n
 
     async def main() -> None:
-        async with working(app, concurrency=1):
+        async with aworking(app, concurrency=1):
             group = await app.agroup([wait.of(n) for n in range(3)])
             await started.wait()
             await group.apause()
@@ -142,7 +129,7 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
             "first in line in bulk, but no worker that is there takes from bulk"
         )
         await handle.acancel()
-        async with working(app, concurrency=4, lanes=LANES):
+        async with aworking(app, concurrency=4, lanes=LANES):
             await auntil(lambda: len(app.lanes.list()) == 2)
             asked = time.monotonic()
             await app.lanes.apause("back", "a new disk")
@@ -179,7 +166,7 @@ def test_a_lane_is_paused_for_those_who_start_later_until_it_is_resumed(app: App
     handle = task.enqueue()
 
     async def main() -> None:
-        async with working(app):
+        async with aworking(app):
             assert await task.options(queue="default").enqueue().aresult(20) == 1
             assert handle.status().attempts == 0
             app.lanes.resume("back")
@@ -211,7 +198,7 @@ def test_explain_knows_what_a_resource_is_waiting_for(app: App) -> None:
         raise Throttled(after=60)
 
     async def main() -> None:
-        async with working(app, concurrency=4, grace=0) as (service, _):
+        async with aworking(app, concurrency=4, grace=0) as (service, _):
             await call.aenqueue()
             await started.wait()
             waiting = await call.aenqueue()
@@ -257,7 +244,7 @@ def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
         await let_go.wait()
 
     async def main() -> None:
-        async with working(app, concurrency=3, lanes={"old": Lane(queues=("bulk", "gone"))}) as (service, _):
+        async with aworking(app, concurrency=3, lanes={"old": Lane(queues=("bulk", "gone"))}) as (service, _):
             held = [await hold.options(queue=queue).aenqueue() for queue in ("bulk", "bulk", "gone")]
             for _ in held:
                 await asyncio.wait_for(started.acquire(), 20)
@@ -287,7 +274,7 @@ def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None
     handle = task.enqueue()
 
     async def main() -> None:
-        async with working(app):
+        async with aworking(app):
             await auntil(lambda: bool(app.workers.list()))
             assert state_of(app)[0]
             with pytest.raises(TimeoutError):
@@ -304,7 +291,7 @@ def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> No
     app.name = "box"
 
     async def main() -> None:
-        async with working(app) as (_, running):
+        async with aworking(app) as (_, running):
             await auntil(lambda: bool(app.workers.list()))
             assert await app.workers.adrain("nobody") == []
             [told] = await app.workers.adrain("box")
@@ -313,7 +300,7 @@ def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> No
         await auntil(lambda: not app.workers.list())
 
         handle = await task.aenqueue()
-        async with working(app):
+        async with aworking(app):
             await handle.afinished(20)
 
     asyncio.run(main())
@@ -403,7 +390,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         quick = app.task(name="t")(lambda: 1)
 
         async def main() -> None:
-            async with working(app) as (service, _):
+            async with aworking(app) as (service, _):
                 first = await wait.aenqueue()
                 await started.wait()
                 assert (app.queue("default").stats().capacity, app.queue("default").warn_depth()) == (50, 30)

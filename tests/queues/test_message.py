@@ -14,8 +14,8 @@ from functools import partial
 
 import pytest
 
+from tests.support.engine import BareEngine, Verbs, job, settled, taken
 from tests.support.gated import Gated
-from tests.support.hosts import Desk, Verbs, job, settled, taken
 from tests.support.waiting import WAIT, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append
@@ -96,19 +96,19 @@ class TestPut:
         serial = [queue.put(n, key="s", on_conflict="serial") for n in range(2)]
         assert len(set(serial)) == 2
 
-    def test_many_are_one_commit(self, desk: Desk, verbs: Verbs) -> None:
-        gate = Gated(desk.ledger)
-        with Desk(gate) as other:
+    def test_many_are_one_commit(self, engine: BareEngine, verbs: Verbs) -> None:
+        gate = Gated(engine.ledger)
+        with BareEngine(gate) as other:
             queue = Queue(other, "orders")
             ids = verbs.put_many(queue, (n for n in range(100)), priority="low")
             assert len(gate.batches) == 1
             assert [message.id for message in queue.get_many(100)] == ids
             assert verbs.put_many(queue, []) == []
 
-    def test_bad_input(self, desk: Desk, queue: Queue, verbs: Verbs) -> None:
+    def test_bad_input(self, engine: BareEngine, queue: Queue, verbs: Verbs) -> None:
         calls: dict[str, Callable[[], object]] = {
             "payload": lambda: verbs.put(queue, object()),
-            "queue": lambda: Queue(desk, "no spaces"),
+            "queue": lambda: Queue(engine, "no spaces"),
             "delay": lambda: verbs.put(queue, 1, delay=-1),
             "ttl": lambda: verbs.put(queue, 1, ttl="soon"),
             "on_conflict": lambda: verbs.put(queue, 1, on_conflict="keep"),
@@ -130,14 +130,16 @@ class TestPut:
             verbs.put(queue, "\ud800")
         with pytest.raises(TypeError, match="colour"):
             verbs.put(queue, 1, colour="red")
-        assert desk.ledger.queues() == {}
+        assert engine.ledger.queues() == {}
 
 
 class TestGet:
-    def test_an_empty_queue_gives_nothing_at_once(self, queue: Queue, desk: Desk, verbs: Verbs) -> None:
+    def test_an_empty_queue_gives_nothing_at_once(
+        self, queue: Queue, engine: BareEngine, verbs: Verbs
+    ) -> None:
         assert verbs.get(queue) is None
         assert verbs.get_many(queue, 5) == []
-        assert desk.attended == 0, "nobody waits, so nobody needs to be woken"
+        assert engine.attended == 0, "nobody waits, so nobody needs to be woken"
 
     def test_an_empty_queue_is_waited_for_so_long(self, queue: Queue, verbs: Verbs) -> None:
         began = time.monotonic()
@@ -146,23 +148,23 @@ class TestGet:
 
     @pytest.mark.parametrize("wait", [WAIT, None])
     def test_a_message_that_comes_while_we_wait(
-        self, queue: Queue, desk: Desk, verbs: Verbs, wait: float | None
+        self, queue: Queue, engine: BareEngine, verbs: Verbs, wait: float | None
     ) -> None:
         result = in_thread(lambda: verbs.get(queue, wait=wait))
-        while not desk.dispatcher._desks:
-            assert desk.ledger.wait(desk.ledger.version(), 0.01) is not None
+        while not engine.dispatcher._desks:
+            assert engine.ledger.wait(engine.ledger.version(), 0.01) is not None
         id = queue.put("now")
         assert result().id == id
-        assert desk.attended == 1
+        assert engine.attended == 1
 
     def test_several_at_once_in_order(self, queue: Queue, verbs: Verbs) -> None:
         ids = queue.put_many(range(5))
         assert [message.id for message in verbs.get_many(queue, 3)] == ids[:3]
         assert [message.id for message in verbs.get_many(queue, 3, wait=1)] == ids[3:]
 
-    def test_a_broken_ledger_is_the_callers_error(self, desk: Desk, verbs: Verbs) -> None:
-        gate = Gated(desk.ledger)
-        with Desk(gate) as other:
+    def test_a_broken_ledger_is_the_callers_error(self, engine: BareEngine, verbs: Verbs) -> None:
+        gate = Gated(engine.ledger)
+        with BareEngine(gate) as other:
             gate.fail = [LedgerBusy(path="x", seconds=1)]
             with pytest.raises(LedgerBusy):
                 verbs.get(Queue(other, "orders"))
@@ -171,24 +173,24 @@ class TestGet:
 
     @pytest.mark.parametrize("seconds", [WAIT, None])
     def test_who_waits_hears_that_the_ledger_was_closed(
-        self, ledger: Ledger, desk: Desk, verbs: Verbs, seconds: float | None
+        self, ledger: Ledger, engine: BareEngine, verbs: Verbs, seconds: float | None
     ) -> None:
         def wait() -> object:
             with pytest.raises(LedgerClosed) as caught:
-                verbs.get(Queue(desk, "orders"), wait=seconds)
+                verbs.get(Queue(engine, "orders"), wait=seconds)
             return caught.value
 
         result = in_thread(wait)
-        while not desk.dispatcher._desks:
+        while not engine.dispatcher._desks:
             ledger.wait(ledger.version(), 0.01)
         ledger.close()
         assert isinstance(result(), LedgerClosed)
 
 
 class TestNothingIsLost:
-    def test_a_task_canceled_while_its_claim_is_on_the_way(self, desk: Desk) -> None:
-        gate = Gated(desk.ledger)
-        with Desk(gate) as other:
+    def test_a_task_canceled_while_its_claim_is_on_the_way(self, engine: BareEngine) -> None:
+        gate = Gated(engine.ledger)
+        with BareEngine(gate) as other:
             queue = Queue(other, "orders")
             id = queue.put("x")
 
@@ -205,36 +207,36 @@ class TestNothingIsLost:
             until(lambda: job(gate, id).fence == 1 and job(gate, id).state is State.READY)
             assert job(gate, id).attempts == 0, "as if it had never been claimed"
 
-    def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, desk: Desk) -> None:
+    def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> str:
             task = asyncio.create_task(queue.aget(wait=WAIT))
-            while not desk.dispatcher._desks:
+            while not engine.dispatcher._desks:
                 await asyncio.sleep(0)
             # Put without giving the loop a chance: the claim is delivered, the task has not run yet.
             id = queue.put("x")
-            until(lambda: job(desk.ledger, id).state is State.RUNNING)
+            until(lambda: job(engine.ledger, id).state is State.RUNNING)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             return id
 
         id = asyncio.run(main())
-        settled(desk.ledger, id, State.READY)
-        assert job(desk.ledger, id).attempts == 0
-        assert desk.dispatcher._desks == {}
+        settled(engine.ledger, id, State.READY)
+        assert job(engine.ledger, id).attempts == 0
+        assert engine.dispatcher._desks == {}
 
-    def test_a_timeout_around_it(self, queue: Queue, desk: Desk) -> None:
+    def test_a_timeout_around_it(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
                     await queue.aget(wait=WAIT)
 
         asyncio.run(main())
-        assert desk.dispatcher._desks == {}
+        assert engine.dispatcher._desks == {}
         id = queue.put("x")
         assert taken(queue).id == id
 
-    def test_many_who_are_interrupted_at_random(self, queue: Queue, desk: Desk) -> None:
+    def test_many_who_are_interrupted_at_random(self, queue: Queue, engine: BareEngine) -> None:
         total = 60
 
         async def main() -> list[str]:
@@ -257,12 +259,12 @@ class TestNothingIsLost:
 
         got = asyncio.run(main())
         assert len(set(got)) == total
-        assert desk.ledger.queues()["orders"].counts.done == total
-        assert {job(desk.ledger, id).losses for id in got} == {0}
-        assert desk.ledger.check() == []
+        assert engine.ledger.queues()["orders"].counts.done == total
+        assert {job(engine.ledger, id).losses for id in got} == {0}
+        assert engine.ledger.check() == []
 
     def test_timeouts_shorter_than_a_commit_get_nowhere_but_lose_nothing(
-        self, queue: Queue, desk: Desk
+        self, queue: Queue, engine: BareEngine
     ) -> None:
         """Whoever gives up before a claim can be durable starves; the messages are all there afterwards,
         untouched."""
@@ -283,13 +285,13 @@ class TestNothingIsLost:
             return [id for got in await asyncio.gather(*(one(n) for n in range(8))) for id in got]
 
         got = asyncio.run(main())
-        until(lambda: desk.ledger.queues()["orders"].counts.running == 0)
+        until(lambda: engine.ledger.queues()["orders"].counts.running == 0)
         left = queue.get_many(100)
         assert sorted([*got, *(message.id for message in left)]) == sorted(ids)
         assert {(message.attempt, message.job.losses) for message in left} <= {(1, 0)}
-        assert desk.ledger.check() == []
+        assert engine.ledger.check() == []
 
-    def test_an_interrupt_of_a_thread_that_waits(self, queue: Queue, desk: Desk) -> None:
+    def test_an_interrupt_of_a_thread_that_waits(self, queue: Queue, engine: BareEngine) -> None:
         class Interrupt(BaseException):
             pass
 
@@ -301,8 +303,8 @@ class TestNothingIsLost:
         assert answered.wait(WAIT)
         with pytest.raises(Interrupt):
             steps.throw(Interrupt())
-        settled(desk.ledger, id, State.READY)
-        assert job(desk.ledger, id).attempts == 0
+        settled(engine.ledger, id, State.READY)
+        assert job(engine.ledger, id).attempts == 0
 
 
 def test_both_forms_have_the_same_signature() -> None:
@@ -317,12 +319,12 @@ def test_both_forms_have_the_same_signature() -> None:
 
 def test_a_message_by_the_clock_of_the_ledger(clock: ManualClock) -> None:
     ledger = open_ledger("memory://", clock)
-    with Desk(ledger, clock) as desk:
-        queue = Queue(desk, "orders")
+    with BareEngine(ledger, clock) as engine:
+        queue = Queue(engine, "orders")
         queue.put("later", delay=60)
         assert queue.get() is None
         clock.advance(60)
         assert taken(queue).text() == "later"
-        desk.committer.call(Append((Spec(id="task", queue="orders", kind="a.task", payload=b"{}"),)))
+        engine.committer.call(Append((Spec(id="task", queue="orders", kind="a.task", payload=b"{}"),)))
         assert taken(queue).job.kind == "a.task"
     ledger.close()

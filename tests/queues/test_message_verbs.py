@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine import BareEngine, Verbs, expire, job, steal, taken
 from tests.support.gated import Gated
-from tests.support.hosts import Desk, Verbs, expire, job, steal, taken
 from tests.support.waiting import WAIT, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Cancel, Selector
@@ -25,14 +25,14 @@ from towpath.runtime.notes import Document
 
 
 class TestWords:
-    def test_ack(self, queue: Queue, ledger: Ledger, desk: Desk, verbs: Verbs) -> None:
+    def test_ack(self, queue: Queue, ledger: Ledger, engine: BareEngine, verbs: Verbs) -> None:
         id = queue.put("x")
         message = verbs.get(queue)
         assert (message.attempt, message.fence) == (1, 1)
         verbs.ack(message, {"ok": True})
         done = job(ledger, id)
         assert (done.state, done.result) == (State.DONE, b'{"ok":true}')
-        assert desk.leases._held == {}
+        assert engine.leases._held == {}
 
     def test_nack_counts_a_failure_with_its_reason(self, queue: Queue, ledger: Ledger, verbs: Verbs) -> None:
         id = queue.put("x", max_attempts=2)
@@ -59,14 +59,14 @@ class TestWords:
         back = job(ledger, id)
         assert (back.state, back.failures) == (State.READY, 0)
 
-    def test_extend(self, queue: Queue, ledger: Ledger, desk: Desk, verbs: Verbs) -> None:
+    def test_extend(self, queue: Queue, ledger: Ledger, engine: BareEngine, verbs: Verbs) -> None:
         id = queue.put("x")
         message = taken(queue, lease=5, max_hold=10)
         verbs.extend(message, 300)
         held = job(ledger, id)
         assert held.lease_until is not None
         assert held.lease_until - held.created_at > 290 * SECOND
-        _, entry = desk.leases._held[id]
+        _, entry = engine.leases._held[id]
         assert entry.lease == 300 * SECOND
         assert entry.until is not None
         assert entry.until > time.monotonic() + 290
@@ -92,9 +92,9 @@ class TestWords:
             while (rest := queue.get()) is not None:
                 rest.ack()
 
-    def test_a_word_whose_answer_was_lost_may_be_said_again(self, desk: Desk, verbs: Verbs) -> None:
-        gate = Gated(desk.ledger)
-        with Desk(gate) as other:
+    def test_a_word_whose_answer_was_lost_may_be_said_again(self, engine: BareEngine, verbs: Verbs) -> None:
+        gate = Gated(engine.ledger)
+        with BareEngine(gate) as other:
             queue = Queue(other, "orders")
             id = queue.put("x")
             message = taken(queue)
@@ -106,7 +106,7 @@ class TestWords:
             assert job(gate, id).state is State.DONE
 
     def test_a_stale_message_does_not_disturb_the_next_holder(
-        self, queue: Queue, ledger: Ledger, desk: Desk
+        self, queue: Queue, ledger: Ledger, engine: BareEngine
     ) -> None:
         id = queue.put("x")
         stale = taken(queue)
@@ -115,9 +115,9 @@ class TestWords:
         assert fresh.fence == stale.fence + 1
         with pytest.raises(LostClaim):
             stale.ack()
-        assert desk.leases._held[id][0] == fresh.fence
+        assert engine.leases._held[id][0] == fresh.fence
         fresh.ack()
-        assert desk.leases._held == {}
+        assert engine.leases._held == {}
 
 
 class TestContext:
@@ -216,12 +216,12 @@ class TestState:
         assert ledger.note(f"state/{id}") is None
 
     def test_whoever_has_not_seen_the_latest_may_not_write(
-        self, queue: Queue, desk: Desk, verbs: Verbs
+        self, queue: Queue, engine: BareEngine, verbs: Verbs
     ) -> None:
         queue.put("x")
         message = taken(queue)
         verbs.save(message.state, 1)
-        other = Document(desk.ledger, desk.committer, f"state/{message.id}")
+        other = Document(engine.ledger, engine.committer, f"state/{message.id}")
         assert other.value == 1
         verbs.save(message.state, 2)
         with pytest.raises(NoteConflict):
@@ -249,33 +249,35 @@ class TestState:
 
 
 class TestHolding:
-    def test_in_hand_it_is_kept_alive(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
+    def test_in_hand_it_is_kept_alive(self, queue: Queue, ledger: Ledger, engine: BareEngine) -> None:
         id = queue.put("x")
         message = taken(queue, lease=1)
         first = job(ledger, id).lease_until
         assert first is not None
         until(lambda: (job(ledger, id).lease_until or 0) > first)
         message.ack()
-        assert desk.leases._held == {}
+        assert engine.leases._held == {}
 
-    def test_only_for_max_hold(self, queue: Queue, desk: Desk) -> None:
+    def test_only_for_max_hold(self, queue: Queue, engine: BareEngine) -> None:
         queue.put("x")
         message = taken(queue, lease=5, max_hold=60)
-        desk.leases.beat(time.monotonic() + 59)
-        assert message.id in desk.leases._held
-        desk.leases.beat(time.monotonic() + 61)
-        assert desk.leases._held == {}
+        engine.leases.beat(time.monotonic() + 59)
+        assert message.id in engine.leases._held
+        engine.leases.beat(time.monotonic() + 61)
+        assert engine.leases._held == {}
 
-    def test_losses_and_requests_to_stop_are_noticed(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
+    def test_losses_and_requests_to_stop_are_noticed(
+        self, queue: Queue, ledger: Ledger, engine: BareEngine
+    ) -> None:
         ids = queue.put_many(["a", "b"])
         lost, stopped = queue.get_many(2)
         ledger.apply([Cancel(where=Selector(ids=(ids[1],)))])
-        desk.leases.beat(time.monotonic())
+        engine.leases.beat(time.monotonic())
         while stopped.cancel_requested is None:
             ledger.wait(ledger.version(), 0.01)
         assert stopped.cancel_requested is Reason.REQUESTED
         steal(ledger, lost)
-        desk.leases.beat(time.monotonic())
+        engine.leases.beat(time.monotonic())
         while not lost.lost:
             ledger.wait(ledger.version(), 0.01)
 
@@ -309,7 +311,7 @@ class TestSubscribe:
         assert len(asyncio.run(main())) == 30
         assert ledger.queues()["orders"].counts.done == 30
 
-    def test_what_was_not_consumed_goes_back(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
+    def test_what_was_not_consumed_goes_back(self, queue: Queue, ledger: Ledger, engine: BareEngine) -> None:
         ids = queue.put_many(range(10))
         for message in queue.subscribe(prefetch=5):
             until(lambda: ledger.queues()["orders"].counts.running >= 5)
@@ -317,19 +319,19 @@ class TestSubscribe:
             break
         until(lambda: ledger.queues()["orders"].counts.ready == 9)
         assert {job(ledger, id).attempts for id in ids[1:]} == {0}
-        assert desk.leases._held == {}
-        assert desk.dispatcher._desks == {}
+        assert engine.leases._held == {}
+        assert engine.dispatcher._desks == {}
 
-    def test_another_thread_may_close_it(self, queue: Queue, desk: Desk) -> None:
+    def test_another_thread_may_close_it(self, queue: Queue, engine: BareEngine) -> None:
         subscription = queue.subscribe()
         result = in_thread(lambda: [message.id for message in subscription])
-        while not desk.dispatcher._desks:
-            desk.ledger.wait(desk.ledger.version(), 0.01)
+        while not engine.dispatcher._desks:
+            engine.ledger.wait(engine.ledger.version(), 0.01)
         subscription.close()
         assert result() == []
         assert list(subscription) == []
 
-    def test_a_canceled_task_gives_back(self, queue: Queue, ledger: Ledger, desk: Desk) -> None:
+    def test_a_canceled_task_gives_back(self, queue: Queue, ledger: Ledger, engine: BareEngine) -> None:
         queue.put_many(range(6))
 
         async def consume(begun: asyncio.Event) -> None:
@@ -348,7 +350,7 @@ class TestSubscribe:
         asyncio.run(main())
         # The one that was consumed is the consumer's; nobody said a word about it.
         until(lambda: ledger.queues()["orders"].counts.ready == 5)
-        assert desk.dispatcher._desks == {}
+        assert engine.dispatcher._desks == {}
 
     def test_jobs_with_a_single_attempt_are_not_hoarded(self, queue: Queue, ledger: Ledger) -> None:
         queue.put_many(range(5), max_attempts=1)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine import BareEngine
 from tests.support.gated import Gated
-from tests.support.hosts import Desk
 from tests.support.waiting import WAIT, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Want
@@ -52,11 +52,11 @@ class Kept:
     def __init__(self, ledger: Ledger, clock: ManualClock, owner: str = "a") -> None:
         self.gate = Gated(ledger)
         self.clock = clock
-        self.desk = Desk(self.gate, clock, owner)
+        self.engine = BareEngine(self.gate, clock, owner)
         self.asked: list[int] = []
         self.next: int | None = None
         self.error: Exception | None = None
-        self.keeper = Caretaker(self.gate, self.desk.committer, owner, clock, self._due)
+        self.keeper = Caretaker(self.gate, self.engine.committer, owner, clock, self._due)
 
     def _due(self, now: int) -> int | None:
         self.asked.append(now)
@@ -83,7 +83,7 @@ class Kept:
 @pytest.fixture
 def kept(ledger: Ledger, clock: ManualClock) -> Iterator[Kept]:
     kept = Kept(ledger, clock)
-    with kept.desk:
+    with kept.engine:
         yield kept
 
 
@@ -219,7 +219,7 @@ class TestSchedules:
 class TestElection:
     def test_one_of_two(self, ledger: Ledger, clock: ManualClock) -> None:
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
-        with first.desk, second.desk:
+        with first.engine, second.engine:
             for kept in (first, second):
                 kept.once()
             assert (first.keeper.elected, second.keeper.elected) == (True, False)
@@ -235,7 +235,7 @@ class TestElection:
 
     def test_a_dead_one_is_replaced_when_its_time_is_over(self, ledger: Ledger, clock: ManualClock) -> None:
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
-        with first.desk, second.desk:
+        with first.engine, second.engine:
             first.once()
             died = clock.now()
             while wake := second.once():
@@ -252,7 +252,7 @@ class TestElection:
     ) -> None:
         """Killed right after it renewed its place, with a job about to come due."""
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
-        with first.desk, second.desk:
+        with first.engine, second.engine:
             first.settle()
             second.once()
             clock.advance(RENEW / SECOND)
@@ -268,7 +268,7 @@ class TestElection:
         self, ledger: Ledger, clock: ManualClock
     ) -> None:
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
-        with first.desk, second.desk:
+        with first.engine, second.engine:
             first.settle()
             clock.advance(3 * TTL / SECOND)
             second.once()
@@ -278,7 +278,7 @@ class TestElection:
 
     def test_one_that_closes_makes_way_at_once(self, ledger: Ledger, clock: ManualClock) -> None:
         first, second = Kept(ledger, clock, "a"), Kept(ledger, clock, "b")
-        with first.desk, second.desk:
+        with first.engine, second.engine:
             first.once()
             second.once()
             first.keeper.close()
@@ -337,7 +337,7 @@ class TestEars:
     """Who waits here is a waiter at the dispatcher: it gets a job of another process only if somebody kicks
     the committer."""
 
-    def waiter(self, desk: Desk) -> tuple[threading.Event, list[Held]]:
+    def waiter(self, engine: BareEngine) -> tuple[threading.Event, list[Held]]:
         came, got = threading.Event(), list[Held]()
 
         def deliver(claims: list[Held]) -> None:
@@ -346,13 +346,13 @@ class TestEars:
 
         waiter = Waiter(("q",), deliver, 30 * SECOND)
         waiter.want = 1
-        desk.dispatcher.add(waiter)
+        engine.dispatcher.add(waiter)
         return came, got
 
     def test_a_commit_of_somebody_else_is_noticed_at_once(self, kept: Kept, ledger: Ledger) -> None:
         kept.settle()
         kept.gate.inside.clear()
-        came, got = self.waiter(kept.desk)
+        came, got = self.waiter(kept.engine)
         assert kept.gate.inside.wait(WAIT)
         kept.settle()
         append(ledger, "foreign")
@@ -362,21 +362,21 @@ class TestEars:
         assert got[0].id == "foreign"
 
     def test_our_own_commits_cause_no_looking_around(self, kept: Kept, ledger: Ledger) -> None:
-        self.waiter(kept.desk)
-        kept.desk.committer.call(Append((Spec(id="other", queue="elsewhere"),)))
+        self.waiter(kept.engine)
+        kept.engine.committer.call(Append((Spec(id="other", queue="elsewhere"),)))
         kept.settle()
         batches = len(kept.gate.batches)
         for n in range(50):
-            kept.desk.committer.call(Append((Spec(id=f"own{n}", queue="elsewhere"),)))
+            kept.engine.committer.call(Append((Spec(id=f"own{n}", queue="elsewhere"),)))
             kept.clock.advance(0.0005)
             kept.once()
         assert len(kept.gate.batches) - batches <= 55
 
     def test_a_commit_that_hides_behind_our_own_is_found(self, kept: Kept, ledger: Ledger) -> None:
         kept.settle()
-        came, got = self.waiter(kept.desk)
+        came, got = self.waiter(kept.engine)
         kept.settle()
-        kept.desk.committer.call(Append((Spec(id="own", queue="elsewhere"),)))
+        kept.engine.committer.call(Append((Spec(id="own", queue="elsewhere"),)))
         append(ledger, "foreign")
         wake = kept.once()
         assert wake <= kept.clock.now() + MAX_DOUBT
@@ -387,7 +387,7 @@ class TestEars:
 
     def test_those_who_stand_by_look_now_and_then(self, kept: Kept, ledger: Ledger) -> None:
         ledger.apply([Note(key=CARETAKER_KEY, value=b"somebody", ttl=TTL)])
-        self.waiter(kept.desk)
+        self.waiter(kept.engine)
         kept.once()
         batches = len(kept.gate.batches)
         kept.clock.set(kept.clock.now() + STAND_BY)
@@ -406,17 +406,17 @@ def _other_process(url: str, go: object, gone: object) -> None:
 
 
 class TestThread:
-    def start(self, desk: Desk) -> Caretaker:
-        keeper = Caretaker(desk.ledger, desk.committer, desk.owner, desk.clock, lambda now: None)
+    def start(self, engine: BareEngine) -> Caretaker:
+        keeper = Caretaker(engine.ledger, engine.committer, engine.owner, engine.clock, lambda now: None)
         keeper.start()
         return keeper
 
     def test_another_process(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/work.db"
         ledger = open_ledger(url)
-        with Desk(ledger) as desk:
-            keeper = self.start(desk)
-            came, got = TestEars().waiter(desk)
+        with BareEngine(ledger) as engine:
+            keeper = self.start(engine)
+            came, got = TestEars().waiter(engine)
             go, gone = SPAWN.Event(), SPAWN.Event()
             child = SPAWN.Process(target=_other_process, args=(url, go, gone))
             child.start()
@@ -431,12 +431,12 @@ class TestThread:
     @pytest.mark.parametrize("url", ["memory://", "sqlite"])
     def test_it_wakes_a_delayed_job_and_closes_promptly(self, tmp_path: Path, url: str) -> None:
         ledger = open_ledger(url if url == "memory://" else f"sqlite:///{tmp_path}/work.db")
-        with Desk(ledger) as desk:
-            keeper = self.start(desk)
+        with BareEngine(ledger) as engine:
+            keeper = self.start(engine)
             until(lambda: ledger.note(CARETAKER_KEY) is not None)
-            came, got = TestEars().waiter(desk)
+            came, got = TestEars().waiter(engine)
             began = time.monotonic()
-            desk.committer.call(Append((Spec(id="late", queue="q", delay=SECOND // 5),)))
+            engine.committer.call(Append((Spec(id="late", queue="q", delay=SECOND // 5),)))
             assert came.wait(WAIT)
             assert got[0].id == "late"
             assert time.monotonic() - began >= 0.2
@@ -449,12 +449,12 @@ class TestThread:
 
     def test_a_locked_ledger_does_not_hold_up_the_closing(self) -> None:
         gate = Gated()
-        with Desk(gate) as desk:
-            keeper = self.start(desk)
+        with BareEngine(gate) as engine:
+            keeper = self.start(engine)
             until(lambda: gate.note(CARETAKER_KEY) is not None)
             gate.hold()
             append_in = threading.Thread(
-                target=lambda: desk.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True
+                target=lambda: engine.committer.call(Append((Spec(id="x", queue="q"),))), daemon=True
             )
             append_in.start()
             assert gate.inside.wait(WAIT)
@@ -466,9 +466,9 @@ class TestThread:
 
     def test_at_rest_it_uses_next_to_no_time_of_the_processor(self, tmp_path: Path) -> None:
         ledger = open_ledger(f"sqlite:///{tmp_path}/work.db")
-        with Desk(ledger) as desk:
-            TestEars().waiter(desk)
-            keeper = self.start(desk)
+        with BareEngine(ledger) as engine:
+            TestEars().waiter(engine)
+            keeper = self.start(engine)
             until(lambda: ledger.note(CARETAKER_KEY) is not None)
             eventually_quiet = threading.Event()
             eventually_quiet.wait(0.3)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import towpath
-from tests.runtime.test_faults import ask, worker
-from tests.runtime.worker.test_worker import working
+from tests.support.processes import enqueue, faulty_worker
+from tests.support.running import working
 from tests.support.shell import Shell
 from tests.support.waiting import WAIT
 from towpath import App, Query, State
@@ -162,22 +162,24 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
 ) -> None:
     path = tmp_path / "work.db"
     app = App(f"sqlite:///{path}")
-    with worker(app, concurrency=1, lease=0.6, last_word=0.5) as talk:
+    with faulty_worker(app, concurrency=1, lease=0.6, last_word=0.5) as worker:
         if busy:
-            ask(app, "thread.hangs")
-            talk.until("started")
+            enqueue(app, "thread.hangs")
+            worker.until("started")
         else:
-            ask(app, "pid").result(WAIT)
+            enqueue(app, "pid").result(WAIT)
         kept = app.call(towpath.commands.Note(key="k", value=b"v"))
         assert kept
         vanish(path)
-        assert talk.process.wait(WAIT) == 1
-        assert talk.silent()
+        assert worker.process.wait(WAIT) == 1
+        assert worker.silent()
     said = f"{path} was removed or replaced while it was open"
-    assert any(f"the worker ends, the ledger is lost to it: {said}" in line for line in talk.said), talk.said
+    assert any(f"the worker ends, the ledger is lost to it: {said}" in line for line in worker.lines), (
+        worker.lines
+    )
     # Whoever else had it open is told as well, whatever he asks.
     for question in (
-        lambda: ask(app, "pid"),
+        lambda: enqueue(app, "pid"),
         lambda: app.ledger.get("x"),
         app.ledger.version,
         app.ledger.check,
@@ -192,12 +194,12 @@ def test_nothing_is_acknowledged_after_a_file_was_removed(tmp_path: Path, suffix
     """From the first call on: the files are looked at before each answer, not now and then."""
     path = tmp_path / "work.db"
     with App(f"sqlite:///{path}") as app:
-        ask(app, "pid")
+        enqueue(app, "pid")
         assert app.ledger.get("x") is None  # this one has looked at the names just now
         Path(f"{path}{suffix}").unlink()
         for _ in range(10):
             with pytest.raises(LedgerGone, match="was removed or replaced"):
-                ask(app, "pid")
+                enqueue(app, "pid")
 
 
 KILLED = """
@@ -226,7 +228,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, instead: bytes | Non
     if instead is not None:
         path.write_bytes(instead)
     with App(url) as app, pytest.raises(OrphanedLog, match=r"work[.]db-wal holds commits"):
-        ask(app, "pid")
+        enqueue(app, "pid")
     for arguments in (["put", "q", "1"], ["stats"], ["doctor"], ["ledger", "migrate"]):
         ran = Shell(tmp_path)(*arguments, "--url", url, code=4)
         assert "holds commits" in ran.out + ran.err
@@ -240,7 +242,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, instead: bytes | Non
 def test_one_who_waits_for_a_result_is_told(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     with App(f"sqlite:///{path}") as app:
-        handle = ask(app, "pid")
+        handle = enqueue(app, "pid")
         told: queue.Queue[BaseException] = queue.Queue()
 
         def wait() -> None:

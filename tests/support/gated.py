@@ -6,9 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from towpath.core.commands import Command
+from tests.support.waiting import until
+from towpath.core.commands import Append, Command
+from towpath.core.job import After, Spec
+from towpath.errors import TowpathError
 from towpath.ledger import Answer, Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
+from towpath.runtime.commit.committer import Committer
 
 
 class Gated:
@@ -48,3 +52,25 @@ class Gated:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
+
+
+def append(*ids: str, after: str | None = None) -> Append:
+    return Append(tuple(Spec(id=id, queue="q", after=() if after is None else (After(after),)) for id in ids))
+
+
+def call_in_thread(committer: Committer, command: Command) -> tuple[threading.Thread, list[object]]:
+    answers: list[object] = []
+
+    def work() -> None:
+        try:
+            answers.append(committer.call(command))
+        except TowpathError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, answers
+
+
+def until_waiting(committer: Committer, count: int) -> None:
+    until(lambda: len(committer._first) + len(committer._rest) >= count)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Self, TypeVar
 import msgspec
 
 from tests.support import postgres_member
-from tests.support.postgres_member import CAPS, KEYS, Asked, Line
+from tests.support.postgres_member import CAPS, KEYS, Asked, Line, Pages, Tasks
 from tests.support.waiting import WAIT, until
-from towpath import App, Job, Query, State
+from towpath import App, Job, Query, State, new_id
+from towpath.errors import LedgerError
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 T = TypeVar("T", Line, Asked)
@@ -104,6 +106,50 @@ class Fleet:
     def kill(self, name: str) -> None:
         os.kill(self.members[name].pid, signal.SIGKILL)
         self.members[name].wait(WAIT)
+
+
+class Customer:
+    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again
+    changes nothing."""
+
+    def __init__(self, app: App, folder: Path) -> None:
+        self._tasks = Tasks(app, folder, "customer")
+        self._asked = Pages(folder / "customer.asked")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        self.acknowledged = 0
+        self.failed: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive(), "an enqueue never came back"
+        assert self.failed is None, f"an enqueue failed for good: {self.failed!r}"
+
+    def _work(self) -> None:
+        try:
+            while not self._over.is_set():
+                id = new_id()
+                while not self._put(id):
+                    self._over.wait(0.05)
+                self._asked.write(Asked(id))
+                self.acknowledged += 1
+                self._over.wait(0.01)
+        except BaseException as error:
+            self.failed = error
+
+    def _put(self, id: str) -> bool:
+        try:
+            self._tasks.step.options(id=id).enqueue("customer")
+        except LedgerError as error:
+            if error.fatal:
+                raise
+            return False
+        return True
 
 
 def _lines(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:

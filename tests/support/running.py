@@ -1,41 +1,69 @@
-"""An app at work while a test looks on."""
+"""Apps with a running worker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from tests.support.waiting import WAIT
 from towpath import App
 from towpath.commands import Claim, Claimed, Want
-from towpath.operations.service import Service
+from towpath.core.checks import SECOND
+from towpath.core.job import Claim as ClaimedJob
+from towpath.operations.service import RunOptions, Service
 from towpath.tasks.attempt import Attempt
 
 
+@contextmanager
+def working(app: App, **options: object) -> Iterator[Service]:
+    """A worker in a thread of its own; stopped, drained and joined at the end."""
+    service = Service(app, RunOptions(**options))  # type: ignore[typeddict-item]
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            service.run()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        assert failure == []
+
+
 @asynccontextmanager
-async def working(app: App, **options: Any) -> AsyncIterator[None]:
-    service = Service(app, {"concurrency": 4, "grace": 5, **options})  # type: ignore[typeddict-item]
+async def aworking(app: App, **options: Any) -> AsyncIterator[tuple[Service, asyncio.Task[None]]]:
+    """A worker as a task of the running event loop; stopped at the end."""
+    service = Service(app, {"grace": 5, **options})  # type: ignore[typeddict-item]
     task = asyncio.create_task(service.arun())
     try:
-        yield
+        yield service, task
     finally:
         service.stop()
         await task
 
 
 def worked(app: App, main: Callable[[], Awaitable[Any]], **options: Any) -> Any:
-    """What `main` gives, beside a worker."""
+    """Run `main` beside a worker in one event loop; its result."""
 
     async def run() -> Any:
-        async with working(app, **options):
+        async with aworking(app, **{"concurrency": 4, **options}):
             return await main()
 
     return asyncio.run(run())
 
 
 def work(app: App, most: int = 1000) -> int:
-    """Run what is ready, one after the other, in this thread."""
+    """Run the ready jobs one after the other, in this thread; their number."""
     ran = 0
     while ran < most:
         answer = app.call(Claim(owner=app.owner, wants=(Want("*"),), lease=60_000_000))
@@ -46,3 +74,10 @@ def work(app: App, most: int = 1000) -> int:
             app.call(Attempt(app, claim, app.tasks[claim.job.kind]).run())
             ran += 1
     return ran
+
+
+def claimed(app: App, lease: int = 60 * SECOND) -> ClaimedJob:
+    """Claim the first ready job."""
+    answer = app.call(Claim(owner="me", wants=(Want("*"),), lease=lease))
+    assert isinstance(answer, Claimed)
+    return answer.claims[0]

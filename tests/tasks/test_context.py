@@ -11,21 +11,15 @@ import apsw
 import pytest
 
 from tests.support.gated import Gated
-from tests.support.running import work
+from tests.support.running import claimed, work
 from towpath import App, Retry, State, commands, current
 from towpath.core.checks import SECOND
-from towpath.core.job import Claim, Reason
+from towpath.core.job import Reason
 from towpath.errors import NotInJob, Unsupported
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.runtime.commit.committer import Committer
 from towpath.tasks.attempt import Attempt
 from towpath.tasks.context import Running
-
-
-def claimed(app: App, lease: int = 60 * SECOND) -> Claim:
-    answer = app.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=lease))
-    assert isinstance(answer, commands.Claimed)
-    return answer.claims[0]
 
 
 def nothing() -> None: ...

@@ -17,8 +17,8 @@ from towpath.testing.suite.bad_input import BadInputSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite, SuspectSuite
-from towpath.testing.suite.desk import Desk, Suite, checked
 from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
+from towpath.testing.suite.harness import Harness, Suite, checked
 from towpath.testing.suite.hasten import HastenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
@@ -30,7 +30,7 @@ from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
-__all__ = ["SUITES", "Desk", "LedgerSuite", "checked"]
+__all__ = ["SUITES", "Harness", "LedgerSuite", "checked"]
 
 SUITES: tuple[type[Suite], ...] = (
     BatchSuite,

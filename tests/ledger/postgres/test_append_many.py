@@ -20,15 +20,15 @@ from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import SMALL
 from towpath.testing import ManualClock
 from towpath.testing.clock import START
-from towpath.testing.ledger_suite import Desk, checked
+from towpath.testing.ledger_suite import Harness, checked
 
 N = fast_append.MOST_BY_INSERT + 1
 
 
 @pytest.fixture
-def desk(postgres_url: str) -> Iterator[Desk]:
+def harness(postgres_url: str) -> Iterator[Harness]:
     with checked(PostgresLedger(postgres_url, clock=ManualClock())) as ledger:
-        yield Desk(ledger)
+        yield Harness(ledger)
 
 
 @pytest.fixture
@@ -78,59 +78,59 @@ def mixed() -> list[Spec]:
     ]
 
 
-def test_it_writes_what_the_memory_ledger_has(desk: Desk, loads: list[bool]) -> None:
+def test_it_writes_what_the_memory_ledger_has(harness: Harness, loads: list[bool]) -> None:
     wanted = mixed()
     assert len(wanted) > N
     memory = MemoryLedger()
-    ledgers: list[Ledger] = [memory, desk.ledger]
+    ledgers: list[Ledger] = [memory, harness.ledger]
     answers = [
         ledger.apply([Append(tuple(wanted[:50])), Append(tuple(wanted[50:]))], START) for ledger in ledgers
     ]
     assert answers[0] == answers[1]
-    assert memory.dump() == desk.ledger.dump()
+    assert memory.dump() == harness.ledger.dump()
     assert loads == [True]
 
 
-def test_they_are_claimed_in_their_order(desk: Desk, loads: list[bool]) -> None:
-    desk.append(*specs("b"), *specs("a", 2, priority=1), *specs("later", 3, delay=1_000_000))
-    desk.append(*specs("c"))
-    assert [claim.id for claim in desk.claim(n=4)] == ["a00000", "a00001", "b00000", "b00001"]
-    assert len(desk.claim(n=3 * N)) == 2 * N - 2
+def test_they_are_claimed_in_their_order(harness: Harness, loads: list[bool]) -> None:
+    harness.append(*specs("b"), *specs("a", 2, priority=1), *specs("later", 3, delay=1_000_000))
+    harness.append(*specs("c"))
+    assert [claim.id for claim in harness.claim(n=4)] == ["a00000", "a00001", "b00000", "b00001"]
+    assert len(harness.claim(n=3 * N)) == 2 * N - 2
     assert loads == [True, True]
 
 
-def test_ids_that_are_known_keep_their_places(desk: Desk, loads: list[bool]) -> None:
-    first = desk.append(*specs())
-    assert desk.append(*specs()) == first
-    again = desk.append(*specs(n=N + 1))
+def test_ids_that_are_known_keep_their_places(harness: Harness, loads: list[bool]) -> None:
+    first = harness.append(*specs())
+    assert harness.append(*specs()) == first
+    again = harness.append(*specs(n=N + 1))
     assert again[:N] == first
     assert again[N].seq > first[-1].seq
     assert len({placed.id for placed in again}) == N + 1
     # Between ids that are known, but none of them.
-    desk.append(*[Spec(id=f"{spec.id}+", queue="q") for spec in specs()])
+    harness.append(*[Spec(id=f"{spec.id}+", queue="q") for spec in specs()])
     assert loads == [True, False, False, True]
 
 
-def test_an_id_in_two_appends_of_one_batch_is_one_job(desk: Desk, loads: list[bool]) -> None:
-    first, second = desk.ask(Append(tuple(specs())), Append(tuple(specs())))
+def test_an_id_in_two_appends_of_one_batch_is_one_job(harness: Harness, loads: list[bool]) -> None:
+    first, second = harness.ask(Append(tuple(specs())), Append(tuple(specs())))
     assert first == second
-    assert desk.counts("q").ready == N
+    assert harness.counts("q").ready == N
     assert loads == [False]
 
 
-def test_a_job_that_is_forgotten_is_still_known(desk: Desk, loads: list[bool]) -> None:
-    (old,) = desk.append(specs()[7])
-    desk.done(desk.take())
-    desk.purge(old.id)
-    assert desk.ledger.get(old.id) is None
-    placed = desk.append(*specs())
+def test_a_job_that_is_forgotten_is_still_known(harness: Harness, loads: list[bool]) -> None:
+    (old,) = harness.append(specs()[7])
+    harness.done(harness.take())
+    harness.purge(old.id)
+    assert harness.ledger.get(old.id) is None
+    placed = harness.append(*specs())
     assert placed[7] == old
-    assert desk.ledger.get(old.id) is None
+    assert harness.ledger.get(old.id) is None
     assert loads == [False]
 
 
 def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
-    desk: Desk, loads: list[bool], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, loads: list[bool], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows it when we look; it is there when we write."""
     with checked(PostgresLedger(postgres_url, clock=ManualClock())) as other:
@@ -141,15 +141,15 @@ def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
             return blocks(*args)
 
         monkeypatch.setattr(fast_append, "_blocks", late)
-        placed = desk.append(*specs())
+        placed = harness.append(*specs())
     assert placed[3].seq == N + 1  # after those that came to nothing
     assert [each.seq for each in placed if each.id != "j00003"] == list(range(N + 2, 2 * N + 1))
-    assert desk.counts("q").ready == N
+    assert harness.counts("q").ready == N
     assert loads == []  # it raised
 
 
 def test_numbers_that_others_took_some_of_are_taken_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, gaps = PostgresDb.one, iter([3])
 
@@ -158,38 +158,38 @@ def test_numbers_that_others_took_some_of_are_taken_again(
         return (row[0], row[1] + next(gaps, 0)) if name == "take_seqs" else row
 
     monkeypatch.setattr(PostgresDb, "one", torn)
-    placed = desk.append(*specs())
+    placed = harness.append(*specs())
     assert [each.seq for each in placed] == list(range(N + 1, 2 * N + 1))
 
 
-def test_a_queue_with_a_capacity_is_asked(desk: Desk, loads: list[bool]) -> None:
-    desk.set_queue(capacity=N)
-    assert len(desk.append(*specs())) == N
-    desk.refusal(QueueFull, Append(tuple(specs("k"))))
-    assert desk.counts("q").ready == N
+def test_a_queue_with_a_capacity_is_asked(harness: Harness, loads: list[bool]) -> None:
+    harness.set_queue(capacity=N)
+    assert len(harness.append(*specs())) == N
+    harness.refusal(QueueFull, Append(tuple(specs("k"))))
+    assert harness.counts("q").ready == N
     assert loads == [False, False]
 
 
-def test_what_is_not_plain_goes_the_general_way(desk: Desk, loads: list[bool]) -> None:
-    desk.append(*specs(), Spec(id="z", queue="q", part="p"))
-    desk.append(*specs("k"), Spec(id="y", queue="q", headers={"a": "b"}))
+def test_what_is_not_plain_goes_the_general_way(harness: Harness, loads: list[bool]) -> None:
+    harness.append(*specs(), Spec(id="z", queue="q", part="p"))
+    harness.append(*specs("k"), Spec(id="y", queue="q", headers={"a": "b"}))
     assert loads == []
-    assert desk.job("y").headers == {"a": "b"}
+    assert harness.job("y").headers == {"a": "b"}
 
 
 def test_nothing_is_written_under_a_schema_that_is_too_new(
-    desk: Desk, loads: list[bool], postgres_url: str
+    harness: Harness, loads: list[bool], postgres_url: str
 ) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE towpath.meta SET schema = 99, min_schema = 99")
         with pytest.raises(NewerSchema):
-            desk.append(*specs())
+            harness.append(*specs())
         assert connection.execute("SELECT count(*) FROM towpath.job").fetchone() == (0,)
         connection.execute("UPDATE towpath.meta SET schema = 1, min_schema = 1")
     assert loads == [False]
 
 
-def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing_open(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fast_append.SpecRun.rows
 
     def interrupted(self: fast_append.SpecRun, now: int) -> Iterator[bytes]:
@@ -198,13 +198,13 @@ def test_an_interrupt_leaves_nothing_open(desk: Desk, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fast_append.SpecRun, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        desk.append(*specs())
+        harness.append(*specs())
     monkeypatch.setattr(fast_append.SpecRun, "rows", rows)
-    assert desk.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
-    (answer,) = desk.ledger.apply([Append(tuple(specs()))])
+    assert harness.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
+    (answer,) = harness.ledger.apply([Append(tuple(specs()))])
     assert isinstance(answer, Appended)
-    assert desk.job("j00000").state is State.READY
-    assert desk.job("j00000").reason is Reason.NONE
+    assert harness.job("j00000").state is State.READY
+    assert harness.job("j00000").reason is Reason.NONE
 
 
 def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(

@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.documents import ROOT, blocks
 from tests.support.postgres_member import Tasks
-from tests.test_docs import ROOT, blocks
 from towpath import App
 from towpath.commands import Upkeep
 from towpath.testing.postgres import Server

@@ -14,8 +14,8 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
-from tests.runtime.worker.test_worker import working
 from tests.support import frozen
+from tests.support.running import working
 from tests.support.waiting import WAIT, in_thread, until
 from towpath import App, State, current
 from towpath.cli.doctor import of_server, server_facts

@@ -20,7 +20,7 @@ import pytest
 from towpath.core.commands import Append, Cancel, Selector, Settle, Settled, Upkeep
 from towpath.core.job import Done, State
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.testing.suite.desk import Desk, replace, spec, unique, whole_group
+from towpath.testing.suite.harness import Harness, replace, spec, unique, whole_group
 
 HOLD = float(os.environ.get("TOWPATH_HOLD_SECONDS", "2"))
 """How long the transaction is held open at least. (`make soak-postgres` holds it for ten.)"""
@@ -29,7 +29,7 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Desk]]:
+def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Harness]]:
     """Two more processes, as far as the server can tell. The server has the time."""
     ledgers = [PostgresLedger(postgres_url) for _ in range(2)]
     yield [Now(each) for each in ledgers]
@@ -37,30 +37,30 @@ def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Desk]]:
         each.close()
 
 
-class Now(Desk):
-    """A desk at which the time is the server's."""
+class Now(Harness):
+    """A harness at which the time is the server's."""
 
     def ask(self, *commands: Any) -> Any:
         return self.ledger.apply(commands)
 
 
-def everything(desk: Desk, turn: str) -> None:
+def everything(harness: Harness, turn: str) -> None:
     """All that work may need, in one queue."""
-    desk.append(spec(f"plain{turn}"), spec(f"part{turn}", part="p"))
-    desk.append(spec(f"key{turn}", key=unique(f"u{turn}")))
-    desk.append(spec(f"new{turn}", key=replace("r")))
-    desk.open(f"g{turn}")
-    desk.append(
+    harness.append(spec(f"plain{turn}"), spec(f"part{turn}", part="p"))
+    harness.append(spec(f"key{turn}", key=unique(f"u{turn}")))
+    harness.append(spec(f"new{turn}", key=replace("r")))
+    harness.open(f"g{turn}")
+    harness.append(
         spec(f"member{turn}", group=f"g{turn}"), spec(f"then{turn}", after=(whole_group(f"g{turn}"),))
     )
-    desk.append(spec(f"after{turn}", after=(f"plain{turn}",)))
-    desk.seal(f"g{turn}")
-    desk.write(f"note{turn}")
-    for claim in desk.claim(n=50):
-        desk.done(claim)
-    desk.upkeep()
-    desk.cancel(f"then{turn}")
-    desk.purge(f"plain{turn}")
+    harness.append(spec(f"after{turn}", after=(f"plain{turn}",)))
+    harness.seal(f"g{turn}")
+    harness.write(f"note{turn}")
+    for claim in harness.claim(n=50):
+        harness.done(claim)
+    harness.upkeep()
+    harness.cancel(f"then{turn}")
+    harness.purge(f"plain{turn}")
 
 
 def turns(began: float) -> Iterator[int]:
@@ -94,7 +94,11 @@ def at_once(*work: Callable[[], object]) -> None:
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel)[1:])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_transaction_held_open_stops_nobody(
-    ledger: PostgresLedger, others: list[Desk], postgres_url: str, level: psycopg.IsolationLevel, kept: bool
+    ledger: PostgresLedger,
+    others: list[Harness],
+    postgres_url: str,
+    level: psycopg.IsolationLevel,
+    kept: bool,
 ) -> None:
     everything(others[0], "-before")
     began = time.monotonic()
@@ -158,7 +162,7 @@ def held_open(
 
 
 def test_an_append_that_waits_for_a_job_being_settled_keeps_others_from_nothing(
-    ledger: PostgresLedger, others: list[Desk], function: Any
+    ledger: PostgresLedger, others: list[Harness], function: Any
 ) -> None:
     settling, answers = held_open(ledger, function, "slow")
     waiting = threading.Thread(target=lambda: others[0].append(spec("dependent", after=("slow",))))
@@ -184,7 +188,7 @@ def test_an_append_that_waits_for_a_job_being_settled_keeps_others_from_nothing(
     ],
 )
 def test_also_not_who_wants_to_stop_it(
-    ledger: PostgresLedger, others: list[Desk], function: Any, command: Any
+    ledger: PostgresLedger, others: list[Harness], function: Any, command: Any
 ) -> None:
     settling, answers = held_open(ledger, function, "slow", key=replace("k"))
     waiting = threading.Thread(target=lambda: others[0].ask(command))
@@ -200,13 +204,13 @@ def test_also_not_who_wants_to_stop_it(
 
 
 def test_a_function_is_not_called_again_because_others_have_the_relations(
-    ledger: PostgresLedger, others: list[Desk], function: Any, postgres_url: str
+    ledger: PostgresLedger, others: list[Harness], function: Any, postgres_url: str
 ) -> None:
     """They are taken after it, and waited for."""
-    desk = Now(ledger)
-    desk.add("slow")
-    (held,) = desk.claim()
-    desk.append(spec("dependent", after=("slow",)))
+    harness = Now(ledger)
+    harness.add("slow")
+    (held,) = harness.claim()
+    harness.append(spec("dependent", after=("slow",)))
     command = Settle(held.id, held.fence, Done(), (spec("child", key=unique("k")),), within=function)
     answers: list[Any] = []
     settling = threading.Thread(target=lambda: answers.extend(ledger.apply([command])))
@@ -221,4 +225,4 @@ def test_a_function_is_not_called_again_because_others_have_the_relations(
     settling.join(60)
     assert answers == [Settled("slow", State.DONE)]
     assert function.calls == 1
-    assert desk.at("slow", "dependent", "child") == "done ready ready"
+    assert harness.at("slow", "dependent", "child") == "done ready ready"

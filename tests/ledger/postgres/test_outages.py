@@ -15,14 +15,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.runtime.worker.test_worker import working
-from tests.support.postgres_fleet import Fleet, at_rest, judge
-from tests.support.postgres_member import Asked, Pages, Tasks
+from tests.support.postgres_fleet import Customer, Fleet, at_rest, judge
+from tests.support.postgres_member import Tasks
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, State
-from towpath.errors import LedgerError
 from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone
-from towpath.tasks.new_jobs import new_id
 from towpath.testing.postgres import Server
 
 SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "2"))
@@ -134,50 +132,6 @@ TROUBLES: list[Trouble] = [
     no_connection_left,
     statements_time_out,
 ]
-
-
-class Customer:
-    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again
-    changes nothing."""
-
-    def __init__(self, app: App, folder: Path) -> None:
-        self._tasks = Tasks(app, folder, "customer")
-        self._asked = Pages(folder / "customer.asked")
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work)
-        self.acknowledged = 0
-        self.failed: BaseException | None = None
-
-    def __enter__(self) -> Customer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join(WAIT)
-        assert not self._thread.is_alive(), "an enqueue never came back"
-        assert self.failed is None, f"an enqueue failed for good: {self.failed!r}"
-
-    def _work(self) -> None:
-        try:
-            while not self._over.is_set():
-                id = new_id()
-                while not self._put(id):
-                    self._over.wait(0.05)
-                self._asked.write(Asked(id))
-                self.acknowledged += 1
-                self._over.wait(0.01)
-        except BaseException as error:
-            self.failed = error
-
-    def _put(self, id: str) -> bool:
-        try:
-            self._tasks.step.options(id=id).enqueue("customer")
-        except LedgerError as error:
-            if error.fatal:
-                raise
-            return False
-        return True
 
 
 @pytest.mark.timeout(300 + 10 * SECONDS)

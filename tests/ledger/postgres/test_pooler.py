@@ -20,8 +20,7 @@ import psycopg
 import pytest
 
 import towpath
-from tests.ledger.postgres.test_outages import Customer
-from tests.support.postgres_fleet import Fleet, at_rest, judge, judge_order
+from tests.support.postgres_fleet import Customer, Fleet, at_rest, judge, judge_order
 from tests.support.postgres_member import CAPS, Tasks
 from tests.support.shell import Shell
 from towpath import App, Spec, State, new_id
@@ -35,7 +34,7 @@ from towpath.testing.postgres import PgBouncer, PoolMode, Server, ServerFailed, 
 from towpath.testing.suite.append import AppendSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.claim import ClaimSuite
-from towpath.testing.suite.desk import checked
+from towpath.testing.suite.harness import checked
 from towpath.testing.suite.keys import UniqueSuite
 from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite

@@ -12,7 +12,7 @@ import pytest
 from towpath.core.commands import Upkeep
 from towpath.errors import WrongConnection
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.testing.suite.desk import spec, unique
+from towpath.testing.suite.harness import spec, unique
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from towpath.core.views import Query
 from towpath.errors import NestedCall, NoteConflict, UserFunctionFailed
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
-from towpath.testing.suite.desk import Desk, spec, unique
+from towpath.testing.suite.harness import Harness, spec, unique
 
 SPAWN = multiprocessing.get_context("spawn")
 Connection = psycopg.Connection[Any]
@@ -43,8 +43,8 @@ def theirs(postgres_url: str) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def desk(ledger: PostgresLedger, theirs: Connection) -> Desk:
-    return Desk(ledger)
+def harness(ledger: PostgresLedger, theirs: Connection) -> Harness:
+    return Harness(ledger)
 
 
 def rows(connection: Connection) -> list[int]:
@@ -59,78 +59,86 @@ def adding(*values: int) -> Function:
     return add
 
 
-def settle(desk: Desk, within: Function, id: str = "a") -> Command:
+def settle(harness: Harness, within: Function, id: str = "a") -> Command:
     """A job on lease, and the settle for it with all the trimmings."""
-    held = desk.started(id, f"queue-of-{id}")
+    held = harness.started(id, f"queue-of-{id}")
     spawn = (spec(f"child-of-{id}"), spec(f"keyed-of-{id}", key=unique(f"key-of-{id}")))
     return Settle(held.id, held.fence, Done(b"r"), spawn, (Note(key=f"note-of-{id}", value=b"v"),), within)
 
 
-def failure(desk: Desk, within: Function, id: str = "a") -> str:
+def failure(harness: Harness, within: Function, id: str = "a") -> str:
     """What the function came to. Its settle left nothing, its neighbours are there."""
-    command = settle(desk, within, id)
-    before, answer, after = desk.ask(Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),)))
+    command = settle(harness, within, id)
+    before, answer, after = harness.ask(
+        Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),))
+    )
     assert isinstance(before, Appended)
     assert isinstance(after, Appended)
     assert isinstance(answer, UserFunctionFailed), answer
-    assert desk.at(id, f"{id}-before", f"{id}-after") == "running ready ready"
-    assert desk.ledger.get(f"child-of-{id}") is None
-    assert desk.ledger.note(f"note-of-{id}") is None
+    assert harness.at(id, f"{id}-before", f"{id}-after") == "running ready ready"
+    assert harness.ledger.get(f"child-of-{id}") is None
+    assert harness.ledger.note(f"note-of-{id}") is None
     assert answer.details["id"] == id
     return str(answer.details["error"])
 
 
-def test_rows_commit_with_the_settle(desk: Desk, theirs: Connection) -> None:
+def test_rows_commit_with_the_settle(harness: Harness, theirs: Connection) -> None:
     def within(db: Connection) -> None:
         adding(1, 2)(db)
         assert rows(theirs) == []  # nothing is visible before the commit
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert rows(theirs) == [1, 2]
-    assert desk.at("a", "child-of-a", "keyed-of-a") == "done ready ready"
+    assert harness.at("a", "child-of-a", "keyed-of-a") == "done ready ready"
 
 
-def test_a_function_that_raises_fails_its_settle_only(desk: Desk, theirs: Connection) -> None:
+def test_a_function_that_raises_fails_its_settle_only(harness: Harness, theirs: Connection) -> None:
     def within(db: Connection) -> None:
         adding(1)(db)
         raise ValueError("no")
 
-    assert failure(desk, within) == "ValueError: no"
-    assert failure(desk, adding(2, 2), "b").startswith("UniqueViolation")
+    assert failure(harness, within) == "ValueError: no"
+    assert failure(harness, adding(2, 2), "b").startswith("UniqueViolation")
     assert rows(theirs) == []
 
 
-def test_a_refusal_undoes_what_the_function_wrote(desk: Desk, theirs: Connection) -> None:
-    held = desk.started("a")
-    answer = desk.ask(Settle("a", held.fence, Done(), (), (Note(key="n", value=b"", expect=9),), adding(1)))
+def test_a_refusal_undoes_what_the_function_wrote(harness: Harness, theirs: Connection) -> None:
+    held = harness.started("a")
+    answer = harness.ask(
+        Settle("a", held.fence, Done(), (), (Note(key="n", value=b"", expect=9),), adding(1))
+    )
     assert isinstance(answer[0], NoteConflict)
     assert rows(theirs) == []
-    assert desk.at("a") == "running"
+    assert harness.at("a") == "running"
 
 
-def test_functions_side_by_side(desk: Desk, theirs: Connection) -> None:
-    commands = [settle(desk, adding(1), "a"), settle(desk, adding(2, 2), "b"), settle(desk, adding(3), "c")]
-    first, second, third = desk.ask(*commands)
+def test_functions_side_by_side(harness: Harness, theirs: Connection) -> None:
+    commands = [
+        settle(harness, adding(1), "a"),
+        settle(harness, adding(2, 2), "b"),
+        settle(harness, adding(3), "c"),
+    ]
+    first, second, third = harness.ask(*commands)
     assert (first, third) == (Settled("a", State.DONE), Settled("c", State.DONE))
     assert isinstance(second, UserFunctionFailed)
     assert rows(theirs) == [1, 3]
-    assert desk.at("a", "b", "c") == "done running done"
+    assert harness.at("a", "b", "c") == "done running done"
 
 
-def test_the_function_is_not_called_for_a_lost_or_settled_claim(desk: Desk, theirs: Connection) -> None:
-    command = settle(desk, adding(1))
-    desk.ask(command)
-    assert desk.ask(command) == [Settled("a", State.DONE)]
+def test_the_function_is_not_called_for_a_lost_or_settled_claim(harness: Harness, theirs: Connection) -> None:
+    command = settle(harness, adding(1))
+    harness.ask(command)
+    assert harness.ask(command) == [Settled("a", State.DONE)]
     assert rows(theirs) == [1]
 
 
 @pytest.mark.parametrize("name", ["commit", "rollback"])
-def test_the_transaction_is_not_the_functions(desk: Desk, theirs: Connection, name: str) -> None:
+def test_the_transaction_is_not_the_functions(harness: Harness, theirs: Connection, name: str) -> None:
     def within(db: Connection) -> None:
         adding(1)(db)
         getattr(db, name)()
 
-    assert failure(desk, within).startswith("ProgrammingError")
+    assert failure(harness, within).startswith("ProgrammingError")
     assert rows(theirs) == []
 
 
@@ -147,7 +155,7 @@ def test_the_transaction_is_not_the_functions(desk: Desk, theirs: Connection, na
     ],
 )
 @pytest.mark.parametrize("hidden", [False, True])
-def test_also_not_by_a_statement(desk: Desk, theirs: Connection, statement: str, hidden: bool) -> None:
+def test_also_not_by_a_statement(harness: Harness, theirs: Connection, statement: str, hidden: bool) -> None:
     def within(db: Connection) -> None:
         adding(1)(db)
         try:
@@ -156,22 +164,24 @@ def test_also_not_by_a_statement(desk: Desk, theirs: Connection, statement: str,
             if not hidden:
                 raise
 
-    failure(desk, within)
+    failure(harness, within)
     assert rows(theirs) == []
-    assert desk.ask(settle(desk, adding(9), "again")) == [Settled("again", State.DONE)]
+    assert harness.ask(settle(harness, adding(9), "again")) == [Settled("again", State.DONE)]
     assert rows(theirs) == [9]
 
 
-def test_what_it_writes_after_it_lost_the_transaction_is_not_written(desk: Desk, theirs: Connection) -> None:
+def test_what_it_writes_after_it_lost_the_transaction_is_not_written(
+    harness: Harness, theirs: Connection
+) -> None:
     def within(db: Connection) -> None:
         db.execute("ROLLBACK")
         adding(1)(db)
 
-    assert "ReadOnlySqlTransaction" in failure(desk, within)
+    assert "ReadOnlySqlTransaction" in failure(harness, within)
     assert rows(theirs) == []
 
 
-def test_savepoints_and_tables_are_allowed(desk: Desk, theirs: Connection) -> None:
+def test_savepoints_and_tables_are_allowed(harness: Harness, theirs: Connection) -> None:
     def within(db: Connection) -> None:
         db.execute("CREATE TABLE more (b int)")
         with db.transaction():
@@ -180,12 +190,12 @@ def test_savepoints_and_tables_are_allowed(desk: Desk, theirs: Connection) -> No
             adding(2)(db)
             raise psycopg.Rollback(inner)
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert rows(theirs) == [1]
     assert theirs.execute("SELECT count(*) FROM more").fetchone() == (0,)
 
 
-def test_its_statements_are_planned_as_usual(desk: Desk, theirs: Connection) -> None:
+def test_its_statements_are_planned_as_usual(harness: Harness, theirs: Connection) -> None:
     names = ("enable_seqscan", "enable_hashjoin", "jit", "plan_cache_mode", "lock_timeout")
     usual = [theirs.execute(f"SHOW {name}").fetchone() for name in names]
     seen: list[Any] = []
@@ -193,11 +203,13 @@ def test_its_statements_are_planned_as_usual(desk: Desk, theirs: Connection) -> 
     def within(db: Connection) -> None:
         seen.extend(db.execute(f"SHOW {name}").fetchone() for name in names)
 
-    desk.ask(settle(desk, within))
+    harness.ask(settle(harness, within))
     assert seen == usual
 
 
-def test_a_function_that_ends_its_own_backend_may_be_called_again(desk: Desk, theirs: Connection) -> None:
+def test_a_function_that_ends_its_own_backend_may_be_called_again(
+    harness: Harness, theirs: Connection
+) -> None:
     """Which is the one thing that it must be ready for: its first transaction is gone with all it wrote."""
     calls = []
 
@@ -207,12 +219,12 @@ def test_a_function_that_ends_its_own_backend_may_be_called_again(desk: Desk, th
         if len(calls) == 1:
             db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert len(set(calls)) == 2
     assert rows(theirs) == [1]
 
 
-def test_ledger_calls_inside_raise(desk: Desk, ledger: PostgresLedger, theirs: Connection) -> None:
+def test_ledger_calls_inside_raise(harness: Harness, ledger: PostgresLedger, theirs: Connection) -> None:
     calls: list[Callable[[], object]] = [
         lambda: ledger.apply([Upkeep()]),
         lambda: ledger.get("a"),
@@ -227,19 +239,21 @@ def test_ledger_calls_inside_raise(desk: Desk, ledger: PostgresLedger, theirs: C
             with pytest.raises(NestedCall):
                 call()
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
 
 
-def test_an_interrupt_leaves_nothing(desk: Desk, theirs: Connection) -> None:
+def test_an_interrupt_leaves_nothing(harness: Harness, theirs: Connection) -> None:
     def within(db: Connection) -> None:
         adding(1)(db)
         raise KeyboardInterrupt
 
-    command = settle(desk, within)
-    with desk.unchanged(), pytest.raises(KeyboardInterrupt):
-        desk.ask(command)
+    command = settle(harness, within)
+    with harness.unchanged(), pytest.raises(KeyboardInterrupt):
+        harness.ask(command)
     assert rows(theirs) == []
-    assert desk.ask(Settle("a", desk.job("a").fence, Done(), within=adding(2))) == [Settled("a", State.DONE)]
+    assert harness.ask(Settle("a", harness.job("a").fence, Done(), within=adding(2))) == [
+        Settled("a", State.DONE)
+    ]
 
 
 def _work(url: str, pipe: Pipe, deadly: bool) -> None:

@@ -32,7 +32,7 @@ from towpath.errors import (
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions
 from towpath.testing import ManualClock
 from towpath.testing.postgres import Server
-from towpath.testing.suite.desk import Desk, replace, serial, spec, unique, whole_group
+from towpath.testing.suite.harness import Harness, replace, serial, spec, unique, whole_group
 
 Mine = psycopg.Connection[Any]
 
@@ -45,8 +45,8 @@ def ledger(postgres_url: str, clock: ManualClock) -> Iterator[PostgresLedger]:
 
 
 @pytest.fixture
-def desk(ledger: PostgresLedger) -> Desk:
-    return Desk(ledger)
+def harness(ledger: PostgresLedger) -> Harness:
+    return Harness(ledger)
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kept", [True, False])
 def test_it_commits_and_rolls_back_with_the_users_rows(
-    desk: Desk, mine: Mine, level: str, kept: bool
+    harness: Harness, mine: Mine, level: str, kept: bool
 ) -> None:
-    ledger = desk.ledger
+    ledger = harness.ledger
     assert isinstance(ledger, PostgresLedger)
     mine.execute(sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(sql.SQL(level)))
     assert (
@@ -90,42 +90,44 @@ def test_it_commits_and_rolls_back_with_the_users_rows(
     assert ledger.get("a") is None
     (mine.commit if kept else mine.rollback)()
     assert rows(mine) == kept
-    desk.ask(Upkeep())
+    harness.ask(Upkeep())
     assert [ledger.get(id) is not None for id in "apbcd"] == [kept] * 5
     if kept:
-        assert desk.at("a", "p", "b", "c", "d") == "ready ready blocked ready blocked"
-        assert (desk.job("a").payload, desk.job("a").headers) == (b"1", {"h": "ü"})
-        assert desk.counts().ready == 3
-        assert desk.part("x").ready == 1
+        assert harness.at("a", "p", "b", "c", "d") == "ready ready blocked ready blocked"
+        assert (harness.job("a").payload, harness.job("a").headers) == (b"1", {"h": "ü"})
+        assert harness.counts().ready == 3
+        assert harness.part("x").ready == 1
 
 
-def test_many_at_once(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
+def test_many_at_once(harness: Harness, ledger: PostgresLedger, mine: Mine) -> None:
     placed = ledger.append_on(
         mine, [spec(f"j{n}", payload=b"%d" % n, part=f"p{n % 3}" if n % 2 else None) for n in range(500)]
     )
     mine.commit()
     assert [each.seq for each in placed] == list(range(placed[0].seq, placed[0].seq + 500))
-    assert desk.counts().ready == 500
-    assert desk.job("j499").payload == b"499"
-    assert len(desk.claim(n=1000)) == 500
+    assert harness.counts().ready == 500
+    assert harness.job("j499").payload == b"499"
+    assert len(harness.claim(n=1000)) == 500
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_without_a_transaction(desk: Desk, ledger: PostgresLedger, mine: Mine, autocommit: bool) -> None:
+def test_without_a_transaction(
+    harness: Harness, ledger: PostgresLedger, mine: Mine, autocommit: bool
+) -> None:
     """With autocommit it is one of its own; without, it begins the one that the user commits."""
     mine.autocommit = autocommit
     ledger.append_on(mine, [spec("a")])
     ledger.append_on(mine, [spec("b", after=("a",))])
     with pytest.raises(UnknownDependency):
         ledger.append_on(mine, [spec("c", after=("nobody",))])
-    desk.ask(Upkeep())
+    harness.ask(Upkeep())
     assert [ledger.get(id) is not None for id in "abc"] == [autocommit, autocommit, False]
     mine.commit()
-    desk.ask(Upkeep())
+    harness.ask(Upkeep())
     assert [ledger.get(id) is not None for id in "abc"] == [True, True, False]
 
 
-def test_inside_blocks_of_the_driver(desk: Desk, ledger: PostgresLedger, mine: Mine) -> None:
+def test_inside_blocks_of_the_driver(harness: Harness, ledger: PostgresLedger, mine: Mine) -> None:
     mine.autocommit = True
     with mine.transaction():
         ledger.append_on(mine, [spec("a")])
@@ -134,8 +136,8 @@ def test_inside_blocks_of_the_driver(desk: Desk, ledger: PostgresLedger, mine: M
             raise psycopg.Rollback
     with mine.pipeline(), mine.transaction():
         ledger.append_on(mine, [spec("c")])
-    assert desk.found() == ["a", "c"]
-    assert desk.counts().ready == 2
+    assert harness.found() == ["a", "c"]
+    assert harness.counts().ready == 2
 
 
 REFUSED = [
@@ -151,45 +153,45 @@ REFUSED = [
 
 @pytest.mark.parametrize(("specs", "error"), REFUSED)
 def test_what_is_plainly_wrong_is_refused_and_undone_alone(
-    desk: Desk, ledger: PostgresLedger, mine: Mine, specs: list[Any], error: type[Exception]
+    harness: Harness, ledger: PostgresLedger, mine: Mine, specs: list[Any], error: type[Exception]
 ) -> None:
-    desk.open("closed")
-    desk.seal("closed")
-    desk.set_queue("small", capacity=2)
-    desk.add("full", "small")
+    harness.open("closed")
+    harness.seal("closed")
+    harness.set_queue("small", capacity=2)
+    harness.add("full", "small")
     add_row(mine)
     with pytest.raises(error):
         ledger.append_on(mine, specs)
     add_row(mine)
     ledger.append_on(mine, [spec("fine")])
     mine.commit()
-    desk.ask(Upkeep())
+    harness.ask(Upkeep())
     assert rows(mine) == 2
-    assert desk.found() == ["full", "fine"]
+    assert harness.found() == ["full", "fine"]
 
 
 def test_the_transaction_counts_what_it_has_put_into_a_full_queue_itself(
-    ledger: PostgresLedger, desk: Desk, mine: Mine
+    ledger: PostgresLedger, harness: Harness, mine: Mine
 ) -> None:
-    desk.set_queue("small", capacity=2)
+    harness.set_queue("small", capacity=2)
     for id in "ab":
         ledger.append_on(mine, [spec(id, "small")])
     with pytest.raises(QueueFull):
         ledger.append_on(mine, [spec("c", "small")])
     mine.commit()
-    assert desk.counts("small").ready == 2
+    assert harness.counts("small").ready == 2
 
 
-def test_a_key_that_is_held_takes_no_room(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
-    desk.set_queue("small", capacity=1)
-    desk.add("holder", "small", key=unique("k"))
+def test_a_key_that_is_held_takes_no_room(ledger: PostgresLedger, harness: Harness, mine: Mine) -> None:
+    harness.set_queue("small", capacity=1)
+    harness.add("holder", "small", key=unique("k"))
     ledger.append_on(mine, [spec("a", "small", key=unique("k"))])
     mine.commit()
-    desk.ask(Upkeep())
-    assert desk.found() == ["holder"]
+    harness.ask(Upkeep())
+    assert harness.found() == ["holder"]
 
 
-def test_a_repeated_append_is_the_same(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
+def test_a_repeated_append_is_the_same(ledger: PostgresLedger, harness: Harness, mine: Mine) -> None:
     (first,) = ledger.append_on(mine, [spec("a")])
     assert ledger.append_on(mine, [spec("a"), spec("b")])[0] == first
     with pytest.raises(InvalidInput, match=r"a.*each id once"):
@@ -200,99 +202,101 @@ def test_a_repeated_append_is_the_same(ledger: PostgresLedger, desk: Desk, mine:
     ledger.append_on(mine, [spec("c", after=("a",)), spec("b", key=unique("late"))])
     assert ledger.append_on(mine, [spec("a"), spec("b")])[1].seq > first.seq
     mine.commit()
-    desk.ask(Upkeep())
-    assert ledger.append_on(mine, [spec("c", after=("a",))]) == (Placed("c", desk.job("c").seq),)
+    harness.ask(Upkeep())
+    assert ledger.append_on(mine, [spec("c", after=("a",))]) == (Placed("c", harness.job("c").seq),)
     mine.commit()
-    assert desk.counts().ready == 2
-    assert desk.counts().blocked == 1
-    desk.done(desk.take())
-    desk.purge("a")
+    assert harness.counts().ready == 2
+    assert harness.counts().blocked == 1
+    harness.done(harness.take())
+    harness.purge("a")
     assert ledger.append_on(mine, [spec("a")]) == (first,)
     mine.commit()
-    desk.ask(Upkeep())
+    harness.ask(Upkeep())
     assert ledger.get("a") is None
 
 
-def test_keys_groups_and_parts(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
-    desk.open("g")
-    desk.add("old", key=replace("k"))
+def test_keys_groups_and_parts(ledger: PostgresLedger, harness: Harness, mine: Mine) -> None:
+    harness.open("g")
+    harness.add("old", key=replace("k"))
     ledger.append_on(
         mine, [spec("new", key=replace("k"), group="g", part="p"), spec("s", "other", key=serial("z"))]
     )
     ledger.append_on(mine, [spec("t", "other", key=serial("z"))])
     mine.commit()
-    desk.ask(Upkeep())
-    assert desk.at("old", "new") == "canceled/superseded blocked"
-    desk.seal("g")
-    assert [claim.id for claim in desk.claim()] == ["new"]
-    assert len(desk.claim("other", n=5)) == 1
+    harness.ask(Upkeep())
+    assert harness.at("old", "new") == "canceled/superseded blocked"
+    harness.seal("g")
+    assert [claim.id for claim in harness.claim()] == ["new"]
+    assert len(harness.claim("other", n=5)) == 1
 
 
 def test_the_next_batch_of_anybody_has_it(
-    ledger: PostgresLedger, desk: Desk, mine: Mine, postgres_url: str
+    ledger: PostgresLedger, harness: Harness, mine: Mine, postgres_url: str
 ) -> None:
     """Appended, and claimed in the same commit."""
     with closing(PostgresLedger(postgres_url, PostgresOptions(), ManualClock())) as other:
         ledger.append_on(mine, [spec("a", key=unique("k"))])
-        assert Desk(other).claim() == []
+        assert Harness(other).claim() == []
         mine.commit()
-        assert [claim.id for claim in Desk(other).claim()] == ["a"]
+        assert [claim.id for claim in Harness(other).claim()] == ["a"]
 
 
 def test_two_transactions_with_one_key(
-    desk: Desk, ledger: PostgresLedger, mine: Mine, postgres_url: str
+    harness: Harness, ledger: PostgresLedger, mine: Mine, postgres_url: str
 ) -> None:
     with closing(psycopg.connect(postgres_url)) as theirs:
         ledger.append_on(mine, [spec("a", key=unique("k"))])
         ledger.append_on(theirs, [spec("b", key=unique("k"))])
         ledger.append_on(theirs, [spec("after", after=("b",))])
-        desk.add("c", key=unique("free"))
+        harness.add("c", key=unique("free"))
         theirs.commit()
-        assert desk.at("c") == "ready"
+        assert harness.at("c") == "ready"
         mine.commit()
-        desk.ask(Upkeep())
+        harness.ask(Upkeep())
     # In the order in which they were appended, of those that are there.
     assert [ledger.get(id) is not None for id in "ab"] == [True, False]
-    assert desk.at("after") == "blocked"
-    desk.done(next(claim for claim in desk.claim(n=2) if claim.id == "a"))
-    assert desk.at("after") == "ready"
+    assert harness.at("after") == "blocked"
+    harness.done(next(claim for claim in harness.claim(n=2) if claim.id == "a"))
+    assert harness.at("after") == "ready"
 
 
 def test_what_is_refused_after_the_commit_is_a_dead_letter(
-    desk: Desk, ledger: PostgresLedger, mine: Mine
+    harness: Harness, ledger: PostgresLedger, mine: Mine
 ) -> None:
-    desk.open("g")
+    harness.open("g")
     ledger.append_on(mine, [spec("a", group="g", part="p", payload=b"x"), spec("b", key=unique("k"))])
-    desk.seal("g")
+    harness.seal("g")
     mine.commit()
-    desk.ask(Upkeep())
-    assert desk.at("a", "b") == "failed/fatal failed/fatal"
-    assert desk.job("a").error == "group g is closed; only a running member may add to it after the seal"
-    assert desk.job("a").payload == b"x"
-    assert desk.counts().failed == 2
-    desk.revive("a", "b")
-    assert desk.at("a", "b") == "ready/revived ready/revived"
+    harness.ask(Upkeep())
+    assert harness.at("a", "b") == "failed/fatal failed/fatal"
+    assert harness.job("a").error == "group g is closed; only a running member may add to it after the seal"
+    assert harness.job("a").payload == b"x"
+    assert harness.counts().failed == 2
+    harness.revive("a", "b")
+    assert harness.at("a", "b") == "ready/revived ready/revived"
 
 
 def test_a_full_queue_refuses_nothing_after_the_commit(
-    desk: Desk, ledger: PostgresLedger, mine: Mine
+    harness: Harness, ledger: PostgresLedger, mine: Mine
 ) -> None:
-    desk.set_queue(capacity=1)
+    harness.set_queue(capacity=1)
     ledger.append_on(mine, [spec("a", key=unique("k"))])
-    desk.add("b")
+    harness.add("b")
     mine.commit()
-    desk.ask(Upkeep())
-    assert desk.at("a", "b") == "ready ready"
+    harness.ask(Upkeep())
+    assert harness.at("a", "b") == "ready ready"
 
 
-def test_an_append_that_cannot_be_read_harms_nobody(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
+def test_an_append_that_cannot_be_read_harms_nobody(
+    ledger: PostgresLedger, harness: Harness, mine: Mine
+) -> None:
     ledger.append_on(mine, [spec("a", key=unique("k"))])
     mine.execute("UPDATE towpath.inbox SET specs = 'nonsense'")
     ledger.append_on(mine, [spec("b", key=unique("l"))])
     mine.commit()
-    desk.upkeep()
-    desk.add("c")
-    assert desk.found() == ["b", "c"]
+    harness.upkeep()
+    harness.add("c")
+    assert harness.found() == ["b", "c"]
     (found,) = ledger.check()
     assert found.startswith("append 1 of the inbox cannot be played: DecodeError")
     mine.execute("DELETE FROM towpath.inbox")
@@ -300,7 +304,7 @@ def test_an_append_that_cannot_be_read_harms_nobody(ledger: PostgresLedger, desk
 
 
 def test_the_connections_settings_do_not_matter(
-    desk: Desk, ledger: PostgresLedger, postgres_url: str
+    harness: Harness, ledger: PostgresLedger, postgres_url: str
 ) -> None:
     class Odd(TextLoader):
         def load(self, data: Any) -> Any:
@@ -326,15 +330,15 @@ def test_the_connections_settings_do_not_matter(
         ledger.append_on(mine, [spec("b€", after=("a€",))])
         ledger.append_on(mine, [spec("a€")])
         mine.commit()
-    desk.ask(Upkeep())
-    assert desk.found() == ["a€", "b€"]
-    assert desk.job("a€").payload == "€".encode()
+    harness.ask(Upkeep())
+    assert harness.found() == ["a€", "b€"]
+    assert harness.job("a€").payload == "€".encode()
 
 
 def test_serializable_transactions_do_not_stop_each_other(
-    ledger: PostgresLedger, desk: Desk, postgres_url: str
+    ledger: PostgresLedger, harness: Harness, postgres_url: str
 ) -> None:
-    desk.add("seen")
+    harness.add("seen")
     connections = [psycopg.connect(postgres_url) for _ in range(3)]
     for connection in connections:
         connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
@@ -346,19 +350,21 @@ def test_serializable_transactions_do_not_stop_each_other(
     for connection in connections:
         connection.commit()
         connection.close()
-    desk.ask(Upkeep())
-    assert len(desk.found()) == 13
+    harness.ask(Upkeep())
+    assert len(harness.found()) == 13
 
 
-def test_an_old_snapshot_does_not_hide_a_dependency(ledger: PostgresLedger, desk: Desk, mine: Mine) -> None:
+def test_an_old_snapshot_does_not_hide_a_dependency(
+    ledger: PostgresLedger, harness: Harness, mine: Mine
+) -> None:
     mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     mine.execute("SELECT 1")
-    desk.add("later")
-    desk.open("late")
+    harness.add("later")
+    harness.open("late")
     ledger.append_on(mine, [spec("a", after=("later",), group="late")])
     mine.commit()
-    desk.ask(Upkeep())
-    assert desk.at("a") == "blocked"
+    harness.ask(Upkeep())
+    assert harness.at("a") == "blocked"
 
 
 def test_connections_that_are_not_right(
@@ -417,10 +423,10 @@ def test_a_newer_schema_is_not_written(ledger: PostgresLedger, mine: Mine) -> No
 
 
 def test_not_inside_a_ledger_call_and_not_on_a_closed_ledger(
-    desk: Desk, ledger: PostgresLedger, mine: Mine, postgres_url: str
+    harness: Harness, ledger: PostgresLedger, mine: Mine, postgres_url: str
 ) -> None:
     kept: list[Any] = []
-    held = desk.started("a")
+    held = harness.started("a")
 
     def within(connection: Any) -> None:
         kept.append(connection)
@@ -428,7 +434,7 @@ def test_not_inside_a_ledger_call_and_not_on_a_closed_ledger(
             with pytest.raises(NestedCall):
                 ledger.append_on(each, [spec("b")])
 
-    desk.ask(Settle("a", held.fence, Done(), within=within))
+    harness.ask(Settle("a", held.fence, Done(), within=within))
     with pytest.raises(NestedCall):
         ledger.append_on(kept[0], [spec("b")])
     other = PostgresLedger(postgres_url)
@@ -437,7 +443,7 @@ def test_not_inside_a_ledger_call_and_not_on_a_closed_ledger(
         other.append_on(mine, [spec("b")])
 
 
-def test_async_connections(desk: Desk, ledger: PostgresLedger, mine: Mine, postgres_url: str) -> None:
+def test_async_connections(harness: Harness, ledger: PostgresLedger, mine: Mine, postgres_url: str) -> None:
     async def go() -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url) as theirs:
             await theirs.execute("INSERT INTO mine VALUES (1)")
@@ -448,7 +454,7 @@ def test_async_connections(desk: Desk, ledger: PostgresLedger, mine: Mine, postg
                 await ledger.aappend_on(theirs, [spec("c", after=("nobody",))])
             with pytest.raises(WrongConnection, match="use aenqueue"):
                 ledger.append_on(theirs, [spec("c")])
-            assert desk.found() == []
+            assert harness.found() == []
         with pytest.raises(WrongConnection, match="block the event loop"):
             await ledger.aappend_on(mine, [spec("c")])
         async with await psycopg.AsyncConnection.connect(postgres_url) as theirs:
@@ -456,8 +462,8 @@ def test_async_connections(desk: Desk, ledger: PostgresLedger, mine: Mine, postg
             await theirs.rollback()
 
     asyncio.run(go())
-    desk.ask(Upkeep())
-    assert desk.found() == ["a", "b"]
+    harness.ask(Upkeep())
+    assert harness.found() == ["a", "b"]
     assert rows(mine) == 1
 
 
@@ -483,9 +489,9 @@ def test_workers_hear_of_it_at_the_commit(ledger: PostgresLedger, mine: Mine, po
 
 
 def test_append_after_commit_by_an_ordinary_batch_sees_it(
-    desk: Desk, ledger: PostgresLedger, mine: Mine
+    harness: Harness, ledger: PostgresLedger, mine: Mine
 ) -> None:
     ledger.append_on(mine, [spec("a", key=unique("k"))])
     mine.commit()
-    desk.ask(Append((spec("b", after=("a",)),)))
-    assert desk.at("a", "b") == "ready blocked"
+    harness.ask(Append((spec("b", after=("a",)),)))
+    assert harness.at("a", "b") == "ready blocked"

@@ -52,10 +52,10 @@ from towpath.errors import Damaged
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
-from towpath.testing.suite.desk import LEASE, Desk, spec, unique
-from towpath.testing.suite.desk import replace as newest
+from towpath.testing.suite.harness import LEASE, Harness, spec, unique
+from towpath.testing.suite.harness import replace as newest
 
-Case = Callable[[Desk], list[Command]]
+Case = Callable[[Harness], list[Command]]
 """Prepares a ledger, and answers the batch whose reply will be lost."""
 
 OUTCOMES: tuple[Outcome, ...] = (
@@ -85,10 +85,10 @@ class Line:
             raise ReplyLost
 
 
-def appends(desk: Desk) -> list[Command]:
-    desk.add("old", key=unique("u"))
-    desk.add("older", key=newest("r"))
-    desk.add("needed")
+def appends(harness: Harness) -> list[Command]:
+    harness.add("old", key=unique("u"))
+    harness.add("older", key=newest("r"))
+    harness.add("needed")
     return [
         Append((spec("a"), spec("b", after=("a", "needed")))),
         Append((spec("refused", key=unique("u")), spec("c", after=("refused",)))),
@@ -101,8 +101,8 @@ def appends(desk: Desk) -> list[Command]:
     ]
 
 
-def refused_append(desk: Desk) -> list[Command]:
-    desk.set_queue("small", capacity=1)
+def refused_append(harness: Harness) -> list[Command]:
+    harness.set_queue("small", capacity=1)
     return [
         Append((spec("a", after=("nobody",)),)),
         Append((spec("b", "small"), spec("c", "small"))),
@@ -110,24 +110,24 @@ def refused_append(desk: Desk) -> list[Command]:
     ]
 
 
-def claim(desk: Desk) -> list[Command]:
-    desk.append(
+def claim(harness: Harness) -> list[Command]:
+    harness.append(
         *(spec(f"{n}", payload=b"p", part="ab"[n % 2]) for n in range(4)),
         spec("solo", "other", max_attempts=1),
     )
-    desk.set_queue("other", rate=Rate(1))
+    harness.set_queue("other", rate=Rate(1))
     return [Claim(owner="me", wants=(Want("q", 3), Want("*", 2)), lease=LEASE, token="t")]
 
 
-def renew(desk: Desk) -> list[Command]:
-    one, two = desk.started("a"), desk.started("b")
-    desk.cancel("b")
-    desk.jump(SECOND)
+def renew(harness: Harness) -> list[Command]:
+    one, two = harness.started("a"), harness.started("b")
+    harness.cancel("b")
+    harness.jump(SECOND)
     return [Renew(((one.id, one.fence), (two.id, two.fence), ("gone", 1)), 2 * LEASE)]
 
 
-def progress(desk: Desk) -> list[Command]:
-    held = desk.started("a")
+def progress(harness: Harness) -> list[Command]:
+    held = harness.started("a")
     return [
         Progress(held.id, held.fence, 3, 7, b"cursor"),
         Progress(held.id, held.fence, 4),
@@ -136,13 +136,13 @@ def progress(desk: Desk) -> list[Command]:
 
 
 def settle_with(outcome: Outcome) -> Case:
-    def settle(desk: Desk) -> list[Command]:
-        desk.set_queue(rate=Rate(10, burst=5))
-        desk.open("g", then={"done": (spec("then"),), "failed": (spec("undo"),)})
-        held = desk.started("a", part="p")
-        desk.append(spec("b", after=("a",)), spec("member", "members", group="g"))
-        desk.seal("g")
-        member = desk.take("members")
+    def settle(harness: Harness) -> list[Command]:
+        harness.set_queue(rate=Rate(10, burst=5))
+        harness.open("g", then={"done": (spec("then"),), "failed": (spec("undo"),)})
+        held = harness.started("a", part="p")
+        harness.append(spec("b", after=("a",)), spec("member", "members", group="g"))
+        harness.seal("g")
+        member = harness.take("members")
         return [
             Settle(held.id, held.fence, outcome),
             Settle(member.id, member.fence, outcome),
@@ -152,9 +152,9 @@ def settle_with(outcome: Outcome) -> Case:
     return settle
 
 
-def settle_with_children(desk: Desk) -> list[Command]:
-    held, other = desk.started("a"), desk.started("b")
-    desk.write("n", b"before")
+def settle_with_children(harness: Harness) -> list[Command]:
+    held, other = harness.started("a"), harness.started("b")
+    harness.write("n", b"before")
     notes = (Note(key="n", value=b"after"), Note(key="lock", value=b"1", expect=0, ttl=SECOND))
     conflict = (Note(key="lock", value=b"2", expect=0),)
     return [
@@ -165,54 +165,56 @@ def settle_with_children(desk: Desk) -> list[Command]:
     ]
 
 
-def cancel(desk: Desk) -> list[Command]:
-    desk.started("running")
-    desk.append(spec("a"), spec("b", after=("a",)), spec("c", delay=SECOND))
+def cancel(harness: Harness) -> list[Command]:
+    harness.started("running")
+    harness.append(spec("a"), spec("b", after=("a",)), spec("c", delay=SECOND))
     return [Cancel(where=Selector(queue="q"), limit=3, token="t")]
 
 
-def revive(desk: Desk) -> list[Command]:
-    desk.append(
+def revive(harness: Harness) -> list[Command]:
+    harness.append(
         spec("a"), spec("b", after=("a",)), spec("older", key=newest("k")), spec("newer", key=newest("k"))
     )
-    desk.cancel("a")
+    harness.cancel("a")
     return [Revive(where=Selector(ids=("a", "b", "older")), token="t")]
 
 
-def purge(desk: Desk) -> list[Command]:
-    desk.append(spec("a"), spec("b"))
-    desk.cancel("a", "b")
+def purge(harness: Harness) -> list[Command]:
+    harness.append(spec("a"), spec("b"))
+    harness.cancel("a", "b")
     return [Purge(where=Selector(queue="q"), limit=1, token="t")]
 
 
-def open_groups(desk: Desk) -> list[Command]:
+def open_groups(harness: Harness) -> list[Command]:
     return [Open("g", then={"done": (spec("then"),)}), Append((spec("a", group="g"),)), Open("g")]
 
 
-def seal(desk: Desk) -> list[Command]:
-    desk.open("g")
-    desk.open("empty", then={"done": (spec("then"),)})
-    desk.add("a", group="g")
+def seal(harness: Harness) -> list[Command]:
+    harness.open("g")
+    harness.open("empty", then={"done": (spec("then"),)})
+    harness.add("a", group="g")
     return [Seal("g"), Seal("empty"), Seal("unknown")]
 
 
-def unseal(desk: Desk) -> list[Command]:
-    desk.open("g")
-    desk.append(spec("a", group="g"), spec("b", group="g", after=("a",)), spec("c", group="g", delay=SECOND))
-    desk.seal("g")
+def unseal(harness: Harness) -> list[Command]:
+    harness.open("g")
+    harness.append(
+        spec("a", group="g"), spec("b", group="g", after=("a",)), spec("c", group="g", delay=SECOND)
+    )
+    harness.seal("g")
     return [Unseal("g"), Unseal("unknown")]
 
 
-def abort(desk: Desk) -> list[Command]:
-    desk.open("g", then={"canceled": (spec("undo"),)})
-    desk.append(spec("a", group="g"), spec("b", group="g"))
-    desk.seal("g")
-    desk.take()
+def abort(harness: Harness) -> list[Command]:
+    harness.open("g", then={"canceled": (spec("undo"),)})
+    harness.append(spec("a", group="g"), spec("b", group="g"))
+    harness.seal("g")
+    harness.take()
     return [Abort("g"), Abort("unknown")]
 
 
-def set_queue(desk: Desk) -> list[Command]:
-    desk.add("a")
+def set_queue(harness: Harness) -> list[Command]:
+    harness.add("a")
     rate = Rate(5, burst=2)
     return [
         SetQueue(
@@ -221,18 +223,25 @@ def set_queue(desk: Desk) -> list[Command]:
     ]
 
 
-def set_part(desk: Desk) -> list[Command]:
-    desk.add("a", part="p")
+def set_part(harness: Harness) -> list[Command]:
+    harness.add("a", part="p")
     return [
         SetPart(
-            queue="q", part="p", paused=True, why="w", cap=2, rate=Rate(5), not_before=desk.now + 9, weight=3
+            queue="q",
+            part="p",
+            paused=True,
+            why="w",
+            cap=2,
+            rate=Rate(5),
+            not_before=harness.now + 9,
+            weight=3,
         )
     ]
 
 
-def note(desk: Desk) -> list[Command]:
-    desk.write("a", b"1")
-    desk.write("gone", b"1")
+def note(harness: Harness) -> list[Command]:
+    harness.write("a", b"1")
+    harness.write("gone", b"1")
     return [
         Note(key="a", value=b"2", token="t1"),
         Note(key="b", value=b"new", expect=0, ttl=SECOND, token="t2"),
@@ -268,57 +277,59 @@ def line() -> Line:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, line: Line) -> Iterator[Desk]:
+def harness(tmp_path: Path, line: Line) -> Iterator[Harness]:
     with closing(SqliteLedger(tmp_path / "cut.db", SqliteOptions(fault=line), ManualClock())) as ledger:
-        yield Desk(ledger)
+        yield Harness(ledger)
         assert ledger.integrity() == []
 
 
 @pytest.fixture
-def calm(tmp_path: Path) -> Iterator[Desk]:
+def calm(tmp_path: Path) -> Iterator[Harness]:
     """The same without a fault."""
     with closing(SqliteLedger(tmp_path / "calm.db", SqliteOptions(), ManualClock())) as ledger:
-        yield Desk(ledger)
+        yield Harness(ledger)
 
 
-def lose_reply(desk: Desk, line: Line, commands: list[Command]) -> None:
+def lose_reply(harness: Harness, line: Line, commands: list[Command]) -> None:
     line.cut = True
     with pytest.raises(ReplyLost):
-        desk.ask(*commands)
+        harness.ask(*commands)
     assert not line.cut
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_repeated_after_a_lost_reply(desk: Desk, calm: Desk, line: Line, case: Case) -> None:
-    commands = case(desk)
+def test_repeated_after_a_lost_reply(harness: Harness, calm: Harness, line: Line, case: Case) -> None:
+    commands = case(harness)
     assert case(calm) == commands
     first = calm.ask(*commands)
-    lose_reply(desk, line, commands)
-    assert desk.ledger.dump() == calm.ledger.dump()
-    assert desk.ask(*commands) == first
-    assert desk.ledger.dump() == calm.ledger.dump()
-    assert desk.ask(*commands) == first
+    lose_reply(harness, line, commands)
+    assert harness.ledger.dump() == calm.ledger.dump()
+    assert harness.ask(*commands) == first
+    assert harness.ledger.dump() == calm.ledger.dump()
+    assert harness.ask(*commands) == first
 
 
 def test_every_command_is_among_the_cases() -> None:
-    used = {type(command) for case in CASES.values() for command in case(Desk(MemoryLedger(ManualClock())))}
+    used = {
+        type(command) for case in CASES.values() for command in case(Harness(MemoryLedger(ManualClock())))
+    }
     # These two say how much they did, which is nothing the second time.
     assert set(get_args(Command)) - used == {Upkeep, Hasten}
 
 
-def test_hasten_repeated_after_a_lost_reply(desk: Desk, calm: Desk, line: Line) -> None:
-    for each in (desk, calm):
+def test_hasten_repeated_after_a_lost_reply(harness: Harness, calm: Harness, line: Line) -> None:
+    for each in (harness, calm):
         each.append(spec("a", priority="low"), spec("b", part="p"))
         each.jump(SECOND)
     calm.ask(Hasten("q", SECOND))
-    lose_reply(desk, line, [Hasten("q", SECOND)])
-    desk.ask(Hasten("q", SECOND))
-    assert desk.ledger.dump() == calm.ledger.dump()
+    lose_reply(harness, line, [Hasten("q", SECOND)])
+    harness.ask(Hasten("q", SECOND))
+    assert harness.ledger.dump() == calm.ledger.dump()
 
 
-def test_what_the_first_answers_say(desk: Desk, line: Line) -> None:
+def test_what_the_first_answers_say(harness: Harness, line: Line) -> None:
     """So that the comparison above does not compare nothing with nothing."""
-    held = desk.started("a")
+    held = harness.started("a")
     commands: list[Command] = [
         Settle("a", held.fence, Done(), spawn=(spec("b"), spec("c"))),
         Cancel(where=Selector(ids=("b",)), token="1"),
@@ -328,21 +339,21 @@ def test_what_the_first_answers_say(desk: Desk, line: Line) -> None:
         Append((spec("a"),)),
         Renew((("a", 1),), 5),
     ]
-    lose_reply(desk, line, commands)
-    assert desk.ask(*commands) == [
+    lose_reply(harness, line, commands)
+    assert harness.ask(*commands) == [
         Settled("a", State.DONE),
         Canceled(1, 0),
         Revived(1),
         Purged(1),
         Noted("k", 1, 1),
         Appended((Placed("a", 1),)),
-        Renewed(desk.now + 5, lost=("a",)),
+        Renewed(harness.now + 5, lost=("a",)),
     ]
 
 
-def test_upkeep_repeated_has_nothing_left_to_do(desk: Desk, calm: Desk, line: Line) -> None:
+def test_upkeep_repeated_has_nothing_left_to_do(harness: Harness, calm: Harness, line: Line) -> None:
     """It has no token: that the work is done is the answer, and when the next is due is the same."""
-    for each in (desk, calm):
+    for each in (harness, calm):
         each.append(spec("a"), spec("b", ttl=SECOND), spec("c", delay=SECOND), spec("d", retention=0))
         each.take(lease=SECOND // 4)
         each.cancel("d")
@@ -350,22 +361,22 @@ def test_upkeep_repeated_has_nothing_left_to_do(desk: Desk, calm: Desk, line: Li
     (first,) = calm.ask(Upkeep())
     assert isinstance(first, Upkept)
     assert (first.reaped, first.expired, first.woken, first.purged) == (1, 1, 1, 1)
-    lose_reply(desk, line, [Upkeep()])
-    assert desk.ask(Upkeep()) == [replace(first, reaped=0, expired=0, woken=0, purged=0, swept=0)]
-    assert desk.ledger.dump() == calm.ledger.dump()
+    lose_reply(harness, line, [Upkeep()])
+    assert harness.ask(Upkeep()) == [replace(first, reaped=0, expired=0, woken=0, purged=0, swept=0)]
+    assert harness.ledger.dump() == calm.ledger.dump()
 
 
-def test_a_claim_without_a_token_is_found_and_given_back(desk: Desk, line: Line) -> None:
-    desk.append(*(spec(f"{n}") for n in range(4)))
-    (known,) = desk.claim(owner="me:7f3a")
-    lose_reply(desk, line, [Claim(owner="me:7f3a", wants=(Want("q", 2),), lease=LEASE)])
-    desk.claim(owner="somebody:else")
-    mine = desk.ledger.find(Query(states=(State.RUNNING,), owner="me:7f3a", oldest_first=True)).jobs
+def test_a_claim_without_a_token_is_found_and_given_back(harness: Harness, line: Line) -> None:
+    harness.append(*(spec(f"{n}") for n in range(4)))
+    (known,) = harness.claim(owner="me:7f3a")
+    lose_reply(harness, line, [Claim(owner="me:7f3a", wants=(Want("q", 2),), lease=LEASE)])
+    harness.claim(owner="somebody:else")
+    mine = harness.ledger.find(Query(states=(State.RUNNING,), owner="me:7f3a", oldest_first=True)).jobs
     unknown = [job for job in mine if job.id != known.id]
     assert [job.id for job in unknown] == ["1", "2"]
     for job in unknown:
-        assert desk.ask(Settle(job.id, job.fence, Release())) == [Settled(job.id, State.READY)]
-        back = desk.job(job.id)
+        assert harness.ask(Settle(job.id, job.fence, Release())) == [Settled(job.id, State.READY)]
+        back = harness.job(job.id)
         assert (back.state, back.reason, back.attempts, back.failures, back.losses) == (
             State.READY,
             Reason.RELEASED,
@@ -373,7 +384,7 @@ def test_a_claim_without_a_token_is_found_and_given_back(desk: Desk, line: Line)
             0,
             0,
         )
-    assert [claim.id for claim in desk.claim(n=9)] == ["1", "2"]
+    assert [claim.id for claim in harness.claim(n=9)] == ["1", "2"]
 
 
 class LossySync(apsw.VFSFile):
@@ -406,31 +417,31 @@ class LossyVfs(apsw.VFS):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Desk, line: Line, case: Case) -> None:
+def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Harness, line: Line, case: Case) -> None:
     """COMMIT itself raises, with the commit already in the log. For this process it did not happen; for
     whoever finds the files after a power cut it did. Both repeat the batch."""
     vfs = LossyVfs(line)
     with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(vfs="lossy"), ManualClock())) as ledger:
-        desk = Desk(ledger)
-        commands = case(desk)
+        harness = Harness(ledger)
+        commands = case(harness)
         case(calm)
         before = calm.ledger.dump()
         first = calm.ask(*commands)
         line.cut = True
         with pytest.raises(Damaged):
-            desk.ask(*commands)
+            harness.ask(*commands)
         assert ledger.dump() == before
         for suffix in (
             "",
             "-wal",
         ):  # by another process: to close a database's file is to drop this process's locks on it
             subprocess.run(["cp", tmp_path / f"a.db{suffix}", tmp_path / f"after.db{suffix}"], check=True)
-        assert desk.ask(*commands) == first
+        assert harness.ask(*commands) == first
         assert ledger.dump() == calm.ledger.dump()
         assert ledger.integrity() == []
     vfs.unregister()
     with closing(SqliteLedger(tmp_path / "after.db", SqliteOptions(), ManualClock())) as survivor:
         assert survivor.dump() == calm.ledger.dump()
-        assert Desk(survivor, desk.now).ask(*commands) == first
+        assert Harness(survivor, harness.now).ask(*commands) == first
         assert survivor.dump() == calm.ledger.dump()
         assert survivor.integrity() == []

@@ -15,12 +15,13 @@ from typing import get_args
 import pytest
 
 from tests.support import sqlite_workload
+from tests.support.sqlite_recovery import prove
 from tests.support.sqlite_workload import script
 from towpath.core.commands import Cancel, Claim, Command, Settle
 from towpath.errors import InvalidInput
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite import ledger as sqlite
-from towpath.ledger.sqlite.ledger import FAULT_POINTS, SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.ledger import FAULT_POINTS
 from towpath.testing import ManualClock, faults
 
 EVERY_BATCH = [point for point in FAULT_POINTS if point != "checkpointed"]
@@ -45,31 +46,6 @@ def play(path: Path, *how: str) -> tuple[int, int, list[str]]:
     lines = child.stdout.splitlines()
     assert lines == [str(n) for n in range(1, len(lines) + 1)]
     return child.returncode, len(lines), child.stderr.splitlines()
-
-
-def prove(path: Path, acknowledged: int, big: bool) -> int:
-    """The file holds all that was acknowledged and nothing in part, and the rest of the history ends where it
-    should. How many batches it holds."""
-    history = script(big)
-    ledger = SqliteLedger(path, SqliteOptions(synchronous="normal"), ManualClock())
-    try:
-        assert ledger.integrity() == []
-        found = ledger.dump()
-        held = [
-            number
-            for number in (acknowledged, acknowledged + 1)
-            if found in history.dumps[number : number + 1]
-        ]
-        assert held, f"neither the state after {acknowledged} batches nor after one more"
-        # The one without an answer may have been applied: the caller cannot know and repeats it.
-        for number, (commands, now) in enumerate(history.batches[acknowledged:], acknowledged):
-            answers = ledger.apply(commands, now)
-            assert number == acknowledged or answers == history.answers[number]
-        assert ledger.dump() == history.dumps[-1]
-        assert ledger.integrity() == []
-    finally:
-        ledger.close()
-    return held[-1]
 
 
 def killed(path: Path, *how: str) -> int:

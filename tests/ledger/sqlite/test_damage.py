@@ -27,7 +27,7 @@ from towpath.core.views import Query
 from towpath.errors import Damaged, NotALedger, UnknownJob
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import START, ManualClock
-from towpath.testing.suite.desk import LEASE, Desk, spec, unique
+from towpath.testing.suite.harness import LEASE, Harness, spec, unique
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +35,23 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The bytes of a ledger with something in every table."""
     path = tmp_path_factory.mktemp("sound") / "a.db"
     with closing(SqliteLedger(path, SqliteOptions(), ManualClock())) as ledger:
-        desk = Desk(ledger)
-        desk.open("g", then={"done": (spec("then"),)})
-        desk.append(
+        harness = Harness(ledger)
+        harness.open("g", then={"done": (spec("then"),)})
+        harness.append(
             *(
                 spec(f"job-{n}", payload=bytes(300), headers={"h": "v"}, part="p", group="g")
                 for n in range(100)
             )
         )
-        desk.seal("g")
-        desk.append(
+        harness.seal("g")
+        harness.append(
             *(spec(f"after-{n}", "other", after=(f"job-{n}",), key=unique(f"{n}")) for n in range(50))
         )
-        for claim in desk.claim(n=30, token="t"):
-            desk.done(claim, notes=[Note(key=claim.id, value=b"v")])
-        desk.claim(n=30)
-        desk.cancel("after-40", "after-41")
-        desk.purge("after-41")
+        for claim in harness.claim(n=30, token="t"):
+            harness.done(claim, notes=[Note(key=claim.id, value=b"v")])
+        harness.claim(n=30)
+        harness.cancel("after-40", "after-41")
+        harness.purge("after-41")
     return path.read_bytes()
 
 

@@ -24,7 +24,7 @@ from towpath.errors import (
 )
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
-from towpath.testing.suite.desk import LEASE, Desk, spec
+from towpath.testing.suite.harness import LEASE, Harness, spec
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def ledger(path: Path, clock: ManualClock) -> Iterator[SqliteLedger]:
 
 
 @pytest.fixture
-def desk(ledger: SqliteLedger) -> Desk:
-    return Desk(ledger)
+def harness(ledger: SqliteLedger) -> Harness:
+    return Harness(ledger)
 
 
 def execute(path: Path, sql: str) -> None:
@@ -54,31 +54,31 @@ def execute(path: Path, sql: str) -> None:
 def test_a_full_disk_in_the_middle_of_life(path: Path, clock: ManualClock) -> None:
     large = Append(tuple(spec(f"{n}", payload=bytes(50_000)) for n in range(20)))
     with closing(SqliteLedger(path, SqliteOptions(max_pages=150), clock)) as ledger:
-        desk = Desk(ledger)
-        desk.add("a", payload=bytes(50_000))
+        harness = Harness(ledger)
+        harness.add("a", payload=bytes(50_000))
         for _ in range(2):
-            with desk.unchanged(), pytest.raises(DiskFull):
-                desk.ask(Note(key="k", value=b"v"), large, Append((spec("b"),)))
+            with harness.unchanged(), pytest.raises(DiskFull):
+                harness.ask(Note(key="k", value=b"v"), large, Append((spec("b"),)))
         assert ledger.integrity() == []
-        desk.add("small")
-        desk.done(desk.take())
+        harness.add("small")
+        harness.done(harness.take())
     with closing(SqliteLedger(path, SqliteOptions(max_pages=1500), clock)) as ledger:
-        desk = Desk(ledger)
-        assert desk.at("a", "small") == "done ready"
-        assert isinstance(desk.ask(large)[0], Appended)
+        harness = Harness(ledger)
+        assert harness.at("a", "small") == "done ready"
+        assert isinstance(harness.ask(large)[0], Appended)
         assert ledger.integrity() == []
 
 
 def test_a_full_disk_is_cured_by_deleting(path: Path, clock: ManualClock) -> None:
     with closing(SqliteLedger(path, SqliteOptions(max_pages=150), clock)) as ledger:
-        desk = Desk(ledger)
-        desk.append(*(spec(f"{n}", payload=bytes(80_000)) for n in range(4)))
+        harness = Harness(ledger)
+        harness.append(*(spec(f"{n}", payload=bytes(80_000)) for n in range(4)))
         more = Append(tuple(spec(f"more-{n}", payload=bytes(80_000)) for n in range(4)))
-        with desk.unchanged(), pytest.raises(DiskFull):
-            desk.ask(more)
-        desk.cancel("0", "1", "2", "3")
-        desk.purge("0", "1", "2", "3")
-        assert isinstance(desk.ask(more)[0], Appended)
+        with harness.unchanged(), pytest.raises(DiskFull):
+            harness.ask(more)
+        harness.cancel("0", "1", "2", "3")
+        harness.purge("0", "1", "2", "3")
+        assert isinstance(harness.ask(more)[0], Appended)
         assert ledger.integrity() == []
 
 
@@ -115,13 +115,13 @@ def test_a_checkpoint_that_fails_does_not_deny_the_commit(path: Path, clock: Man
     vfs = FullVfs()
     points: list[str] = []
     with closing(SqliteLedger(path, SqliteOptions(vfs="full", fault=points.append), clock)) as ledger:
-        desk = Desk(ledger)
+        harness = Harness(ledger)
         vfs.full = True
-        desk.add("a", payload=bytes(10_000_000))
-        desk.add("b")
+        harness.add("a", payload=bytes(10_000_000))
+        harness.add("b")
         vfs.full = False
-        desk.add("c")
-        assert desk.at("a", "b", "c") == "ready ready ready"
+        harness.add("c")
+        assert harness.at("a", "b", "c") == "ready ready ready"
         assert points[-1] == "checkpointed"
         assert ledger.integrity() == []
     vfs.unregister()
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_somebody_else_does_not_deny_the_commit(path: Path, cloc
     leave.set()
     thread.join(60)
     assert isinstance(answers[0], Appended)
-    assert Desk(second).at("a", "b") == "ready ready"
+    assert Harness(second).at("a", "b") == "ready ready"
     assert second.integrity() == []
     first.close()
     second.close()
@@ -175,19 +175,19 @@ class SlowFile(apsw.VFSFile):
 # Somebody else holds the lock
 
 
-def test_a_stranger_holds_the_lock_too_long(desk: Desk, ledger: SqliteLedger, path: Path) -> None:
-    desk.add("a")
+def test_a_stranger_holds_the_lock_too_long(harness: Harness, ledger: SqliteLedger, path: Path) -> None:
+    harness.add("a")
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN IMMEDIATE; UPDATE towpath_meta SET last = last")
     for _ in range(2):
         with (
-            desk.unchanged(),
+            harness.unchanged(),
             pytest.raises(LedgerBusy, match=r"locked by somebody else for more than 0\.2 s"),
         ):
-            desk.add("b")
-    assert desk.found() == ["a"]
+            harness.add("b")
+    assert harness.found() == ["a"]
     stranger.execute("ROLLBACK")
-    desk.add("b")
+    harness.add("b")
     stranger.close()
     assert ledger.integrity() == []
 
@@ -346,11 +346,11 @@ def test_a_fork_beside_busy_threads_leaves_the_child_no_locked_library(path: Pat
 # A defect in one command
 
 
-def test_a_defect_in_one_command_spares_its_neighbours(desk: Desk, path: Path) -> None:
-    hurt, well = desk.started("hurt", "hurt"), desk.started("well", "well")
-    desk.add("wanted", "well")
+def test_a_defect_in_one_command_spares_its_neighbours(harness: Harness, path: Path) -> None:
+    hurt, well = harness.started("hurt", "hurt"), harness.started("well", "well")
+    harness.add("wanted", "well")
     execute(path, "UPDATE towpath_queue SET running = 0 WHERE name = 'hurt'")
-    answers = desk.ask(
+    answers = harness.ask(
         Append((spec("before"),)),
         Settle("hurt", hurt.fence, Done(), spawn=(spec("child"),), notes=(Note(key="n", value=b"v"),)),
         Settle("well", well.fence, Done(b"r")),
@@ -364,46 +364,46 @@ def test_a_defect_in_one_command_spares_its_neighbours(desk: Desk, path: Path) -
     assert "CHECK constraint failed" in failed.details["error"]
     assert (settled, noted) == (Settled("well", State.DONE), Noted("k", 1, 1))
     assert "wanted" in str(claimed)
-    assert desk.at("before", "hurt", "well", "wanted") == "ready running done running"
-    assert desk.ledger.get("child") is None
-    assert desk.ledger.note("n") is None
+    assert harness.at("before", "hurt", "well", "wanted") == "ready running done running"
+    assert harness.ledger.get("child") is None
+    assert harness.ledger.note("n") is None
     execute(path, "UPDATE towpath_queue SET running = 1 WHERE name = 'hurt'")
-    assert desk.ledger.check() == []
-    assert desk.ask(Settle("hurt", hurt.fence, Retry())) == [Settled("hurt", State.READY)]
-    assert desk.ledger.check() == []
+    assert harness.ledger.check() == []
+    assert harness.ask(Settle("hurt", hurt.fence, Retry())) == [Settled("hurt", State.READY)]
+    assert harness.ledger.check() == []
 
 
 @pytest.mark.parametrize("column", ["reason", "kind"])
-def test_a_settle_does_not_mind_what_it_need_not_know(desk: Desk, path: Path, column: str) -> None:
+def test_a_settle_does_not_mind_what_it_need_not_know(harness: Harness, path: Path, column: str) -> None:
     """The handler has done its work, and the ledger knows enough to write that down. Whoever reads the row is
     still told."""
-    held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
+    held, well = harness.started("hurt", "hurt"), harness.started("well", "well")
     value = "'nonsense'" if column == "reason" else "x'ff'"
     execute(
         path,
         f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
     )
     with pytest.raises(Damaged):
-        desk.job("hurt")
-    both = desk.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
+        harness.job("hurt")
+    both = harness.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
     assert both == [Settled("hurt", State.DONE), Settled("well", State.DONE)]
     if column == "kind":
         with pytest.raises(Damaged):
-            desk.job("hurt")
+            harness.job("hurt")
 
 
 @pytest.mark.parametrize("column", ["cancel_requested", "key"])
-def test_a_row_that_makes_no_sense_spares_the_others(desk: Desk, path: Path, column: str) -> None:
+def test_a_row_that_makes_no_sense_spares_the_others(harness: Harness, path: Path, column: str) -> None:
     """Tampered with behind the constraints' back."""
-    held, well = desk.started("hurt", "hurt"), desk.started("well", "well")
+    held, well = harness.started("hurt", "hurt"), harness.started("well", "well")
     value = "'nonsense'" if column != "key" else "x'ff'"
     execute(
         path,
         f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
     )
-    failed, settled = desk.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
+    failed, settled = harness.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
     assert isinstance(failed, CommandFailed)
     assert settled == Settled("well", State.DONE)
     with pytest.raises(Damaged):
-        desk.job("hurt")
-    assert desk.at("well") == "done"
+        harness.job("hurt")
+    assert harness.at("well") == "done"

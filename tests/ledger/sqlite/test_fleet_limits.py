@@ -16,7 +16,7 @@ from towpath.core.job import Done, Retry
 from towpath.core.limits import Rate
 from towpath.core.views import Query
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.testing.suite.desk import spec
+from towpath.testing.suite.harness import spec
 
 SPAWN = multiprocessing.get_context("spawn")
 PROCESSES, SECONDS = 4, 3.0

@@ -24,7 +24,7 @@ from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.ledger.sqlite.migrations import steps
 from towpath.ledger.sqlite.statements import _queries, named
 from towpath.testing import START, ManualClock
-from towpath.testing.suite.desk import Desk, spec
+from towpath.testing.suite.harness import Harness, spec
 
 SPAWN = multiprocessing.get_context("spawn")
 VERSION_1 = Path(__file__).with_name("version1.sql")
@@ -95,19 +95,19 @@ def test_version_1_is_upgraded_with_its_data(path: Path, clock: ManualClock, tmp
 def test_an_upgraded_ledger_works(path: Path) -> None:
     make_version_1(path)
     with closing(SqliteLedger(path, SqliteOptions(), ManualClock(START + 2_000_000))) as ledger:
-        desk = Desk(ledger, START + 2_000_000)
-        held = desk.job("held")
+        harness = Harness(ledger, START + 2_000_000)
+        held = harness.job("held")
         assert (held.payload, held.cursor, held.progress_done, held.fence) == (b"work", b"cursor", 3, 1)
-        assert (desk.job("done").result, desk.job("failed").error) == (b"result", "broken")
-        desk.ask(Settle("held", held.fence, Done(), spawn=(spec("child"),)))
-        assert desk.at("blocked", "also") == "ready blocked"
-        for member in desk.claim("members", n=2, token="t"):
-            desk.done(member)
-        assert desk.at("gated", "gated-anyway") == "ready ready"
-        assert (desk.group("sealed").outcome, desk.counts("callbacks").ready) == (State.DONE, 1)
-        assert desk.append(spec("refused"), spec("gone")) == desk.append(spec("refused"), spec("gone"))
-        assert desk.ask(Purge(where=Selector(queue="q"), token="p"), Upkeep())
-        assert desk.append(spec("new"))[0].seq > 26
+        assert (harness.job("done").result, harness.job("failed").error) == (b"result", "broken")
+        harness.ask(Settle("held", held.fence, Done(), spawn=(spec("child"),)))
+        assert harness.at("blocked", "also") == "ready blocked"
+        for member in harness.claim("members", n=2, token="t"):
+            harness.done(member)
+        assert harness.at("gated", "gated-anyway") == "ready ready"
+        assert (harness.group("sealed").outcome, harness.counts("callbacks").ready) == (State.DONE, 1)
+        assert harness.append(spec("refused"), spec("gone")) == harness.append(spec("refused"), spec("gone"))
+        assert harness.ask(Purge(where=Selector(queue="q"), token="p"), Upkeep())
+        assert harness.append(spec("new"))[0].seq > 26
         assert ledger.integrity() == []
 
 
@@ -133,7 +133,7 @@ def test_processes_that_open_an_old_file_at_once_migrate_it_once(tmp_path: Path)
     for number in range(4):
         with closing(SqliteLedger(tmp_path / f"{number}.db")) as ledger:
             assert ledger.integrity() == []
-            assert len([id for id in Desk(ledger).found() if id.startswith("by-")]) == 4
+            assert len([id for id in Harness(ledger).found() if id.startswith("by-")]) == 4
             assert execute(ledger.path, "SELECT schema FROM towpath_meta") == [(NEWEST,)]
 
 
@@ -142,15 +142,15 @@ def test_a_newer_schema_that_is_compatible_works(ledger: SqliteLedger, clock: Ma
         ledger.path,
         f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST}; ALTER TABLE towpath_note ADD COLUMN more TEXT",
     )
-    Desk(ledger).add("a")
+    Harness(ledger).add("a")
     with closing(SqliteLedger(ledger.path, SqliteOptions(), clock)) as another:
-        Desk(another).add("b")
+        Harness(another).add("b")
         assert another.integrity() == []
     assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(99, NEWEST)]
 
 
 def test_a_newer_schema_that_is_not_is_refused_when_opened(ledger: SqliteLedger, clock: ManualClock) -> None:
-    Desk(ledger).add("a")
+    Harness(ledger).add("a")
     execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
     before = content(ledger.path)
     with pytest.raises(
@@ -161,18 +161,18 @@ def test_a_newer_schema_that_is_not_is_refused_when_opened(ledger: SqliteLedger,
 
 
 def test_also_when_it_becomes_so_in_the_middle_of_life(ledger: SqliteLedger) -> None:
-    desk = Desk(ledger)
-    desk.add("a")
+    harness = Harness(ledger)
+    harness.add("a")
     execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
     before = content(ledger.path)
     for _ in range(2):
         with pytest.raises(
             NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"
         ):
-            desk.add("b")
+            harness.add("b")
     assert content(ledger.path) == before
     execute(ledger.path, f"UPDATE towpath_meta SET schema = {NEWEST}, min_schema = 1")
-    desk.add("b")
+    harness.add("b")
 
 
 def test_half_a_ledger_is_none(path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_columns_of_a_job_are_the_records(ledger: SqliteLedger) -> None:
 
 
 def test_the_schema_admits_exactly_the_reasons_of_the_core(ledger: SqliteLedger) -> None:
-    Desk(ledger).add("a")
+    Harness(ledger).add("a")
     admitted = set()
     with closing(apsw.Connection(str(ledger.path))) as connection:
         for state in [*State, "unknown"]:

@@ -35,7 +35,7 @@ from towpath.core.job import Done, Job, Release, Retry, State
 from towpath.core.views import Query
 from towpath.errors import LostClaim
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.testing.suite.desk import spec
+from towpath.testing.suite.harness import spec
 
 SPAWN = multiprocessing.get_context("spawn")
 PROCESSES, SECONDS = 4, 20.0

@@ -16,7 +16,7 @@ from towpath.core.views import Query
 from towpath.errors import DiskFull, NestedCall, UserFunctionFailed
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
-from towpath.testing.suite.desk import Desk, spec
+from towpath.testing.suite.harness import Harness, spec
 
 Function = Callable[[apsw.Connection], object]
 
@@ -42,8 +42,8 @@ def theirs(ledger: SqliteLedger, path: Path) -> Iterator[apsw.Connection]:
 
 
 @pytest.fixture
-def desk(ledger: SqliteLedger, theirs: apsw.Connection) -> Desk:
-    return Desk(ledger)
+def harness(ledger: SqliteLedger, theirs: apsw.Connection) -> Harness:
+    return Harness(ledger)
 
 
 def rows(connection: apsw.Connection) -> list[Any]:
@@ -66,9 +66,9 @@ def executing(*statements: str) -> Function:
     return execute
 
 
-def settle(desk: Desk, within: Function, id: str = "a") -> Command:
+def settle(harness: Harness, within: Function, id: str = "a") -> Command:
     """A job on lease, and the settle for it with all the trimmings."""
-    held = desk.started(id, f"queue-of-{id}")
+    held = harness.started(id, f"queue-of-{id}")
     return Settle(
         held.id,
         held.fence,
@@ -79,52 +79,58 @@ def settle(desk: Desk, within: Function, id: str = "a") -> Command:
     )
 
 
-def failure(desk: Desk, within: Function, id: str = "a") -> str:
+def failure(harness: Harness, within: Function, id: str = "a") -> str:
     """What the function came to. Its settle left nothing, its neighbours are there."""
-    command = settle(desk, within, id)
-    before, answer, after = desk.ask(Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),)))
+    command = settle(harness, within, id)
+    before, answer, after = harness.ask(
+        Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),))
+    )
     assert isinstance(before, Appended)
     assert isinstance(after, Appended)
     assert isinstance(answer, UserFunctionFailed), answer
-    assert desk.at(id, f"{id}-before", f"{id}-after") == "running ready ready"
-    assert desk.ledger.get(f"child-of-{id}") is None
-    assert desk.ledger.note(f"note-of-{id}") is None
+    assert harness.at(id, f"{id}-before", f"{id}-after") == "running ready ready"
+    assert harness.ledger.get(f"child-of-{id}") is None
+    assert harness.ledger.note(f"note-of-{id}") is None
     assert answer.details["id"] == id
     return str(answer.details["error"])
 
 
-def test_rows_commit_with_the_settle(desk: Desk, theirs: apsw.Connection) -> None:
+def test_rows_commit_with_the_settle(harness: Harness, theirs: apsw.Connection) -> None:
     def within(db: apsw.Connection) -> None:
         adding(1, 2)(db)
         assert rows(theirs) == []  # nothing is visible before the commit
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert rows(theirs) == [1, 2]
-    assert desk.at("a", "child-of-a") == "done ready"
+    assert harness.at("a", "child-of-a") == "done ready"
 
 
-def test_a_function_that_raises_fails_its_settle_only(desk: Desk, theirs: apsw.Connection) -> None:
+def test_a_function_that_raises_fails_its_settle_only(harness: Harness, theirs: apsw.Connection) -> None:
     def within(db: apsw.Connection) -> None:
         adding(1)(db)
         raise ValueError("no")
 
-    assert failure(desk, within) == "ValueError: no"
+    assert failure(harness, within) == "ValueError: no"
     assert rows(theirs) == []
 
 
-def test_functions_side_by_side(desk: Desk, theirs: apsw.Connection) -> None:
-    commands = [settle(desk, adding(1), "a"), settle(desk, adding(2, 2), "b"), settle(desk, adding(3), "c")]
-    first, second, third = desk.ask(*commands)
+def test_functions_side_by_side(harness: Harness, theirs: apsw.Connection) -> None:
+    commands = [
+        settle(harness, adding(1), "a"),
+        settle(harness, adding(2, 2), "b"),
+        settle(harness, adding(3), "c"),
+    ]
+    first, second, third = harness.ask(*commands)
     assert (first, third) == (Settled("a", State.DONE), Settled("c", State.DONE))
     assert isinstance(second, UserFunctionFailed)
     assert rows(theirs) == [1, 3]
-    assert desk.at("a", "b", "c") == "done running done"
+    assert harness.at("a", "b", "c") == "done running done"
 
 
-def test_the_function_is_not_called_for_a_lost_claim(desk: Desk, theirs: apsw.Connection) -> None:
-    command = settle(desk, adding(1))
-    desk.ask(command)
-    assert desk.ask(command) == [Settled("a", State.DONE)]
+def test_the_function_is_not_called_for_a_lost_claim(harness: Harness, theirs: apsw.Connection) -> None:
+    command = settle(harness, adding(1))
+    harness.ask(command)
+    assert harness.ask(command) == [Settled("a", State.DONE)]
     assert rows(theirs) == [1]
 
 
@@ -147,18 +153,20 @@ CONTROL = (
 
 
 @pytest.mark.parametrize("statement", CONTROL)
-def test_the_transaction_is_not_the_functions(desk: Desk, theirs: apsw.Connection, statement: str) -> None:
-    assert failure(desk, executing("INSERT INTO theirs (a) VALUES (1)", statement)).startswith("AuthError")
+def test_the_transaction_is_not_the_functions(
+    harness: Harness, theirs: apsw.Connection, statement: str
+) -> None:
+    assert failure(harness, executing("INSERT INTO theirs (a) VALUES (1)", statement)).startswith("AuthError")
     assert rows(theirs) == []
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN IMMEDIATE", "SAVEPOINT towpath_within"])
-def test_also_not_by_a_statement_in_the_cache(desk: Desk, statement: str) -> None:
+def test_also_not_by_a_statement_in_the_cache(harness: Harness, statement: str) -> None:
     """The ledger itself has used these very texts on this connection."""
-    desk.ask(settle(desk, adding(1), "warm"))
-    desk.ask(Upkeep())  # nothing is due: ends with ROLLBACK
+    harness.ask(settle(harness, adding(1), "warm"))
+    harness.ask(Upkeep())  # nothing is due: ends with ROLLBACK
     for id in ("a", "b"):  # and the second time it is the function's own that is in the cache
-        assert failure(desk, executing(statement), id).startswith("AuthError")
+        assert failure(harness, executing(statement), id).startswith("AuthError")
 
 
 OURS = (
@@ -180,44 +188,44 @@ OURS = (
 
 
 @pytest.mark.parametrize("statement", OURS)
-def test_the_ledgers_tables_are_not_the_functions(desk: Desk, statement: str) -> None:
-    assert failure(desk, executing(statement)).startswith("AuthError")
+def test_the_ledgers_tables_are_not_the_functions(harness: Harness, statement: str) -> None:
+    assert failure(harness, executing(statement)).startswith("AuthError")
 
 
-def test_also_not_through_a_trigger(desk: Desk, theirs: apsw.Connection) -> None:
+def test_also_not_through_a_trigger(harness: Harness, theirs: apsw.Connection) -> None:
     theirs.execute("CREATE TRIGGER sly AFTER INSERT ON theirs BEGIN DELETE FROM towpath_note; END")
-    desk.write("kept")
-    assert failure(desk, adding(1)).startswith("AuthError")
-    assert desk.ledger.note("kept") is not None
+    harness.write("kept")
+    assert failure(harness, adding(1)).startswith("AuthError")
+    assert harness.ledger.note("kept") is not None
     theirs.execute("DROP TRIGGER sly; CREATE VIEW seen AS SELECT a FROM theirs")
     theirs.execute("CREATE TRIGGER slyer INSTEAD OF DELETE ON seen BEGIN DELETE FROM towpath_note; END")
-    assert failure(desk, executing("DELETE FROM seen"), "b").startswith("AuthError")
+    assert failure(harness, executing("DELETE FROM seen"), "b").startswith("AuthError")
 
 
-def test_reading_the_ledgers_tables_is_allowed(desk: Desk, theirs: apsw.Connection) -> None:
+def test_reading_the_ledgers_tables_is_allowed(harness: Harness, theirs: apsw.Connection) -> None:
     def within(db: apsw.Connection) -> None:
         db.execute("INSERT INTO theirs (a) SELECT id FROM towpath_job WHERE state = 'running'")
         db.execute(
             "WITH RECURSIVE n (i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) SELECT count(*) FROM n"
         ).fetchall()
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert rows(theirs) == ["a"]
 
 
-def test_a_column_of_theirs_may_have_any_name(desk: Desk, theirs: apsw.Connection) -> None:
+def test_a_column_of_theirs_may_have_any_name(harness: Harness, theirs: apsw.Connection) -> None:
     within = executing(
         "INSERT INTO theirs (a, towpath_ref) VALUES (1, 'x')", "UPDATE theirs SET towpath_ref = 'y'"
     )
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert theirs.execute("SELECT towpath_ref FROM theirs").get == "y"
 
 
-def test_tables_may_be_made_within(desk: Desk, theirs: apsw.Connection) -> None:
+def test_tables_may_be_made_within(harness: Harness, theirs: apsw.Connection) -> None:
     within = executing(
         "CREATE TABLE more (b)", "CREATE INDEX more_b ON more (b)", "INSERT INTO more VALUES (1)"
     )
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
     assert theirs.execute("SELECT b FROM more").get == 1
 
 
@@ -239,9 +247,9 @@ def fragile(theirs: apsw.Connection) -> None:
 @pytest.mark.usefixtures("fragile")
 @pytest.mark.parametrize("statement", ENDING)
 def test_a_conflict_that_rolls_back_fails_its_settle_only(
-    desk: Desk, theirs: apsw.Connection, statement: str
+    harness: Harness, theirs: apsw.Connection, statement: str
 ) -> None:
-    assert failure(desk, executing("INSERT INTO theirs (a) VALUES (2)", statement)).startswith(
+    assert failure(harness, executing("INSERT INTO theirs (a) VALUES (2)", statement)).startswith(
         "ConstraintError"
     )
     assert rows(theirs) == [1]
@@ -249,7 +257,7 @@ def test_a_conflict_that_rolls_back_fails_its_settle_only(
 
 @pytest.mark.usefixtures("fragile")
 @pytest.mark.parametrize("statement", ENDING)
-def test_also_if_the_function_hides_it(desk: Desk, theirs: apsw.Connection, statement: str) -> None:
+def test_also_if_the_function_hides_it(harness: Harness, theirs: apsw.Connection, statement: str) -> None:
     def within(db: apsw.Connection) -> None:
         adding(2)(db)
         with pytest.raises(apsw.ConstraintError):
@@ -257,26 +265,28 @@ def test_also_if_the_function_hides_it(desk: Desk, theirs: apsw.Connection, stat
         with pytest.raises(apsw.Error):  # outside the batch's transaction nothing may be written
             adding(3)(db)
 
-    assert "transaction" in failure(desk, within)
+    assert "transaction" in failure(harness, within)
     assert rows(theirs) == [1]
-    assert desk.ask(settle(desk, adding(9), "again")) == [Settled("again", State.DONE)]
+    assert harness.ask(settle(harness, adding(9), "again")) == [Settled("again", State.DONE)]
     assert rows(theirs) == [1, 9]
 
 
 def test_a_full_disk_within_is_a_full_disk(path: Path, clock: ManualClock) -> None:
     """Not the function's fault; nothing of the batch is there, and it may be repeated."""
     with closing(SqliteLedger(path, SqliteOptions(max_pages=200), clock)) as ledger:
-        desk = Desk(ledger)
+        harness = Harness(ledger)
         with closing(apsw.Connection(str(path))) as theirs:
             theirs.execute("CREATE TABLE theirs (a)")
-        command = settle(desk, executing("INSERT INTO theirs VALUES (zeroblob(4000000))"))
-        with desk.unchanged(), pytest.raises(DiskFull):
-            desk.ask(Append((spec("before"),)), command, Append((spec("after"),)))
+        command = settle(harness, executing("INSERT INTO theirs VALUES (zeroblob(4000000))"))
+        with harness.unchanged(), pytest.raises(DiskFull):
+            harness.ask(Append((spec("before"),)), command, Append((spec("after"),)))
         assert ledger.integrity() == []
-        desk.add("b")
+        harness.add("b")
 
 
-def test_traces_and_open_cursors_of_the_function_end_with_it(desk: Desk, theirs: apsw.Connection) -> None:
+def test_traces_and_open_cursors_of_the_function_end_with_it(
+    harness: Harness, theirs: apsw.Connection
+) -> None:
     kept = []
 
     def within(db: apsw.Connection) -> None:
@@ -287,13 +297,13 @@ def test_traces_and_open_cursors_of_the_function_end_with_it(desk: Desk, theirs:
         db.row_trace = lambda cursor, row: ("traced",)
         db.exec_trace = lambda cursor, sql, bindings: False
 
-    assert desk.ask(settle(desk, within), Append((spec("after"),)))[0] == Settled("a", State.DONE)
+    assert harness.ask(settle(harness, within), Append((spec("after"),)))[0] == Settled("a", State.DONE)
     assert rows(theirs) == [1, 2, 3]
-    desk.add("b")
+    harness.add("b")
 
 
 def test_ledger_calls_inside_raise(
-    desk: Desk, ledger: SqliteLedger, path: Path, tmp_path: Path, theirs: apsw.Connection
+    harness: Harness, ledger: SqliteLedger, path: Path, tmp_path: Path, theirs: apsw.Connection
 ) -> None:
     calls: list[Callable[[apsw.Connection], object]] = [
         lambda db: ledger.apply([Upkeep()]),
@@ -314,24 +324,24 @@ def test_ledger_calls_inside_raise(
             with pytest.raises(NestedCall):
                 call(db)
 
-    assert desk.ask(settle(desk, within)) == [Settled("a", State.DONE)]
-    assert failure(desk, lambda db: ledger.get("a"), "b").startswith("NestedCall")
+    assert harness.ask(settle(harness, within)) == [Settled("a", State.DONE)]
+    assert failure(harness, lambda db: ledger.get("a"), "b").startswith("NestedCall")
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_interrupt_rolls_the_batch_back(
-    desk: Desk, theirs: apsw.Connection, kind: type[BaseException]
+    harness: Harness, theirs: apsw.Connection, kind: type[BaseException]
 ) -> None:
     def within(db: apsw.Connection) -> None:
         adding(1)(db)
         raise kind
 
-    command = settle(desk, within)
-    with desk.unchanged(), pytest.raises(kind):
-        desk.ask(Append((spec("before"),)), command, Append((spec("after"),)))
+    command = settle(harness, within)
+    with harness.unchanged(), pytest.raises(kind):
+        harness.ask(Append((spec("before"),)), command, Append((spec("after"),)))
     assert rows(theirs) == []
-    held = desk.job("a")
-    assert desk.ask(Settle("a", held.fence, Done(), within=adding(2)), Append((spec("before"),)))[
+    held = harness.job("a")
+    assert harness.ask(Settle("a", held.fence, Done(), within=adding(2)), Append((spec("before"),)))[
         0
     ] == Settled("a", State.DONE)
     assert rows(theirs) == [2]

@@ -20,7 +20,7 @@ from towpath.core.job import Done
 from towpath.errors import LedgerBusy, NestedCall, NewerSchema, UnknownDependency, WrongConnection
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing import ManualClock
-from towpath.testing.suite.desk import Desk, replace, spec
+from towpath.testing.suite.harness import Harness, replace, spec
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -68,18 +68,18 @@ def test_it_commits_and_rolls_back_with_the_users_data(
     assert mine_rows(mine) == kept
     assert [ledger.get(id) is not None for id in "abc"] == [kept] * 3
     assert ledger.check() == []
-    assert Desk(ledger).append(spec("next"))[0].seq == (4 if kept else 1)
+    assert Harness(ledger).append(spec("next"))[0].seq == (4 if kept else 1)
 
 
 def test_nothing_is_read_before_the_lock_is_held(ledger: SqliteLedger, mine: apsw.Connection) -> None:
     """A deferred transaction that has read nothing has no snapshot that could be stale."""
     taken = []
-    desk = Desk(ledger)
+    harness = Harness(ledger)
 
     def between(statement: str) -> None:
         taken.append(statement)
         if statement == "UPDATE towpath_meta SET last = last":
-            desk.add("between")
+            harness.add("between")
 
     mine.execute("BEGIN")
     mine.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: between(event["sql"]))
@@ -90,13 +90,13 @@ def test_nothing_is_read_before_the_lock_is_held(ledger: SqliteLedger, mine: aps
         "SAVEPOINT towpath_append",
         "UPDATE towpath_meta SET last = last",
     ]
-    assert desk.found() == ["between", "a"]
+    assert harness.found() == ["between", "a"]
 
 
 def test_a_stale_snapshot_is_busy_with_advice(ledger: SqliteLedger, mine: apsw.Connection) -> None:
     mine.execute("BEGIN")
     assert mine_rows(mine) == 0
-    Desk(ledger).add("meanwhile")
+    Harness(ledger).add("meanwhile")
     with pytest.raises(LedgerBusy, match="begin your transaction with BEGIN IMMEDIATE"):
         ledger.append_on(mine, [spec("a")])
     assert mine.in_transaction
@@ -104,13 +104,13 @@ def test_a_stale_snapshot_is_busy_with_advice(ledger: SqliteLedger, mine: apsw.C
     mine.execute("ROLLBACK; BEGIN IMMEDIATE")
     ledger.append_on(mine, [spec("a")])
     mine.execute("COMMIT")
-    assert Desk(ledger).found() == ["meanwhile", "a"]
+    assert Harness(ledger).found() == ["meanwhile", "a"]
 
 
 def test_without_a_transaction_it_makes_its_own(ledger: SqliteLedger, mine: apsw.Connection) -> None:
     assert ledger.append_on(mine, [spec("a")]) == (Placed("a", 1),)
     assert not mine.in_transaction
-    assert Desk(ledger).at("a") == "ready"
+    assert Harness(ledger).at("a") == "ready"
 
 
 @pytest.mark.parametrize("begin", ["", "BEGIN", "BEGIN IMMEDIATE"])
@@ -129,13 +129,13 @@ def test_a_refusal_undoes_the_append_only(ledger: SqliteLedger, mine: apsw.Conne
 
 
 def test_keys_and_groups_work_on_it_too(ledger: SqliteLedger, mine: apsw.Connection) -> None:
-    desk = Desk(ledger)
-    desk.open("g")
-    desk.add("old", key=replace("k"))
-    ledger.append_on(mine, [spec("new", key=replace("k"), group="g", part="p")], now=desk.now)
-    assert desk.at("old", "new") == "canceled/superseded blocked"
-    desk.seal("g")
-    assert [claim.id for claim in desk.claim()] == ["new"]
+    harness = Harness(ledger)
+    harness.open("g")
+    harness.add("old", key=replace("k"))
+    ledger.append_on(mine, [spec("new", key=replace("k"), group="g", part="p")], now=harness.now)
+    assert harness.at("old", "new") == "canceled/superseded blocked"
+    harness.seal("g")
+    assert [claim.id for claim in harness.claim()] == ["new"]
 
 
 def test_the_users_traces_are_kept_out_and_put_back(ledger: SqliteLedger, mine: apsw.Connection) -> None:
@@ -194,8 +194,8 @@ def test_a_connection_to_another_file_is_refused(
             ) as connection:
                 with pytest.raises(WrongConnection, match="not to the ledger's file"):
                     ledger.append_on(connection, [spec("a")])
-        assert Desk(other).found() == []
-    assert Desk(ledger).found() == []
+        assert Harness(other).found() == []
+    assert Harness(ledger).found() == []
 
 
 def test_a_connection_by_another_name_of_the_file_is_not(
@@ -208,7 +208,7 @@ def test_a_connection_by_another_name_of_the_file_is_not(
         apsw.Connection(f"file:{ledger.path}?cache=private", flags=apsw.SQLITE_OPEN_URI | 2)
     ) as connection:
         ledger.append_on(connection, [spec("b")])
-    assert Desk(ledger).found() == ["a", "b"]
+    assert Harness(ledger).found() == ["a", "b"]
 
 
 def test_a_newer_schema_is_not_written(ledger: SqliteLedger, mine: apsw.Connection) -> None:
@@ -221,9 +221,9 @@ def test_a_newer_schema_is_not_written(ledger: SqliteLedger, mine: apsw.Connecti
 
 def test_the_ledgers_own_connection_is_not_the_users(ledger: SqliteLedger) -> None:
     kept: list[apsw.Connection] = []
-    desk = Desk(ledger)
-    held = desk.started("a")
-    desk.ask(Settle("a", held.fence, Done(), within=kept.append))
+    harness = Harness(ledger)
+    held = harness.started("a")
+    harness.ask(Settle("a", held.fence, Done(), within=kept.append))
     with pytest.raises(NestedCall):
         ledger.append_on(kept[0], [spec("b")])
 

@@ -7,10 +7,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.support.gated import Gated
+from tests.support.gated import Gated, append, call_in_thread, until_waiting
 from tests.support.waiting import until
-from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
-from towpath.core.job import Done, Spec
+from towpath.core.commands import Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
+from towpath.core.job import Done
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
 from towpath.ledger import Answer
 from towpath.runtime.claims.dispatcher import Dispatcher, Waiter
@@ -18,12 +18,6 @@ from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
 
 LEASE = 60_000_000
-
-
-def append(*ids: str, after: str | None = None) -> Append:
-    from towpath.core.job import After
-
-    return Append(tuple(Spec(id=id, queue="q", after=() if after is None else (After(after),)) for id in ids))
 
 
 @pytest.fixture
@@ -58,20 +52,6 @@ class Standing:
         self.replies.put(reply)
 
 
-def in_thread(committer: Committer, command: Command) -> tuple[threading.Thread, list[object]]:
-    answers: list[object] = []
-
-    def work() -> None:
-        try:
-            answers.append(committer.call(command))
-        except TowpathError as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread, answers
-
-
 def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
     """A callback for one posted command."""
 
@@ -82,10 +62,6 @@ def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
     return heard
 
 
-def until_waiting(committer: Committer, count: int) -> None:
-    until(lambda: len(committer._first) + len(committer._rest) >= count)
-
-
 def test_a_lone_caller_leads(ledger: Gated) -> None:
     # The thread is not even started.
     assert isinstance(Committer(ledger).call(append("a")), Appended)
@@ -93,9 +69,9 @@ def test_a_lone_caller_leads(ledger: Gated) -> None:
 
 def test_commands_gather_while_a_batch_is_being_committed(ledger: Gated, committer: Committer) -> None:
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    others = [in_thread(committer, append(f"j{n}")) for n in range(8)]
+    others = [call_in_thread(committer, append(f"j{n}")) for n in range(8)]
     until_waiting(committer, 8)
     ledger.let_go()
     for thread, _ in [(first, None), *others]:
@@ -109,9 +85,9 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
     claimed = committer.call(Claim(owner="me", wants=(Want("q"),), lease=LEASE))
     assert isinstance(claimed, Claimed)
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    in_thread(committer, append("b"))
+    call_in_thread(committer, append("b"))
     until_waiting(committer, 1)
     replies: SimpleQueue[Reply] = SimpleQueue()
     committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
@@ -138,10 +114,10 @@ def test_a_new_demand_is_served_without_other_work(ledger: Gated, committer: Com
 
 def test_refusals_reach_their_caller_alone(ledger: Gated, committer: Committer) -> None:
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    bad, wrong = in_thread(committer, append("bad", after="nobody"))
-    good, right = in_thread(committer, append("good"))
+    bad, wrong = call_in_thread(committer, append("bad", after="nobody"))
+    good, right = call_in_thread(committer, append("good"))
     until_waiting(committer, 2)
     ledger.let_go()
     for thread in (first, bad, good):
@@ -152,16 +128,16 @@ def test_refusals_reach_their_caller_alone(ledger: Gated, committer: Committer) 
 
 def test_only_appends_from_outside_wait_for_room(ledger: Gated, committer: Committer) -> None:
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    full, _ = in_thread(committer, append(*[f"j{n}" for n in range(10)]))
+    full, _ = call_in_thread(committer, append(*[f"j{n}" for n in range(10)]))
     until_waiting(committer, 1)
-    blocked, answers = in_thread(committer, append("one-more"))
+    blocked, answers = call_in_thread(committer, append("one-more"))
     # Neither a settle, nor a command that is no append, nor an append of the engine's own waits for room.
     replies: SimpleQueue[Reply] = SimpleQueue()
     committer.post([Settle("first", 9, Done())], one_into(replies))
     committer.post([append("own")], one_into(replies))
-    renewing, _ = in_thread(committer, Renew((), LEASE))
+    renewing, _ = call_in_thread(committer, Renew((), LEASE))
     until_waiting(committer, 4)
     assert answers == []
     ledger.let_go()
@@ -201,16 +177,16 @@ def test_a_cancelled_coroutine_leaves_its_command_to_the_ledger(ledger: Gated, c
 def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: Committer) -> None:
     """Threads and coroutines stand in one line, and nobody small passes somebody large."""
     ledger.hold()
-    full, _ = in_thread(committer, append(*[f"full{n}" for n in range(10)]))
+    full, _ = call_in_thread(committer, append(*[f"full{n}" for n in range(10)]))
     assert ledger.inside.wait(20)
-    in_thread(committer, append(*[f"next{n}" for n in range(10)]))
+    call_in_thread(committer, append(*[f"next{n}" for n in range(10)]))
     until_waiting(committer, 1)
 
     async def stand_in_line() -> None:
         large = asyncio.create_task(committer.acall(append(*[f"large{n}" for n in range(8)])))
         gone = asyncio.create_task(committer.acall(append("gone")))
         await asyncio.sleep(0)
-        small, _ = in_thread(committer, append("small", "tiny", "mini"))
+        small, _ = call_in_thread(committer, append("small", "tiny", "mini"))
         until(lambda: len(committer._outside) == 3)
         gone.cancel()
         await asyncio.sleep(0)
@@ -227,9 +203,9 @@ def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: C
 
 def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -> None:
     ledger.hold()
-    callers = [in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
+    callers = [call_in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
     until_waiting(committer, 1)
-    callers.append(in_thread(committer, append("c")))
+    callers.append(call_in_thread(committer, append("c")))
     until(lambda: len(committer._outside) == 1)
     closing = threading.Thread(target=committer.close)
     closing.start()
@@ -251,9 +227,9 @@ def test_who_had_company_does_not_lead_the_next_batch(ledger: Gated, committer: 
 
     ledger.apply = seen  # type: ignore[method-assign]
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
-    others = [in_thread(committer, append(f"j{n}")) for n in range(2)]
+    others = [call_in_thread(committer, append(f"j{n}")) for n in range(2)]
     until_waiting(committer, 2)
     ledger.let_go()
     for thread in (first, *(thread for thread, _ in others)):
@@ -323,7 +299,7 @@ def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(
 def test_close_commits_what_waits_and_refuses_what_comes_later(ledger: Gated, committer: Committer) -> None:
     replies: SimpleQueue[Reply] = SimpleQueue()
     ledger.hold()
-    first, _ = in_thread(committer, append("first"))
+    first, _ = call_in_thread(committer, append("first"))
     assert ledger.inside.wait(20)
     committer.post([append("own")], one_into(replies))
     ledger.let_go()

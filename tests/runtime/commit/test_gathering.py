@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.runtime.commit.test_committer import append, in_thread, until_waiting
-from tests.support.gated import Gated
+from tests.support.gated import Gated, append, call_in_thread, until_waiting
 from tests.support.waiting import until
 from towpath.core.commands import Appended, Cancel, Renew, Result, Selector
 from towpath.errors import LedgerClosed
@@ -33,9 +32,9 @@ def committer(ledger: Gated) -> Iterator[Committer]:
     committer = Committer(ledger, max_backlog=MOST)
     committer.start()
     ledger.hold()
-    callers = [in_thread(committer, append("first"))]
+    callers = [call_in_thread(committer, append("first"))]
     assert ledger.inside.wait(20)
-    callers += [in_thread(committer, append(f"company{n}")) for n in range(2)]
+    callers += [call_in_thread(committer, append(f"company{n}")) for n in range(2)]
     until_waiting(committer, 2)
     ledger.let_go()
     for thread, _ in callers:
@@ -61,9 +60,9 @@ async def all_at_once(committer: Committer, *names: str) -> list[Result]:
 async def no_room(ledger: Gated, committer: Committer) -> AsyncIterator[None]:
     """The backlog is full until the ledger is let go."""
     ledger.hold()
-    busy, _ = in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
+    busy, _ = call_in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
     await asyncio.to_thread(ledger.inside.wait, 20)
-    full, _ = in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
+    full, _ = call_in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
     await asyncio.to_thread(until_waiting, committer, 1)
     committer._company = True
     yield

@@ -12,8 +12,8 @@ import apsw
 import pytest
 
 import towpath
-from tests.runtime.worker.test_worker import working
-from tests.support.hosts import Desk, expire
+from tests.support.engine import BareEngine, expire
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, commands
 from towpath.core.checks import SECOND
@@ -145,7 +145,7 @@ class TestCaretaker:
     ) -> None:
         ledger = MemoryLedger(clock)
         spec = Spec(id="x", queue="q", kind="tick")
-        with Desk(ledger, clock) as first, Desk(ledger, clock) as second:
+        with BareEngine(ledger, clock) as first, BareEngine(ledger, clock) as second:
             register(first, Schedule(name="s", spec=spec, every=60 * SECOND, missed=Missed.ALL))
             due = get_schedule(first, "s").next_at
             clock.set(due + 65 * SECOND)
@@ -161,12 +161,12 @@ class TestCaretaker:
 
     def test_a_schedule_fires_into_a_full_queue(self, clock: ManualClock) -> None:
         ledger = MemoryLedger(clock)
-        with Desk(ledger, clock) as desk:
-            desk.committer.call(commands.SetQueue(queue="full", capacity=0))
-            register(desk, Schedule(name="t", spec=Spec(id="x", queue="full"), every=60 * SECOND))
+        with BareEngine(ledger, clock) as engine:
+            engine.committer.call(commands.SetQueue(queue="full", capacity=0))
+            register(engine, Schedule(name="t", spec=Spec(id="x", queue="full"), every=60 * SECOND))
             clock.advance(60)
-            with desk.committer.bus.collect(ScheduleFired, QueueFullSeen) as told:
-                Scheduler(desk).due(clock.now())
+            with engine.committer.bus.collect(ScheduleFired, QueueFullSeen) as told:
+                Scheduler(engine).due(clock.now())
         assert [type(event) for event in told.events] == [ScheduleFired]
 
 

@@ -50,7 +50,7 @@ class Steady(PrefetchLimit):
         self._steady = 0
 
 
-class Desk:
+class IntakeHarness:
     """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of
     `other` use nothing."""
 
@@ -127,104 +127,104 @@ def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
 
 @scenario
 async def test_quick_jobs_of_a_resource_are_claimed_ahead_and_slow_ones_are_not() -> None:
-    desk = Desk()
-    desk.put("api", 1000)
-    assert desk.claim() == {"api": LIMIT}
-    assert desk.claim() == {}
-    desk.start()
-    desk.end()
-    desk.quick(ahead=100)
-    claimed = desk.claim() + desk.claim() + desk.claim()
+    harness = IntakeHarness()
+    harness.put("api", 1000)
+    assert harness.claim() == {"api": LIMIT}
+    assert harness.claim() == {}
+    harness.start()
+    harness.end()
+    harness.quick(ahead=100)
+    claimed = harness.claim() + harness.claim() + harness.claim()
     assert LIMIT + 90 <= claimed["api"] <= LIMIT + 100
-    assert desk.start() == {"api": LIMIT}, "claimed is not started"
-    assert desk.intake.surplus() == [], "they will start soon"
+    assert harness.start() == {"api": LIMIT}, "claimed is not started"
+    assert harness.intake.surplus() == [], "they will start soon"
 
 
 @scenario
 async def test_what_waits_for_a_resource_takes_no_slot_of_the_others() -> None:
-    desk = Desk()
-    desk.put("api", 1000)
-    desk.quick(ahead=100)
-    desk.claim()
-    desk.start()
-    desk.put("other", 1000)
-    assert desk.claim()["other"] >= SLOTS - LIMIT
-    assert desk.start() == {"other": SLOTS - LIMIT}
+    harness = IntakeHarness()
+    harness.put("api", 1000)
+    harness.quick(ahead=100)
+    harness.claim()
+    harness.start()
+    harness.put("other", 1000)
+    assert harness.claim()["other"] >= SLOTS - LIMIT
+    assert harness.start() == {"other": SLOTS - LIMIT}
 
 
 @pytest.mark.parametrize("after", [0, HOUR])
 def test_a_service_that_is_asked_too_much_gets_nothing_that_was_claimed_ahead(after: int) -> None:
     @scenario
     async def run() -> None:
-        desk = Desk()
-        desk.put("api", 1000)
-        desk.quick(ahead=100)
-        desk.claim()
-        desk.start()
-        desk.end(throttled=after)
-        desk.intake.ask(SLOTS, kick=False)
-        given = desk.intake.surplus()
-        left = len(desk.intake)
+        harness = IntakeHarness()
+        harness.put("api", 1000)
+        harness.quick(ahead=100)
+        harness.claim()
+        harness.start()
+        harness.end(throttled=after)
+        harness.intake.ask(SLOTS, kick=False)
+        given = harness.intake.surplus()
+        left = len(harness.intake)
         assert len(given) > 40
         assert {type(outcome) for _, outcome in given} == {Release}, "nothing is spent"
         assert left == (0 if after else LIMIT)
-        assert desk.start().total() == left
-        assert desk.claim() == {}
-        desk.intake.close()
+        assert harness.start().total() == left
+        assert harness.claim() == {}
+        harness.intake.close()
 
     run()
 
 
 @scenario
 async def test_jobs_with_one_attempt_are_not_claimed_ahead_of_their_resource() -> None:
-    desk = Desk()
-    desk.put("api", 100)
-    desk.quick(ahead=100)
-    while desk.claim() or desk.intake:
-        desk.start()
-        desk.end()
-    desk.put("api", 100, max_attempts=1)
-    desk.intake.ask(SLOTS, kick=False)
-    assert desk.claim() + desk.claim() == {"api": LIMIT}
+    harness = IntakeHarness()
+    harness.put("api", 100)
+    harness.quick(ahead=100)
+    while harness.claim() or harness.intake:
+        harness.start()
+        harness.end()
+    harness.put("api", 100, max_attempts=1)
+    harness.intake.ask(SLOTS, kick=False)
+    assert harness.claim() + harness.claim() == {"api": LIMIT}
 
 
 @scenario
 async def test_what_runs_when_the_options_change_is_counted_on() -> None:
-    desk = Desk(queues=("api", "other", "old"))
-    desk.put("api", LIMIT)
-    desk.put("other", 2)
-    desk.put("old", 1)
-    desk.claim()
-    assert desk.start().total() == 5
-    before = desk.intake
+    harness = IntakeHarness(queues=("api", "other", "old"))
+    harness.put("api", LIMIT)
+    harness.put("other", 2)
+    harness.put("old", 1)
+    harness.claim()
+    assert harness.start().total() == 5
+    before = harness.intake
     before.close()
-    desk.intake = desk.new_intake(queues=("api", "other"))
-    desk.intake.adopt(desk.running, before)
-    desk.intake.open()
-    desk.put("api", 50)
-    desk.put("other", 50)
-    assert desk.claim() == {"other": SLOTS - 5}, "the resource is used up, and so are five slots"
-    desk.end()
-    for claim in desk.intake.clear():
+    harness.intake = harness.new_intake(queues=("api", "other"))
+    harness.intake.adopt(harness.running, before)
+    harness.intake.open()
+    harness.put("api", 50)
+    harness.put("other", 50)
+    assert harness.claim() == {"other": SLOTS - 5}, "the resource is used up, and so are five slots"
+    harness.end()
+    for claim in harness.intake.clear():
         assert claim.job.queue == "other"
-    desk.intake.ask(SLOTS, kick=False)
-    assert desk.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
+    harness.intake.ask(SLOTS, kick=False)
+    assert harness.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
 
 
 @scenario
 async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
-    desk = Desk(lanes={"one": Lane(queues=("api",)), "two": Lane(queues=("other",))})
-    desk.put("api", 10)
-    desk.claim()
-    desk.start()
-    desk.end(throttled=20_000)
-    desk.intake.ask(SLOTS, kick=False)
-    desk.intake.close()
-    desk.intake.open()
-    desk.kicked.clear()
-    assert desk.claim() == {}
-    await asyncio.wait_for(desk.kicked.wait(), 20)
-    assert desk.claim() == {"api": LIMIT}
+    harness = IntakeHarness(lanes={"one": Lane(queues=("api",)), "two": Lane(queues=("other",))})
+    harness.put("api", 10)
+    harness.claim()
+    harness.start()
+    harness.end(throttled=20_000)
+    harness.intake.ask(SLOTS, kick=False)
+    harness.intake.close()
+    harness.intake.open()
+    harness.kicked.clear()
+    assert harness.claim() == {}
+    await asyncio.wait_for(harness.kicked.wait(), 20)
+    assert harness.claim() == {"api": LIMIT}
 
 
 @scenario
@@ -242,21 +242,21 @@ async def test_ageing_goes_on_after_a_pause() -> None:
 
 @scenario
 async def test_long_jobs_in_one_lane_do_not_slow_down_the_prediction_for_another() -> None:
-    desk = Desk(**TWO_LANES)
+    harness = IntakeHarness(**TWO_LANES)
     now = [100.0]
-    short, long = desk.intake.paces.each = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
+    short, long = harness.intake.paces.each = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
     for pace in (short, long):
         pace.fed(0.005)
     for _ in range(20):
         now[0] += 0.010
-        desk.intake.paces.measure([ended("api", 0.010)] * 6)
+        harness.intake.paces.measure([ended("api", 0.010)] * 6)
     now[0] += 0.8
-    desk.intake.paces.measure([ended("other", 1.0)] * 2)
+    harness.intake.paces.measure([ended("other", 1.0)] * 2)
     short.fed()
     for _ in range(20):
         now[0] += 0.010
-        desk.intake.paces.measure([ended("api", 0.010)] * 6)
-    assert desk.intake.paces.ahead() == [6, 0]
+        harness.intake.paces.measure([ended("api", 0.010)] * 6)
+    assert harness.intake.paces.ahead() == [6, 0]
 
 
 def ended(queue: str, seconds: float) -> Any:
@@ -266,33 +266,33 @@ def ended(queue: str, seconds: float) -> Any:
 @scenario
 async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> None:
     """Also where more is claimed ahead than comes with one batch."""
-    desk = Desk(**TWO_LANES)
-    desk.intake.paces.each = [Steady(10), Steady(0)]
-    desk.put("api", 1000)
-    desk.put("other", 1000)
-    assert desk.claim() == {"api": SLOTS - 2 + 5, "other": 2}
-    assert desk.start() == {"api": SLOTS - 2, "other": 2}
+    harness = IntakeHarness(**TWO_LANES)
+    harness.intake.paces.each = [Steady(10), Steady(0)]
+    harness.put("api", 1000)
+    harness.put("other", 1000)
+    assert harness.claim() == {"api": SLOTS - 2 + 5, "other": 2}
+    assert harness.start() == {"api": SLOTS - 2, "other": 2}
     for _ in range(10):
-        short = [claim for claim in desk.running if claim.job.queue == "api"]
-        desk.running = [claim for claim in desk.running if claim not in short]
+        short = [claim for claim in harness.running if claim.job.queue == "api"]
+        harness.running = [claim for claim in harness.running if claim not in short]
         for claim in short:
-            desk.intake.ended(claim, True, None)
-        assert set(desk.claim()) <= {"api"}
-        assert desk.start() == {"api": SLOTS - 2}
+            harness.intake.ended(claim, True, None)
+        assert set(harness.claim()) <= {"api"}
+        assert harness.start() == {"api": SLOTS - 2}
 
 
 @scenario
 async def test_claims_that_cannot_start_in_time_go_back() -> None:
-    desk = Desk(**TWO_LANES)
-    desk.intake.paces.each = [Steady(100), Steady(100)]
-    desk.put("api", 200)
-    desk.put("other", 200)
-    desk.claim()
-    desk.intake.paces.watch()
-    desk.start()
-    at_hand = len(desk.intake)
-    started = desk.intake.paces.starts
-    assert (len(desk.intake.late()), len(desk.intake)) == (at_hand - 2 * sum(started), 2 * sum(started))
-    desk.intake.paces.watch()
-    assert len(desk.intake.late()) == 2 * sum(started), "none has started since"
-    assert len(desk.intake) == 0
+    harness = IntakeHarness(**TWO_LANES)
+    harness.intake.paces.each = [Steady(100), Steady(100)]
+    harness.put("api", 200)
+    harness.put("other", 200)
+    harness.claim()
+    harness.intake.paces.watch()
+    harness.start()
+    at_hand = len(harness.intake)
+    started = harness.intake.paces.starts
+    assert (len(harness.intake.late()), len(harness.intake)) == (at_hand - 2 * sum(started), 2 * sum(started))
+    harness.intake.paces.watch()
+    assert len(harness.intake.late()) == 2 * sum(started), "none has started since"
+    assert len(harness.intake) == 0

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.worker.test_worker import working
 from tests.support import handlers, idler
 from tests.support.gated import Gated
+from tests.support.running import working
 from tests.support.waiting import WAIT, until
 from towpath import App, Lane, Query, current
 from towpath.core.commands import Append, Claim, Command, Progress, Renew, Settle

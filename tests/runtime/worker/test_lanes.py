@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import towpath
-from tests.runtime.worker.test_worker import working
+from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, JobHandle, Lane, Query, State, Throttled
 from towpath.core.commands import Claim as ClaimCommand

@@ -11,17 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import pytest
 
 import towpath
+from tests.support.running import working
 from tests.support.waiting import WAIT, until
 from towpath import App, Exponential, Query, Spec, State, commands
 from towpath.errors import JobCanceled, JobFailed
-from towpath.operations.service import RunOptions, Service
 
 
 @pytest.fixture
@@ -30,29 +29,6 @@ def app(tmp_path: Path) -> Iterator[App]:
     with app:
         yield app
         assert app.ledger.check() == []
-
-
-@contextmanager
-def working(app: App, **options: object) -> Iterator[Service]:
-    """A worker in a thread of its own; stopped, drained and joined at the end."""
-    service = Service(app, RunOptions(**options))  # type: ignore[typeddict-item]
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            service.run()
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield service
-    finally:
-        service.stop()
-        thread.join(WAIT)
-        assert not thread.is_alive()
-        assert failure == []
 
 
 def test_tasks_run_and_their_results_come_back(app: App) -> None:

@@ -30,7 +30,7 @@ from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.core.views import Query, page_token
 from towpath.errors import InvalidInput, UnknownJob
-from towpath.testing.suite.desk import LEASE, Desk, Suite, spec
+from towpath.testing.suite.harness import LEASE, Harness, Suite, spec
 
 NAN = float("nan")
 SURROGATE = "\ud800"
@@ -196,56 +196,56 @@ class BadInputSuite(Suite):
     """What can never be right is raised, not stored."""
 
     @pytest.mark.parametrize("case", BAD)
-    def test_invalid_values_are_named(self, desk: Desk, case: str) -> None:
+    def test_invalid_values_are_named(self, harness: Harness, case: str) -> None:
         make, field = BAD[case]
-        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
+        with harness.unchanged(), pytest.raises(InvalidInput) as caught:
             make()
         assert caught.value.details["field"] == field
         assert f"{field} is " in str(caught.value)
         assert len(str(caught.value)) < 400
 
     @pytest.mark.parametrize("now", [NAN, -1, 1.5, "now", True, FOREVER + 1])
-    def test_invalid_times_are_refused(self, desk: Desk, now: Any) -> None:
-        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
-            desk.ledger.apply([Append((spec("a"),))], now)
+    def test_invalid_times_are_refused(self, harness: Harness, now: Any) -> None:
+        with harness.unchanged(), pytest.raises(InvalidInput) as caught:
+            harness.ledger.apply([Append((spec("a"),))], now)
         assert caught.value.details["field"] == "now"
 
     @pytest.mark.parametrize("command", ["append", None, spec("a"), Done()])
-    def test_what_is_no_command_is_refused_with_its_neighbours(self, desk: Desk, command: Any) -> None:
-        with desk.unchanged(), pytest.raises(InvalidInput) as caught:
-            desk.ask(Append((spec("a"),)), command)
+    def test_what_is_no_command_is_refused_with_its_neighbours(self, harness: Harness, command: Any) -> None:
+        with harness.unchanged(), pytest.raises(InvalidInput) as caught:
+            harness.ask(Append((spec("a"),)), command)
         assert caught.value.details["field"] == "command"
 
     @pytest.mark.parametrize("now", [NAN, -1, "now"])
-    def test_reads_at_invalid_times_are_refused(self, desk: Desk, now: Any) -> None:
-        desk.add("a")
-        desk.write("k")
-        for look in (desk.ledger.explain, desk.ledger.note):
+    def test_reads_at_invalid_times_are_refused(self, harness: Harness, now: Any) -> None:
+        harness.add("a")
+        harness.write("k")
+        for look in (harness.ledger.explain, harness.ledger.note):
             with pytest.raises(InvalidInput) as caught:
-                look("k" if look == desk.ledger.note else "a", now)
+                look("k" if look == harness.ledger.note else "a", now)
             assert caught.value.details["field"] == "now"
 
     @pytest.mark.parametrize("text", [SURROGATE, "\0", "", "x" * 100_000])
-    def test_what_nobody_could_store_is_not_there(self, desk: Desk, text: str) -> None:
-        ledger = desk.ledger
-        assert (ledger.get(text), ledger.group(text), ledger.note(text, desk.now)) == (None, None, None)
+    def test_what_nobody_could_store_is_not_there(self, harness: Harness, text: str) -> None:
+        ledger = harness.ledger
+        assert (ledger.get(text), ledger.group(text), ledger.note(text, harness.now)) == (None, None, None)
         assert ledger.parts(text) == {}
         with pytest.raises(UnknownJob):
-            ledger.explain(text, desk.now)
+            ledger.explain(text, harness.now)
 
-    def test_the_value_is_shown_but_never_in_full(self, desk: Desk) -> None:
+    def test_the_value_is_shown_but_never_in_full(self, harness: Harness) -> None:
         with pytest.raises(InvalidInput) as caught:
             spec("a", "q" * 10_000)
         assert "'qqq" in str(caught.value)
         assert len(str(caught.value)) < 200
 
-    def test_what_is_just_allowed_is_stored(self, desk: Desk) -> None:
+    def test_what_is_just_allowed_is_stored(self, harness: Harness) -> None:
         payload = bytes(MAX_PAYLOAD)
-        job = desk.add("x" * 255, "q" * 255, priority=-32_768, payload=payload, kind="", delay=FOREVER)
+        job = harness.add("x" * 255, "q" * 255, priority=-32_768, payload=payload, kind="", delay=FOREVER)
         assert (job.size, len(job.payload), job.state) == (MAX_PAYLOAD, MAX_PAYLOAD, "scheduled")
 
-    def test_text_that_looks_dangerous_is_only_text(self, desk: Desk) -> None:
+    def test_text_that_looks_dangerous_is_only_text(self, harness: Harness) -> None:
         id = "'; drop table job; --%_\\\u2028\u0130😀"
-        desk.add(id, kind=id, part=id, correlation_id=id, headers={id: id}, key=Key(id))
-        assert desk.found(kind=id, part=id, correlation_id=id, header=(id, id), key=id) == [id]
-        assert desk.take().id == id
+        harness.add(id, kind=id, part=id, correlation_id=id, headers={id: id}, key=Key(id))
+        assert harness.found(kind=id, part=id, correlation_id=id, header=(id, id), key=id) == [id]
+        assert harness.take().id == id

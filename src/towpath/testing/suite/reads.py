@@ -14,7 +14,7 @@ from towpath.core.views import Counts, Query
 from towpath.errors import UnknownJob
 from towpath.ledger import Ledger
 from towpath.testing.clock import START
-from towpath.testing.suite.desk import LEASE, Desk, Suite, anyway, spec, unique, whole_group
+from towpath.testing.suite.harness import LEASE, Harness, Suite, anyway, spec, unique, whole_group
 
 
 class ReadSuite(Suite):
@@ -29,21 +29,21 @@ class ReadSuite(Suite):
         assert ledger.group("nothing") is None
         assert ledger.note("nothing") is None
 
-    def test_many_at_once(self, desk: Desk, ledger: Ledger) -> None:
-        desk.add("a", payload=b"1")
-        desk.add("b", payload=b"2", headers={"h": "x"})
+    def test_many_at_once(self, harness: Harness, ledger: Ledger) -> None:
+        harness.add("a", payload=b"1")
+        harness.add("b", payload=b"2", headers={"h": "x"})
         assert ledger.get_many([]) == {}
         assert ledger.get_many(["b", "nowhere", "a", "b"]) == {"a": ledger.get("a"), "b": ledger.get("b")}
         bare = ledger.get_many(["b"], bodies=False)["b"]
         assert (bare.id, bare.size, bare.payload, dict(bare.headers)) == ("b", bare.size, b"", {})
 
-    def test_reads_change_nothing(self, desk: Desk, ledger: Ledger) -> None:
-        desk.started("a", ttl=SECOND)
-        desk.add("b", delay=SECOND)
-        desk.write("k", ttl=SECOND)
+    def test_reads_change_nothing(self, harness: Harness, ledger: Ledger) -> None:
+        harness.started("a", ttl=SECOND)
+        harness.add("b", delay=SECOND)
+        harness.write("k", ttl=SECOND)
         version = ledger.version()
         later = START + 2 * SECOND
-        with desk.unchanged():
+        with harness.unchanged():
             assert ledger.get("a") is not None
             assert len(ledger.find(Query()).jobs) == 2
             assert ledger.explain("b", later).gate is Gate.NEXT
@@ -81,30 +81,32 @@ class ReadSuite(Suite):
             ({"kind": "mail", "queue": "x/*", "states": (State.READY,)}, ["b"]),
         ],
     )
-    def test_find_by_every_condition(self, desk: Desk, query: dict[str, Any], expected: list[str]) -> None:
-        desk.open("g")
-        desk.append(
+    def test_find_by_every_condition(
+        self, harness: Harness, query: dict[str, Any], expected: list[str]
+    ) -> None:
+        harness.open("g")
+        harness.append(
             spec("a", "x/1", headers={"tenant": "7", "x": "y"}), spec("b", "x/2", part="p", kind="mail")
         )
-        desk.append(spec("c", "y", group="g", headers={"tenant": "8"}))
-        desk.append(
+        harness.append(spec("c", "y", group="g", headers={"tenant": "8"}))
+        harness.append(
             spec("d", "y", key=unique("k"), kind="mail", headers={"tenant": "7"}, correlation_id="cc")
         )
-        desk.take("x/1", owner="w1")
-        desk.jump(SECOND)
-        desk.append(spec("e", "x/1", delay=SECOND, correlation_id="cc"))
-        assert desk.found(**query) == expected
-        assert desk.found(**query, oldest_first=False) == expected[::-1]
+        harness.take("x/1", owner="w1")
+        harness.jump(SECOND)
+        harness.append(spec("e", "x/1", delay=SECOND, correlation_id="cc"))
+        assert harness.found(**query) == expected
+        assert harness.found(**query, oldest_first=False) == expected[::-1]
 
-    def test_find_returns_whole_jobs(self, desk: Desk, ledger: Ledger) -> None:
-        claim = desk.started("a", payload=b"p", headers={"h": "1"})
-        desk.settle(claim, Retry(error="boom"))
+    def test_find_returns_whole_jobs(self, harness: Harness, ledger: Ledger) -> None:
+        claim = harness.started("a", payload=b"p", headers={"h": "1"})
+        harness.settle(claim, Retry(error="boom"))
         (job,) = ledger.find(Query()).jobs
         assert job == ledger.get("a")
 
-    def test_find_without_bodies(self, desk: Desk, ledger: Ledger) -> None:
-        claim = desk.started("a", payload=b"p", headers={"h": "1"})
-        desk.settle(claim, Retry(error="boom"))
+    def test_find_without_bodies(self, harness: Harness, ledger: Ledger) -> None:
+        claim = harness.started("a", payload=b"p", headers={"h": "1"})
+        harness.settle(claim, Retry(error="boom"))
         (job,) = ledger.find(Query(bodies=False)).jobs
         assert (job.payload, dict(job.headers), job.result, job.error, job.cursor) == (
             b"",
@@ -116,9 +118,9 @@ class ReadSuite(Suite):
         assert (job.id, job.size, job.failures) == ("a", 1, 1)
 
     @pytest.mark.parametrize("oldest_first", [True, False])
-    def test_pages(self, desk: Desk, ledger: Ledger, oldest_first: bool) -> None:
+    def test_pages(self, harness: Harness, ledger: Ledger, oldest_first: bool) -> None:
         expected = [f"j{n}" for n in range(10)]
-        desk.append(*[spec(id) for id in expected])
+        harness.append(*[spec(id) for id in expected])
         seen: list[str] = []
         page = ledger.find(Query(limit=3, oldest_first=oldest_first))
         sizes = [len(page.jobs)]
@@ -130,69 +132,69 @@ class ReadSuite(Suite):
         assert seen == (expected if oldest_first else expected[::-1])
         assert sizes == [3, 3, 3, 1]
 
-    def test_a_full_last_page_has_no_next(self, desk: Desk, ledger: Ledger) -> None:
-        desk.append(spec("a"), spec("b"))
+    def test_a_full_last_page_has_no_next(self, harness: Harness, ledger: Ledger) -> None:
+        harness.append(spec("a"), spec("b"))
         assert ledger.find(Query(limit=2)).next is None
         assert ledger.find(Query(limit=1)).next is not None
 
     @pytest.mark.parametrize("oldest_first", [True, False])
     def test_pages_have_no_doubles_or_gaps_while_others_insert_and_delete(
-        self, desk: Desk, oldest_first: bool
+        self, harness: Harness, oldest_first: bool
     ) -> None:
         before = [f"j{n}" for n in range(20)]
-        desk.append(*[spec(id) for id in before])
+        harness.append(*[spec(id) for id in before])
         seen: list[str] = []
         page: str | None = None
         for turn in range(100):
-            answer = desk.ledger.find(Query(limit=4, oldest_first=oldest_first, page=page))
+            answer = harness.ledger.find(Query(limit=4, oldest_first=oldest_first, page=page))
             seen += [job.id for job in answer.jobs]
             if turn < 5:
-                desk.add(f"new{turn}", priority="high")
-                desk.cancel(seen[-1])
-                desk.purge(seen[-1])
+                harness.add(f"new{turn}", priority="high")
+                harness.cancel(seen[-1])
+                harness.purge(seen[-1])
             page = answer.next
             if page is None:
                 break
         assert len(seen) == len(set(seen))
         assert [id for id in seen if not id.startswith("new")] == (before if oldest_first else before[::-1])
 
-    def test_pages_keep_their_filter(self, desk: Desk, ledger: Ledger) -> None:
-        desk.append(*[spec(f"{queue}{n}", queue) for n in range(5) for queue in "xy"])
+    def test_pages_keep_their_filter(self, harness: Harness, ledger: Ledger) -> None:
+        harness.append(*[spec(f"{queue}{n}", queue) for n in range(5) for queue in "xy"])
         first = ledger.find(Query(queue="x", limit=3, oldest_first=True))
         second = ledger.find(Query(queue="x", limit=3, oldest_first=True, page=first.next))
         assert [job.id for job in first.jobs + second.jobs] == [f"x{n}" for n in range(5)]
         assert second.next is None
 
-    def test_counts_follow_every_state(self, desk: Desk) -> None:
-        desk.done(desk.started("done"))
-        desk.fail(desk.started("failed"))
-        desk.add("canceled")
-        desk.cancel("canceled")
-        desk.started("running")
-        desk.append(spec("ready"), spec("scheduled", delay=1), spec("blocked", after=["ready"]))
-        assert desk.counts() == Counts(1, 1, 1, 1, 1, 1, 1)
-        assert (desk.counts().waiting, desk.counts().finished) == (3, 3)
+    def test_counts_follow_every_state(self, harness: Harness) -> None:
+        harness.done(harness.started("done"))
+        harness.fail(harness.started("failed"))
+        harness.add("canceled")
+        harness.cancel("canceled")
+        harness.started("running")
+        harness.append(spec("ready"), spec("scheduled", delay=1), spec("blocked", after=["ready"]))
+        assert harness.counts() == Counts(1, 1, 1, 1, 1, 1, 1)
+        assert (harness.counts().waiting, harness.counts().finished) == (3, 3)
 
-    def test_oldest_ready(self, desk: Desk) -> None:
-        desk.add("s", delay=3 * SECOND)
-        assert desk.queue().oldest_ready is None
-        desk.add("a", priority="high")
-        desk.jump(SECOND)
-        desk.add("b")
-        assert desk.queue().oldest_ready == START
-        desk.take()
-        assert desk.queue().oldest_ready == START + SECOND
-        desk.take()
-        assert desk.queue().oldest_ready is None
-        desk.jump(5 * SECOND)
-        desk.upkeep()
-        assert desk.queue().oldest_ready == START + 3 * SECOND
+    def test_oldest_ready(self, harness: Harness) -> None:
+        harness.add("s", delay=3 * SECOND)
+        assert harness.queue().oldest_ready is None
+        harness.add("a", priority="high")
+        harness.jump(SECOND)
+        harness.add("b")
+        assert harness.queue().oldest_ready == START
+        harness.take()
+        assert harness.queue().oldest_ready == START + SECOND
+        harness.take()
+        assert harness.queue().oldest_ready is None
+        harness.jump(5 * SECOND)
+        harness.upkeep()
+        assert harness.queue().oldest_ready == START + 3 * SECOND
 
-    def test_a_queue_has_its_settings(self, desk: Desk) -> None:
-        desk.set_queue(
+    def test_a_queue_has_its_settings(self, harness: Harness) -> None:
+        harness.set_queue(
             "x", paused=True, why="w", capacity=1, cap=2, rate=Rate(3), retention=4, keep=5, not_before=6
         )
-        view = desk.queue("x")
+        view = harness.queue("x")
         assert (view.name, view.paused, view.why, view.capacity, view.cap) == ("x", True, "w", 1, 2)
         assert (view.rate, view.retention, view.keep, view.next_at) == (Rate(3), 4, 5, 6)
 
@@ -200,231 +202,250 @@ class ReadSuite(Suite):
 class ExplainSuite(Suite):
     """The one true reason, gate by gate."""
 
-    def explain(self, desk: Desk, id: str, gate: Gate, sentence: str, **fields: Any) -> None:
+    def explain(self, harness: Harness, id: str, gate: Gate, sentence: str, **fields: Any) -> None:
         expected = Explanation(id, gate, f"job {id}: {sentence}", **fields)
-        assert desk.ledger.explain(id, desk.now) == expected
+        assert harness.ledger.explain(id, harness.now) == expected
 
     def test_explain_unknown(self, ledger: Ledger) -> None:
         with pytest.raises(UnknownJob) as caught:
             ledger.explain("nowhere", START)
         assert caught.value.details == {"id": "nowhere"}
 
-    def test_explain_finished(self, desk: Desk) -> None:
-        desk.done(desk.started("a"))
-        desk.fail(desk.started("b"))
-        self.explain(desk, "a", Gate.FINISHED, f"finished: done at {when(START)}", until=START)
-        self.explain(desk, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
+    def test_explain_finished(self, harness: Harness) -> None:
+        harness.done(harness.started("a"))
+        harness.fail(harness.started("b"))
+        self.explain(harness, "a", Gate.FINISHED, f"finished: done at {when(START)}", until=START)
+        self.explain(harness, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
 
-    def test_explain_names_the_culprit(self, desk: Desk) -> None:
-        desk.append(
+    def test_explain_names_the_culprit(self, harness: Harness) -> None:
+        harness.append(
             spec("a"), spec("x", "other"), spec("b", after=["a", anyway("x")]), spec("c", after=["b", "x"])
         )
-        desk.add("d", after=["c"])
-        desk.jump(SECOND)
-        desk.fail(desk.take())
-        desk.jump(SECOND)
-        desk.fail(desk.take("other"))
+        harness.add("d", after=["c"])
+        harness.jump(SECOND)
+        harness.fail(harness.take())
+        harness.jump(SECOND)
+        harness.fail(harness.take("other"))
         text = (
             f"finished: failed (dependency) at {when(START + SECOND)}, because job a failed (fatal): broken"
         )
         for id in ("b", "c", "d"):
-            self.explain(desk, id, Gate.FINISHED, text, by=("a",), count=1, until=START + SECOND)
-        desk.append(spec("e", after=["d", "x"]), spec("f", "other"), spec("g", after=["f"]))
-        assert desk.ledger.explain("e", desk.now).by == ("a",)
-        desk.cancel("f")
+            self.explain(harness, id, Gate.FINISHED, text, by=("a",), count=1, until=START + SECOND)
+        harness.append(spec("e", after=["d", "x"]), spec("f", "other"), spec("g", after=["f"]))
+        assert harness.ledger.explain("e", harness.now).by == ("a",)
+        harness.cancel("f")
         self.explain(
-            desk,
+            harness,
             "g",
             Gate.FINISHED,
-            f"finished: canceled (dependency) at {when(desk.now)}, because job f was canceled (requested)",
+            f"finished: canceled (dependency) at {when(harness.now)}, because job f was canceled (requested)",
             by=("f",),
             count=1,
-            until=desk.now,
+            until=harness.now,
         )
-        desk.purge("f")
+        harness.purge("f")
         self.explain(
-            desk, "g", Gate.FINISHED, f"finished: canceled (dependency) at {when(desk.now)}", until=desk.now
+            harness,
+            "g",
+            Gate.FINISHED,
+            f"finished: canceled (dependency) at {when(harness.now)}",
+            until=harness.now,
         )
 
-    def test_explain_names_the_culprit_in_a_group(self, desk: Desk) -> None:
-        desk.open("g")
-        desk.append(
+    def test_explain_names_the_culprit_in_a_group(self, harness: Harness) -> None:
+        harness.open("g")
+        harness.append(
             spec("a", group="g"),
             spec("b", group="g"),
             spec("c", after=[whole_group("g")]),
             spec("d", after=["c"]),
         )
-        desk.seal("g")
-        first, second = desk.claim(n=2)
-        desk.fail(first)
-        desk.jump(SECOND)
-        desk.done(second)
-        assert desk.at("c", "d") == "failed/dependency failed/dependency"
-        assert [desk.ledger.explain(id, desk.now).by for id in ("c", "d")] == [("a",), ("a",)]
+        harness.seal("g")
+        first, second = harness.claim(n=2)
+        harness.fail(first)
+        harness.jump(SECOND)
+        harness.done(second)
+        assert harness.at("c", "d") == "failed/dependency failed/dependency"
+        assert [harness.ledger.explain(id, harness.now).by for id in ("c", "d")] == [("a",), ("a",)]
 
-    def test_explain_running(self, desk: Desk) -> None:
-        desk.started("a")
+    def test_explain_running(self, harness: Harness) -> None:
+        harness.started("a")
         until = START + LEASE
-        self.explain(desk, "a", Gate.RUNNING, f"leased by worker until {when(until)}", until=until)
-        desk.cancel("a")
+        self.explain(harness, "a", Gate.RUNNING, f"leased by worker until {when(until)}", until=until)
+        harness.cancel("a")
         self.explain(
-            desk,
+            harness,
             "a",
             Gate.RUNNING,
             f"leased by worker until {when(until)}, asked to stop (requested)",
             until=until,
         )
 
-    def test_explain_waits(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("b", after=["a"]))
-        self.explain(desk, "b", Gate.WAITS, "waits for 1 job: a", by=("a",), count=1)
+    def test_explain_waits(self, harness: Harness) -> None:
+        harness.append(spec("a"), spec("b", after=["a"]))
+        self.explain(harness, "b", Gate.WAITS, "waits for 1 job: a", by=("a",), count=1)
 
-    def test_explain_waits_for_many(self, desk: Desk) -> None:
-        desk.append(*[spec(f"j{n}") for n in range(8)], spec("z", after=[f"j{n}" for n in range(8)]))
-        desk.done(desk.take())
+    def test_explain_waits_for_many(self, harness: Harness) -> None:
+        harness.append(*[spec(f"j{n}") for n in range(8)], spec("z", after=[f"j{n}" for n in range(8)]))
+        harness.done(harness.take())
         names = ("j1", "j2", "j3", "j4", "j5")
         self.explain(
-            desk, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7
+            harness, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7
         )
 
-    def test_explain_waits_for_groups(self, desk: Desk) -> None:
-        desk.open("g")
-        desk.append(spec("a"), spec("b", after=[whole_group("g")]), spec("c", after=["a", whole_group("g")]))
-        self.explain(desk, "b", Gate.WAITS, "waits for 1 group: g", by=("g",), count=1)
-        self.explain(desk, "c", Gate.WAITS, "waits for 2 job or groups: a, g", by=("a", "g"), count=2)
+    def test_explain_waits_for_groups(self, harness: Harness) -> None:
+        harness.open("g")
+        harness.append(
+            spec("a"), spec("b", after=[whole_group("g")]), spec("c", after=["a", whole_group("g")])
+        )
+        self.explain(harness, "b", Gate.WAITS, "waits for 1 group: g", by=("g",), count=1)
+        self.explain(harness, "c", Gate.WAITS, "waits for 2 job or groups: a, g", by=("a", "g"), count=2)
 
-    def test_explain_unsealed(self, desk: Desk) -> None:
-        desk.open("g")
-        desk.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
-        self.explain(desk, "a", Gate.UNSEALED, "group g is not sealed", by=("g",), count=1)
+    def test_explain_unsealed(self, harness: Harness) -> None:
+        harness.open("g")
+        harness.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
+        self.explain(harness, "a", Gate.UNSEALED, "group g is not sealed", by=("g",), count=1)
         self.explain(
-            desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1
+            harness, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1
         )
 
-    def test_explain_group_paused(self, desk: Desk) -> None:
-        desk.open("g")
-        desk.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
-        desk.seal("g")
-        desk.unseal("g", "a new disk")
+    def test_explain_group_paused(self, harness: Harness) -> None:
+        harness.open("g")
+        harness.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
+        harness.seal("g")
+        harness.unseal("g", "a new disk")
         text = "group g is paused: a new disk; `towpath groups resume g` lets it go on"
-        self.explain(desk, "a", Gate.GROUP_PAUSED, text, by=("g",), count=1)
+        self.explain(harness, "a", Gate.GROUP_PAUSED, text, by=("g",), count=1)
         self.explain(
-            desk, "b", Gate.WAITS, "waits for 1 job: a, and group g is paused: a new disk", by=("a",), count=1
+            harness,
+            "b",
+            Gate.WAITS,
+            "waits for 1 job: a, and group g is paused: a new disk",
+            by=("a",),
+            count=1,
         )
 
-    def test_explain_scheduled(self, desk: Desk) -> None:
-        desk.add("a", delay=SECOND)
+    def test_explain_scheduled(self, harness: Harness) -> None:
+        harness.add("a", delay=SECOND)
         until = START + SECOND
-        self.explain(desk, "a", Gate.SCHEDULED, f"scheduled (delay) until {when(until)}", until=until)
+        self.explain(harness, "a", Gate.SCHEDULED, f"scheduled (delay) until {when(until)}", until=until)
 
-    def test_explain_expired(self, desk: Desk) -> None:
-        desk.add("a", ttl=SECOND)
-        desk.jump(SECOND)
-        self.explain(desk, "a", Gate.EXPIRED, f"expired at {when(desk.now)} and will not run", until=desk.now)
+    def test_explain_expired(self, harness: Harness) -> None:
+        harness.add("a", ttl=SECOND)
+        harness.jump(SECOND)
+        self.explain(
+            harness, "a", Gate.EXPIRED, f"expired at {when(harness.now)} and will not run", until=harness.now
+        )
 
-    def test_explain_queue_paused(self, desk: Desk) -> None:
-        desk.add("a", part="p")
-        desk.set_queue(paused=True)
-        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand")
-        desk.set_queue(why="maintenance")
-        self.explain(desk, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand: maintenance")
+    def test_explain_queue_paused(self, harness: Harness) -> None:
+        harness.add("a", part="p")
+        harness.set_queue(paused=True)
+        self.explain(harness, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand")
+        harness.set_queue(why="maintenance")
+        self.explain(harness, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand: maintenance")
 
-    def test_explain_queue_held(self, desk: Desk) -> None:
-        desk.add("a")
+    def test_explain_queue_held(self, harness: Harness) -> None:
+        harness.add("a")
         until = START + SECOND
-        desk.set_queue(not_before=until, why="breaker")
-        self.explain(desk, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)}: breaker", until=until)
+        harness.set_queue(not_before=until, why="breaker")
+        self.explain(
+            harness, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)}: breaker", until=until
+        )
 
-    def test_explain_queue_rate(self, desk: Desk) -> None:
-        desk.set_queue(rate=Rate(1, 2 * SECOND))
-        desk.append(spec("a"), spec("b"))
-        desk.take()
+    def test_explain_queue_rate(self, harness: Harness) -> None:
+        harness.set_queue(rate=Rate(1, 2 * SECOND))
+        harness.append(spec("a"), spec("b"))
+        harness.take()
         until = START + 2 * SECOND
         self.explain(
-            desk, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until
+            harness, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until
         )
 
-    def test_explain_queue_cap(self, desk: Desk) -> None:
-        desk.set_queue(cap=2)
-        desk.append(spec("a"), spec("b"), spec("c"))
-        desk.claim(n=2)
-        self.explain(desk, "c", Gate.QUEUE_CAP, "cap 2 of queue q reached by a, b", by=("a", "b"), count=2)
+    def test_explain_queue_cap(self, harness: Harness) -> None:
+        harness.set_queue(cap=2)
+        harness.append(spec("a"), spec("b"), spec("c"))
+        harness.claim(n=2)
+        self.explain(harness, "c", Gate.QUEUE_CAP, "cap 2 of queue q reached by a, b", by=("a", "b"), count=2)
 
-    def test_explain_queue_cap_comes_before_the_part(self, desk: Desk) -> None:
-        desk.set_queue(cap=1)
-        desk.set_part("p", cap=0)
-        desk.append(spec("a", part="r"), spec("b", part="p"))
-        desk.take()
-        self.explain(desk, "b", Gate.QUEUE_CAP, "cap 1 of queue q reached by a", by=("a",), count=1)
+    def test_explain_queue_cap_comes_before_the_part(self, harness: Harness) -> None:
+        harness.set_queue(cap=1)
+        harness.set_part("p", cap=0)
+        harness.append(spec("a", part="r"), spec("b", part="p"))
+        harness.take()
+        self.explain(harness, "b", Gate.QUEUE_CAP, "cap 1 of queue q reached by a", by=("a",), count=1)
 
-    def test_explain_part_paused(self, desk: Desk) -> None:
-        desk.add("a", part="p")
-        desk.set_part("p", paused=True, why="unpaid")
-        self.explain(desk, "a", Gate.PART_PAUSED, "part p of queue q is paused by hand: unpaid")
+    def test_explain_part_paused(self, harness: Harness) -> None:
+        harness.add("a", part="p")
+        harness.set_part("p", paused=True, why="unpaid")
+        self.explain(harness, "a", Gate.PART_PAUSED, "part p of queue q is paused by hand: unpaid")
 
-    def test_explain_breaker(self, desk: Desk) -> None:
-        desk.append(spec("a", part="p"), spec("b", part="p"), spec("c", part="p"))
+    def test_explain_breaker(self, harness: Harness) -> None:
+        harness.append(spec("a", part="p"), spec("b", part="p"), spec("c", part="p"))
         until = START + SECOND
-        desk.set_part("p", not_before=until, cap=1, why="breaker x: 5 failures in 60 s")
+        harness.set_part("p", not_before=until, cap=1, why="breaker x: 5 failures in 60 s")
         text = f"breaker x is open until {when(until)} (5 failures in 60 s)"
-        self.explain(desk, "a", Gate.BREAKER, text, until=until)
-        desk.jump(SECOND)
-        desk.settle(desk.take(), Refuse(error="breaker y is open"))
-        then = when(desk.now + SECOND)
+        self.explain(harness, "a", Gate.BREAKER, text, until=until)
+        harness.jump(SECOND)
+        harness.settle(harness.take(), Refuse(error="breaker y is open"))
+        then = when(harness.now + SECOND)
         self.explain(
-            desk,
+            harness,
             "a",
             Gate.SCHEDULED,
             f"scheduled (refused) until {then}: breaker y is open",
-            until=desk.now + SECOND,
+            until=harness.now + SECOND,
         )
-        desk.take()
+        harness.take()
         text = "breaker x is half open (5 failures in 60 s): 1 may try, 1 running: b"
-        self.explain(desk, "c", Gate.BREAKER, text, by=("b",), count=1)
+        self.explain(harness, "c", Gate.BREAKER, text, by=("b",), count=1)
 
-    def test_explain_part_held(self, desk: Desk) -> None:
-        desk.add("a", part="p")
+    def test_explain_part_held(self, harness: Harness) -> None:
+        harness.add("a", part="p")
         until = START + SECOND
-        desk.set_part("p", not_before=until)
-        self.explain(desk, "a", Gate.PART_HELD, f"part p of queue q is held until {when(until)}", until=until)
+        harness.set_part("p", not_before=until)
+        self.explain(
+            harness, "a", Gate.PART_HELD, f"part p of queue q is held until {when(until)}", until=until
+        )
 
-    def test_explain_part_rate(self, desk: Desk) -> None:
-        desk.set_part("p", rate=Rate(5, SECOND))
-        desk.append(spec("a", part="p"), spec("b", part="p"))
-        desk.take()
+    def test_explain_part_rate(self, harness: Harness) -> None:
+        harness.set_part("p", rate=Rate(5, SECOND))
+        harness.append(spec("a", part="p"), spec("b", part="p"))
+        harness.take()
         until = START + SECOND // 5
         text = "rate limit of part p of queue q (5/s): next permit in 0.2 s"
-        self.explain(desk, "b", Gate.PART_RATE, text, until=until)
+        self.explain(harness, "b", Gate.PART_RATE, text, until=until)
 
-    def test_explain_part_cap(self, desk: Desk) -> None:
-        desk.set_part("p", cap=1)
-        desk.append(spec("x"), spec("a", part="p"), spec("b", part="p"))
-        desk.claim(n=9)
-        self.explain(desk, "b", Gate.PART_CAP, "cap 1 of part p of queue q reached by a", by=("a",), count=1)
+    def test_explain_part_cap(self, harness: Harness) -> None:
+        harness.set_part("p", cap=1)
+        harness.append(spec("x"), spec("a", part="p"), spec("b", part="p"))
+        harness.claim(n=9)
+        self.explain(
+            harness, "b", Gate.PART_CAP, "cap 1 of part p of queue q reached by a", by=("a",), count=1
+        )
 
-    def test_explain_next(self, desk: Desk) -> None:
-        desk.append(spec("a"), spec("b"), spec("c", priority="high"))
-        self.explain(desk, "c", Gate.NEXT, "ready, first in line in q: the next claim takes it")
-        self.explain(desk, "b", Gate.NEXT, "ready, 2 ahead of it in q", count=2)
+    def test_explain_next(self, harness: Harness) -> None:
+        harness.append(spec("a"), spec("b"), spec("c", priority="high"))
+        self.explain(harness, "c", Gate.NEXT, "ready, first in line in q: the next claim takes it")
+        self.explain(harness, "b", Gate.NEXT, "ready, 2 ahead of it in q", count=2)
 
-    def test_explain_suspect(self, desk: Desk) -> None:
-        desk.started("a")
-        desk.lose()
-        desk.take()
-        desk.lose()
-        late = desk.ledger.explain("a", desk.now)
+    def test_explain_suspect(self, harness: Harness) -> None:
+        harness.started("a")
+        harness.lose()
+        harness.take()
+        harness.lose()
+        late = harness.ledger.explain("a", harness.now)
         assert late.gate == "scheduled"
         assert (
             "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay"
             in str(late)
         )
-        desk.jump(SECOND)
-        desk.upkeep()
-        desk.append(spec("b", priority=0))
-        ready = desk.ledger.explain("a", desk.now)
+        harness.jump(SECOND)
+        harness.upkeep()
+        harness.append(spec("b", priority=0))
+        ready = harness.ledger.explain("a", harness.now)
         assert (ready.gate, ready.count) == ("suspect", 1)
         assert "which makes it a suspect, and a worker runs one suspect at a time" in str(ready)
-        assert desk.ledger.explain("b", desk.now).count == 0
+        assert harness.ledger.explain("b", harness.now).count == 0
 
     def test_every_gate_has_its_test(self) -> None:
         names = " ".join(name for name in dir(ExplainSuite) if name.startswith("test_explain_"))

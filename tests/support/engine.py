@@ -1,4 +1,4 @@
-"""What messages and schedules need of an App, made of the real parts, on a ledger of the test's choice."""
+"""The parts of an engine that messages and schedules use, on any ledger."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from towpath.runtime.claims.leases import Leases
 from towpath.runtime.commit.committer import Committer
 
 
-class Desk:
-    """A host. `attended` counts how often somebody asked to be woken by other processes."""
+class BareEngine:
+    """An engine without tasks and workers. `attended` counts the calls of `attend`."""
 
     priorities = PRIORITIES
 

@@ -99,7 +99,7 @@ def checked(ledger: Ledger) -> Iterator[Ledger]:
         ledger.close()
 
 
-class Bench:
+class HarnessBase:
     """A ledger and a time, to ask and to look. `now` is passed with every batch; only `jump` and `advance`
     move it."""
 
@@ -184,8 +184,8 @@ class Bench:
         return [job.id for job in self.ledger.find(Query(**{"oldest_first": True, **query})).jobs]
 
 
-class Desk(Bench):
-    """A bench with a verb for every command. A verb demands its answer; `refusal` is for what should be
+class Harness(HarnessBase):
+    """A harness with a method for every command. A verb demands its answer; `refusal` is for what should be
     refused."""
 
     def append(self, *specs: Spec) -> tuple[Placed, ...]:
@@ -273,5 +273,5 @@ class Suite:
         return ManualClock()
 
     @pytest.fixture
-    def desk(self, ledger: Ledger) -> Desk:
-        return Desk(ledger)
+    def harness(self, ledger: Ledger) -> Harness:
+        return Harness(ledger)
