@@ -157,7 +157,7 @@ def test_a_claim_does_not_walk_over_what_was_claimed(
     quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a transaction that is open for long nothing can be swept."""
-    monkeypatch.setattr(ready_scan, "AGAIN", 3600.0)
+    monkeypatch.setattr(ready_scan, "FULL_SCAN", 3600.0)
     ledger = PostgresLedger(quiet_url)
     with psycopg.connect(quiet_url) as reader:
         if reads:
