@@ -139,6 +139,22 @@ def test_the_tree_of_errors_names_every_class() -> None:
     assert [each.__name__ for each in error_classes() if each.__name__ not in (errors.__doc__ or "")] == []
 
 
+DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
+_HEAD = re.compile(r"# (\d+)\. .+\n\nStatus: \w.*\.\n\nDate: \d{4}-\d{2}-\d{2}\.\n\n\S")
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=[page.name for page in DECISIONS])
+def test_every_decision_has_its_number_a_status_and_a_date(page: Path) -> None:
+    head = _HEAD.match(page.read_text("utf-8"))
+    assert head is not None
+    assert int(head[1]) == int(page.name[:4])
+
+
+def test_the_numbers_of_decisions_are_unique() -> None:
+    numbers = [page.name[:4] for page in DECISIONS]
+    assert sorted(set(numbers)) == numbers
+
+
 EVERY_ARROW = sorted(
     ("[*]" if before is None else before.value, after.value) for before, after in lifecycle.TRANSITIONS
 )
