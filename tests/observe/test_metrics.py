@@ -64,6 +64,21 @@ def installed(*events: Event) -> CollectorRegistry:
     return registry
 
 
+def test_fast_paths_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger, registry = SqliteLedger(tmp_path / "a.db"), CollectorRegistry()
+    metrics.install(Bus(), ledger, registry)
+    for n in range(3):
+        ledger.apply([Append((Spec(id=f"j{n}", queue="q", payload=b"1"),))])
+    assert sample(registry, "fast_path_taken_total", path="append") == 2
+    assert sample(registry, "fast_path_refused_total", path="append", reason="queue") == 1
+    assert sample(registry, "fast_path_errors_total", path="append") is None
+    for _ in range(2):
+        ledger.fast_paths.fail("append", ValueError("a defect"))
+    assert sample(registry, "fast_path_errors_total", path="append") == 2
+    assert [record.message.count("ValueError: a defect") for record in caplog.records] == [1]
+    ledger.close()
+
+
 def test_depth_and_age_are_the_ledgers_at_the_time_of_the_scrape() -> None:
     clock = ManualClock()
     ledger, registry = MemoryLedger(clock), CollectorRegistry()

@@ -7,9 +7,9 @@ an error value; nothing is answered before it is durable. `docs/ledger-rules.md`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -151,6 +151,28 @@ class Ledger(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class FastPathCounts(Protocol):
+    """How often this process took, was refused or failed in a fast path: by path, `refused` by path and
+    reason."""
+
+    @property
+    def taken(self) -> Mapping[str, int]: ...
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]: ...
+
+    @property
+    def failed(self) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
+class HasFastPaths(Protocol):
+    """A ledger that counts its fast paths, for the metrics."""
+
+    @property
+    def fast_paths(self) -> FastPathCounts: ...
 
 
 class Transactional(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 except ImportError as error:  # pragma: no cover
     raise ImportError(
         "towpath.observe.metrics needs prometheus-client: pip install 'towpath[metrics]'"
@@ -39,7 +39,7 @@ from towpath.events import (
     ScheduleFired,
     UpkeepDone,
 )
-from towpath.ledger import Ledger
+from towpath.ledger import HasFastPaths, Ledger
 
 log = get_logger("towpath.metrics")
 
@@ -98,6 +98,43 @@ class LedgerCollector:
             for phase in breakers.Phase:
                 breaker.add_metric([record.breaker.name, phase.value], int(record.status.phase(now) is phase))
         up.add_metric([], 1)
+        yield from families
+
+
+class FastPathCollector:
+    """How often this process took the fast paths of its ledger. A ledger without fast paths has no samples."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(
+                "towpath_fast_path_taken", "Batches that a fast path of the ledger applied.", labels=["path"]
+            ),
+            CounterMetricFamily(
+                "towpath_fast_path_refused",
+                "Batches that a rule kept from a fast path; the general path applied them.",
+                labels=["path", "reason"],
+            ),
+            CounterMetricFamily(
+                "towpath_fast_path_errors",
+                "Errors inside a fast path; the general path applied the batch.",
+                labels=["path"],
+            ),
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        taken, refused, errors = families = self.describe()
+        if isinstance(self._ledger, HasFastPaths):
+            counts = self._ledger.fast_paths
+            for path, n in dict(counts.taken).items():
+                taken.add_metric([path], n)
+            for (path, reason), n in dict(counts.refused).items():
+                refused.add_metric([path, reason], n)
+            for path, n in dict(counts.failed).items():
+                errors.add_metric([path], n)
         yield from families
 
 
@@ -218,13 +255,14 @@ def install(
     """Count what the bus tells, and read `ledger` at every scrape. A registry takes one App. The answer takes
     it all out."""
     target = registry or REGISTRY
-    collector: Any = LedgerCollector(ledger, clock or SystemClock())
+    collectors: list[Any] = [LedgerCollector(ledger, clock or SystemClock()), FastPathCollector(ledger)]
     undo = contextlib.ExitStack()
     try:
         counts = _Counts(target)
         undo.callback(counts.unregister, target)
-        target.register(collector)
-        undo.callback(target.unregister, collector)
+        for collector in collectors:
+            target.register(collector)
+            undo.callback(target.unregister, collector)
         for unsubscribe in counts.listen(bus):
             undo.callback(unsubscribe)
     except BaseException:

@@ -23,7 +23,9 @@ from towpath.ledger import Answer
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.statements import SqliteDb, insert, named
 from towpath.ledger.tables.database import array
+from towpath.ledger.tables.fast_path import FastPathRefused
 
+PATH = "append"
 Begin = Callable[[int, int, int], None]
 
 
@@ -58,9 +60,9 @@ def plain_specs(commands: Sequence[Command]) -> Sequence[Spec]:
 
 def append(
     db: apsw.Connection, commands: Sequence[Any], specs: Sequence[Spec], now: int, begin: Begin
-) -> list[Answer] | None:
-    """Inside a transaction; None if they are not plain after all, and then nothing is written. `begin` hears
-    of the schema, the least schema and the ledger's time first, and may raise."""
+) -> list[Answer]:
+    """Inside a transaction. Raises `FastPathRefused` before anything is written. `begin` is called first with
+    the schema, the least schema and the ledger's time, and may raise."""
     if type(commands[-1]) is Claim:
         return _append_and_claim(db, commands[-1], specs[0], now, begin)
     queue, count = specs[0].queue, len(specs)
@@ -71,8 +73,10 @@ def append(
     ((schema, min_schema, seq, version, last, takes_all, perhaps_known),) = ground
     # New ids are later than all others. So it is seldom that there is one between them, and each has to be
     # looked for.
-    if not takes_all or (perhaps_known and db.execute(named("any_known"), (array(ids),)).get):
-        return None
+    if not takes_all:
+        raise FastPathRefused("queue")
+    if len(set(ids)) < count or (perhaps_known and db.execute(named("any_known"), (array(ids),)).get):
+        raise FastPathRefused("known_id")
     now = max(now, last)
     begin(schema, min_schema, now)
     ready = count
@@ -103,12 +107,14 @@ def append(
     return [Appended(tuple(islice(placed, len(command.specs)))) for command in commands]
 
 
-def _append_one(db: apsw.Connection, spec: Spec, now: int, begin: Begin) -> list[Answer] | None:
+def _append_one(db: apsw.Connection, spec: Spec, now: int, begin: Begin) -> list[Answer]:
     """The same for one that is ready at once, without a detour."""
     ground = db.execute(named("plain_ground"), (spec.queue, 1, spec.id, spec.id))
     ((schema, min_schema, seq, version, last, takes_it, known),) = ground
-    if not takes_it or known:
-        return None
+    if not takes_it:
+        raise FastPathRefused("queue")
+    if known:
+        raise FastPathRefused("known_id")
     now = max(now, last)
     begin(schema, min_schema, now)
     jobs.insert_bare(db, spec, seq, now)
@@ -117,19 +123,17 @@ def _append_one(db: apsw.Connection, spec: Spec, now: int, begin: Begin) -> list
     return [Appended((Placed(spec.id, seq),))]
 
 
-def _append_and_claim(
-    db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin
-) -> list[Answer] | None:
+def _append_and_claim(db: apsw.Connection, claim: Claim, spec: Spec, now: int, begin: Begin) -> list[Answer]:
     """A worker waits, and there is nothing for it but this: the job begins as one that it holds."""
     names = ",".join([want.queue for want in claim.wants]).split(",")
     if not _takes(claim, spec):
-        return None
+        raise FastPathRefused("claim")
     ground = db.execute(named("claim_ground"), (spec.queue, spec.id, array(names), now))
     ((schema, min_schema, seq, version, last, is_all, known),) = ground
     now = max(now, last)
     job = new_job(spec, seq, now)
     if not is_all or known or job.state is not READY or not jobs.is_plain(job):
-        return None
+        raise FastPathRefused("claim")
     begin(schema, min_schema, now)
     held = replace(
         job,

@@ -46,6 +46,7 @@ from towpath.ledger.sqlite.wakeups import WakeFile
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, has_function, slices
 from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
+from towpath.ledger.tables.fast_path import FastPathRefused, FastPaths
 
 __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 
@@ -86,6 +87,7 @@ class SqliteLedger(reads.GroupReads):
         self._unchecked = 0
         self._restart_due = 0.0
         self._inside: int | None = None
+        self.fast_paths = FastPaths()
         self._functions = FunctionBatchSize(FUNCTIONS)
         self._write_lock, self._read_lock, self._watch_lock = (
             threading.Lock(),
@@ -165,26 +167,29 @@ class SqliteLedger(reads.GroupReads):
     def _append_plain(
         self, commands: Sequence[Any], specs: Sequence[Spec], now: int
     ) -> tuple[list[Answer], bool] | None:
-        """The commonest batch, of appends only. None if it is not so plain, or if the store found something
-        wrong with it: the general way does it again, and knows what to say."""
+        """Apply a batch of plain appends by the fast path. None if a rule refuses it or a defect ends it;
+        the general path then applies the batch."""
         db = self._db
         try:
             self._undo(db)
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
             answers = fast_append.append(db, commands, specs, now, self._begin_quickly)
-            if answers is None:
-                db.execute("ROLLBACK")
-                return None
             self._fault("applied")
             self._fault("written")
             db.execute("COMMIT")
-        except (*COMMAND_ERRORS, *_DEFECTS):
+        except FastPathRefused as refused:
             self._undo(db)
+            self.fast_paths.refuse(fast_append.PATH, refused.reason)
+            return None
+        except (*COMMAND_ERRORS, *_DEFECTS) as error:
+            self._undo(db)
+            self.fast_paths.fail(fast_append.PATH, error)
             return None
         except BaseException:
             self._undo(db)
             raise
+        self.fast_paths.take(fast_append.PATH)
         return answers, True
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
