@@ -214,7 +214,7 @@ async def _refused(app: App) -> float:
 def test_every_door_gives_the_hint() -> None:
     with App("memory://") as app:
         orders = Draining(app)
-        app.committer._drains = orders.drains
+        app.committer._retry_hints = orders.drains
         orders.after(0, done=0)
         orders.after(4, done=2)
         assert asyncio.run(_refused(app)) == 2.0

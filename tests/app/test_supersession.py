@@ -143,12 +143,12 @@ def test_a_claim_that_was_asked_before_it_was_held(app: App) -> None:
     assert isinstance(answer, Claimed)
     app.job(id).cancel()
     told: list[tuple[str, Reason]] = []
-    app.leases.look()
+    app.leases.refresh()
     app.leases.hold(answer.claims, 600_000_000, lambda lost: None, lambda job, why: told.append((job, why)))
     assert app.leases.stale
-    app.leases.look()
-    app.leases.look()
-    app.leases.beat(0.0)
+    app.leases.refresh()
+    app.leases.refresh()
+    app.leases.renew(0.0)
     app.call(Claim(owner=app.owner, wants=(Want("none"),), lease=1))
     assert told == [(id, Reason.REQUESTED)]
 

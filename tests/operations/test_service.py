@@ -54,7 +54,7 @@ def test_a_handler_is_asked_to_stop(app: App) -> None:
         handle = await task.aenqueue()
         await started.wait()
         await handle.acancel()
-        app.leases.beat(0.0)
+        app.leases.renew(0.0)
         with pytest.raises(JobCanceled) as caught:
             await handle.aresult(20)
         return caught.value.reason
@@ -146,7 +146,7 @@ def test_cancelled(app: App) -> None:
                 await task
 
     asyncio.run(main())
-    assert app.dispatcher._desks == {}
+    assert app.dispatcher._demands == {}
 
 
 def test_which_queues(app: App) -> None:

@@ -151,7 +151,7 @@ class TestGet:
         self, queue: Queue, engine: BareEngine, verbs: Verbs, wait: float | None
     ) -> None:
         result = in_thread(lambda: verbs.get(queue, wait=wait))
-        while not engine.dispatcher._desks:
+        while not engine.dispatcher._demands:
             assert engine.ledger.wait(engine.ledger.version(), 0.01) is not None
         id = queue.put("now")
         assert result().id == id
@@ -181,7 +181,7 @@ class TestGet:
             return caught.value
 
         result = in_thread(wait)
-        while not engine.dispatcher._desks:
+        while not engine.dispatcher._demands:
             ledger.wait(ledger.version(), 0.01)
         ledger.close()
         assert isinstance(result(), LedgerClosed)
@@ -210,7 +210,7 @@ class TestNothingIsLost:
     def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> str:
             task = asyncio.create_task(queue.aget(wait=WAIT))
-            while not engine.dispatcher._desks:
+            while not engine.dispatcher._demands:
                 await asyncio.sleep(0)
             # Put without giving the loop a chance: the claim is delivered, the task has not run yet.
             id = queue.put("x")
@@ -223,7 +223,7 @@ class TestNothingIsLost:
         id = asyncio.run(main())
         settled(engine.ledger, id, State.READY)
         assert job(engine.ledger, id).attempts == 0
-        assert engine.dispatcher._desks == {}
+        assert engine.dispatcher._demands == {}
 
     def test_a_timeout_around_it(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> None:
@@ -232,7 +232,7 @@ class TestNothingIsLost:
                     await queue.aget(wait=WAIT)
 
         asyncio.run(main())
-        assert engine.dispatcher._desks == {}
+        assert engine.dispatcher._demands == {}
         id = queue.put("x")
         assert taken(queue).id == id
 

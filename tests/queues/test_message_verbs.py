@@ -261,9 +261,9 @@ class TestHolding:
     def test_only_for_max_hold(self, queue: Queue, engine: BareEngine) -> None:
         queue.put("x")
         message = taken(queue, lease=5, max_hold=60)
-        engine.leases.beat(time.monotonic() + 59)
+        engine.leases.renew(time.monotonic() + 59)
         assert message.id in engine.leases._held
-        engine.leases.beat(time.monotonic() + 61)
+        engine.leases.renew(time.monotonic() + 61)
         assert engine.leases._held == {}
 
     def test_losses_and_requests_to_stop_are_noticed(
@@ -272,12 +272,12 @@ class TestHolding:
         ids = queue.put_many(["a", "b"])
         lost, stopped = queue.get_many(2)
         ledger.apply([Cancel(where=Selector(ids=(ids[1],)))])
-        engine.leases.beat(time.monotonic())
+        engine.leases.renew(time.monotonic())
         while stopped.cancel_requested is None:
             ledger.wait(ledger.version(), 0.01)
         assert stopped.cancel_requested is Reason.REQUESTED
         steal(ledger, lost)
-        engine.leases.beat(time.monotonic())
+        engine.leases.renew(time.monotonic())
         while not lost.lost:
             ledger.wait(ledger.version(), 0.01)
 
@@ -320,12 +320,12 @@ class TestSubscribe:
         until(lambda: ledger.queues()["orders"].counts.ready == 9)
         assert {job(ledger, id).attempts for id in ids[1:]} == {0}
         assert engine.leases._held == {}
-        assert engine.dispatcher._desks == {}
+        assert engine.dispatcher._demands == {}
 
     def test_another_thread_may_close_it(self, queue: Queue, engine: BareEngine) -> None:
         subscription = queue.subscribe()
         result = in_thread(lambda: [message.id for message in subscription])
-        while not engine.dispatcher._desks:
+        while not engine.dispatcher._demands:
             engine.ledger.wait(engine.ledger.version(), 0.01)
         subscription.close()
         assert result() == []
@@ -350,7 +350,7 @@ class TestSubscribe:
         asyncio.run(main())
         # The one that was consumed is the consumer's; nobody said a word about it.
         until(lambda: ledger.queues()["orders"].counts.ready == 5)
-        assert engine.dispatcher._desks == {}
+        assert engine.dispatcher._demands == {}
 
     def test_jobs_with_a_single_attempt_are_not_hoarded(self, queue: Queue, ledger: Ledger) -> None:
         queue.put_many(range(5), max_attempts=1)

@@ -349,7 +349,7 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
         held = handle.status().lease_until
         for _ in range(10):
             assert beat.enqueue().result(WAIT) == 1
-        app.leases.beat(0.0)
+        app.leases.renew(0.0)
         if step > 0:
             _until(app, lambda: handle.status().lease_until != held)
         go_on.set()

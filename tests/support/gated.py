@@ -73,4 +73,4 @@ def call_in_thread(committer: Committer, command: Command) -> tuple[threading.Th
 
 
 def until_waiting(committer: Committer, count: int) -> None:
-    until(lambda: len(committer._first) + len(committer._rest) >= count)
+    until(lambda: len(committer._queue.early) + len(committer._queue.later) >= count)

@@ -388,7 +388,7 @@ class Scheduler:
         """The ids of the jobs, none if they were refused."""
         jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
         try:
-            answer = self._host.committer.call(Append(tuple(jobs), inside=True), outside=False)
+            answer = self._host.committer.call(Append(tuple(jobs), inside=True), bounded=False)
         except Refused as refusal:
             log.error("schedule %s did not fire: %s", schedule.name, refusal)
             return []

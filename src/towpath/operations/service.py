@@ -320,7 +320,7 @@ class Service:
             with contextlib.suppress(RuntimeError):
                 self.stop()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """In the caretaker's thread."""
         orders = self._badge.orders()
         if orders != self._orders:

@@ -59,7 +59,7 @@ class Parts:
             if self._caretaker is None:
                 self.ledger.owners.announce(self.owner)
                 self._caretaker = Caretaker(
-                    self.ledger, self.committer, self.owner, clock, due, self.lookout.go
+                    self.ledger, self.committer, self.owner, clock, due, self.lookout.run
                 )
                 self._caretaker.start()
 

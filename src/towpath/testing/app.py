@@ -274,7 +274,7 @@ class InlineCommitter(Committer):
         """There is nothing to wait for."""
         return True
 
-    def call(self, command: Command, outside: bool = True) -> Result:
+    def call(self, command: Command, bounded: bool = True) -> Result:
         with self._one:
             [answer] = self._apply([command])
             self.kick()

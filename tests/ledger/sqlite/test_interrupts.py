@@ -234,7 +234,7 @@ class Waiting:
 WAYS = {
     "alone": {"Committer._lead_alone", "Committer._lead_one", "Committer._apply"},
     "beside a worker": {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"},
-    "in company": {"Committer._lead_alone", "Committer._add", "Condition.notify", "PendingCall.wait"},
+    "in company": {"Committer._lead_alone", "CommandQueue.add", "Condition.notify", "PendingCall.wait"},
 }
 
 
@@ -260,7 +260,7 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: 
             until(lambda: committer._idle)
 
         def action(n: int) -> None:
-            committer._company = way == "in company"
+            committer._several_callers = way == "in company"
             committer.call(Append((Spec(id=f"{n}-{next(ids)}", queue="q"),)))
 
         expected = WAYS[way]

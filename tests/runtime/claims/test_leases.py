@@ -1,4 +1,4 @@
-"""Who looks after a commit, and how often."""
+"""Who refreshes after a commit, and how often."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Time:
         return self.now
 
 
-class Eye:
+class Item:
     def __init__(self, time: Time, cost: float = 0.0) -> None:
         self.stale = False
-        self.looks = 0
+        self.refreshes = 0
         self.error: Exception | None = None
         self._time, self._cost = time, cost
 
-    def look(self) -> None:
-        self.looks += 1
+    def refresh(self) -> None:
+        self.refreshes += 1
         self._time.now += self._cost
         if self.error is not None:
             raise self.error
@@ -31,14 +31,14 @@ class Eye:
 
 def test_nobody_looks_while_nothing_is_committed() -> None:
     time = Time()
-    lookout, eye = Refresher(time), Eye(time)
-    lookout.add(eye)
+    refresher, item = Refresher(time), Item(time)
+    refresher.add(item)
     for _ in range(100):
-        assert lookout.go(False) is None
+        assert refresher.run(False) is None
         time.now += 1
-    assert eye.looks == 0
-    eye.stale = True
-    assert (lookout.go(False), eye.looks) == (None, 1)
+    assert item.refreshes == 0
+    item.stale = True
+    assert (refresher.run(False), item.refreshes) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,28 +48,28 @@ def test_nobody_looks_while_nothing_is_committed() -> None:
 )
 def test_the_pause_is_a_multiple_of_the_cost_and_the_last_commit_is_seen(cost: float, pause: float) -> None:
     time = Time()
-    lookout, eye = Refresher(time), Eye(time, cost)
-    lookout.add(eye)
-    assert (lookout.go(True), eye.looks) == (None, 1)
-    assert lookout.go(True) == pytest.approx(pause)
-    assert eye.looks == 1
+    refresher, item = Refresher(time), Item(time, cost)
+    refresher.add(item)
+    assert (refresher.run(True), item.refreshes) == (None, 1)
+    assert refresher.run(True) == pytest.approx(pause)
+    assert item.refreshes == 1
     time.now += pause + 1e-6
-    assert (lookout.go(False), eye.looks) == (None, 2)
+    assert (refresher.run(False), item.refreshes) == (None, 2)
 
 
 def test_a_look_that_failed_is_made_again_and_who_left_is_not_called() -> None:
     time = Time()
-    lookout, eye = Refresher(time), Eye(time)
-    lookout.add(eye)
-    eye.error = ValueError("dark")
+    refresher, item = Refresher(time), Item(time)
+    refresher.add(item)
+    item.error = ValueError("dark")
     with pytest.raises(ValueError, match="dark"):
-        lookout.go(True)
-    assert eye.stale
-    eye.error = None
+        refresher.run(True)
+    assert item.stale
+    item.error = None
     time.now += 1
-    lookout.go(False)
-    assert (eye.looks, eye.stale) == (2, False)
-    lookout.remove(eye)
+    refresher.run(False)
+    assert (item.refreshes, item.stale) == (2, False)
+    refresher.remove(item)
     time.now += 1
-    lookout.go(True)
-    assert eye.looks == 2
+    refresher.run(True)
+    assert item.refreshes == 2

@@ -187,7 +187,7 @@ def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: C
         gone = asyncio.create_task(committer.acall(append("gone")))
         await asyncio.sleep(0)
         small, _ = call_in_thread(committer, append("small", "tiny", "mini"))
-        until(lambda: len(committer._outside) == 3)
+        until(lambda: len(committer._queue.blocked) == 3)
         gone.cancel()
         await asyncio.sleep(0)
         ledger.let_go()
@@ -206,7 +206,7 @@ def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -
     callers = [call_in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
     until_waiting(committer, 1)
     callers.append(call_in_thread(committer, append("c")))
-    until(lambda: len(committer._outside) == 1)
+    until(lambda: len(committer._queue.blocked) == 1)
     closing = threading.Thread(target=committer.close)
     closing.start()
     until(lambda: committer._closing)

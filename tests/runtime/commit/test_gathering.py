@@ -64,7 +64,7 @@ async def no_room(ledger: Gated, committer: Committer) -> AsyncIterator[None]:
     await asyncio.to_thread(ledger.inside.wait, 20)
     full, _ = call_in_thread(committer, append(*[f"full{n}" for n in range(MOST)]))
     await asyncio.to_thread(until_waiting, committer, 1)
-    committer._company = True
+    committer._several_callers = True
     yield
     for thread in (busy, full):
         await asyncio.to_thread(thread.join, 20)
@@ -109,7 +109,7 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
                 committer.acall(Cancel(where=Selector(ids=("x",)))), committer.acall(Renew((), LEASE))
             )
             await asyncio.to_thread(until_waiting, committer, 3)
-            assert len(committer._outside) == 1
+            assert len(committer._queue.blocked) == 1
             ledger.let_go()
             await others
             await waiting
@@ -125,7 +125,7 @@ def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(
     async def some_give_up() -> None:
         async with no_room(ledger, committer):
             tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "abc"]
-            await asyncio.to_thread(until, lambda: len(committer._outside) == 1)
+            await asyncio.to_thread(until, lambda: len(committer._queue.blocked) == 1)
             tasks[1].cancel()
             await asyncio.sleep(0)
             ledger.let_go()
@@ -169,7 +169,7 @@ def test_they_keep_their_order_also_when_they_are_not_in_company_any_more(
     async def alone_meanwhile() -> None:
         first = asyncio.ensure_future(committer.acall(append("first one")))
         await asyncio.sleep(0)
-        committer._company = False
+        committer._several_callers = False
         large = asyncio.ensure_future(committer.acall(append(*[f"j{n}" for n in range(MOST)])))
         await asyncio.gather(first, large)
 

@@ -228,7 +228,7 @@ class TestBlocked:
             guilty = careless.enqueue()
             line = guilty.result(WAIT)
             other.cancel()
-            app.leases.beat(0.0)
+            app.leases.renew(0.0)
         assert "by one of " in line
         assert guilty.id in line
         assert other.id in line
@@ -280,7 +280,7 @@ class TestWorker:
             expire(app.ledger, job)
             assert handle.status().state is towpath.State.READY
             if noticed == "by the heartbeat":
-                app.leases.beat(0.0)
+                app.leases.renew(0.0)
                 told.expect(timeout=WAIT)
             go_on.set()
             told.expect(timeout=WAIT)

@@ -1,8 +1,7 @@
-"""Matches claims with those who wait for them: worker slots, long-polls and subscribers are all the same kind
-of waiter.
+"""Matches claims with waiters: worker slots, long-polls and subscribers.
 
-The demand of all waiters goes to the ledger with every batch. Nothing is kept here: a claim is handed on at
-once, or given back if whoever asked for it has left."""
+The demand of all waiters is part of every batch. No claim is kept here: it is delivered at once, or released
+if its waiter has left."""
 
 from __future__ import annotations
 
@@ -19,11 +18,13 @@ from towpath.runtime.commit.pending import Reply
 
 
 class Waiter:
-    """`want` is how many claims it takes; `once` how many of them may be jobs with a single attempt (None: all). `suspects` is how many
-    suspects it takes in all, of which it has got `given` (None: it takes all). With `demand` the first two are read from that function
-    before every claim, under the commit lock; it may set `suspects`.
-    `deliver` is called in the committing thread; it must be quick and must not raise. So are `failed`, with the error of a batch
-    that could not bring anything, and `empty`, whenever a claim brought nothing for it."""
+    """`want` is the number of claims it takes; `once` how many of them may be jobs with a single attempt (None:
+    all). `suspects` is the number of suspects it takes in total, of which it has received `given` (None: no
+    limit). With `demand`, `want` and `once` are read from that function before every claim, under the commit
+    lock; the function may set `suspects`.
+
+    `deliver`, `failed` (with the error of a failed batch) and `empty` (a claim returned no job for it) are
+    called in the committing thread; they must be quick and must not raise."""
 
     def __init__(
         self,
@@ -59,44 +60,44 @@ class Dispatcher:
         self._committer = committer
         self._owner = owner
         self._lock = threading.Lock()
-        self._desks: dict[int, _SharedDemand] = {}
+        self._demands: dict[int, _SharedDemand] = {}
 
     def add(self, waiter: Waiter) -> None:
         self._committer.refuse_nested()
         with self._lock:
-            desk = self._desks.get(waiter.lease)
-            if new := desk is None:
-                desk = self._desks[waiter.lease] = _SharedDemand(
+            demand = self._demands.get(waiter.lease)
+            if new := demand is None:
+                demand = self._demands[waiter.lease] = _SharedDemand(
                     self._committer, self._owner, waiter.lease, self._lock
                 )
-            assert desk is not None
-            desk.waiters.append(waiter)
+            assert demand is not None
+            demand.waiters.append(waiter)
         if new:
-            self._committer.add_demand(desk)
+            self._committer.add_demand(demand)
         elif waiter.want:
             self._committer.kick()
 
     def more(self, waiter: Waiter, n: int) -> None:
-        """The waiter takes n more."""
+        """Raise the waiter's `want` by n."""
         with self._lock:
             waiter.want += n
         self._committer.kick()
 
     def remove(self, waiter: Waiter) -> None:
         with self._lock:
-            desk = self._desks.get(waiter.lease)
-            if desk is None or waiter not in desk.waiters:
+            demand = self._demands.get(waiter.lease)
+            if demand is None or waiter not in demand.waiters:
                 return
-            desk.waiters.remove(waiter)
-            empty = not desk.waiters
+            demand.waiters.remove(waiter)
+            empty = not demand.waiters
             if empty:
-                del self._desks[waiter.lease]
+                del self._demands[waiter.lease]
         if empty:
-            self._committer.drop_demand(desk)
+            self._committer.drop_demand(demand)
 
 
 class _SharedDemand:
-    """All waiters with one length of lease: they share a claim."""
+    """All waiters with the same lease: they share one claim command."""
 
     def __init__(self, committer: Committer, owner: str, lease: int, lock: threading.Lock) -> None:
         self._committer = committer
@@ -104,12 +105,12 @@ class _SharedDemand:
         self._lease = lease
         self._lock = lock
         self.waiters: list[Waiter] = []
-        self._asked: list[Waiter] = []
-        """For whom the claim that is under way asks, of those who want to hear if it brings nothing."""
+        self._claiming: list[Waiter] = []
+        """The waiters of the current claim that have an `empty` callback."""
 
     def wanted(self) -> ClaimCommand | None:
         sums: dict[str, tuple[int, int, int]] = {}
-        self._asked = []
+        self._claiming = []
         with self._lock:
             for waiter in self.waiters:
                 if waiter.demand is not None:
@@ -122,7 +123,7 @@ class _SharedDemand:
                     )
                     sums[waiter.queues] = n + waiter.want, once, suspects
                     if waiter.empty is not None:
-                        self._asked.append(waiter)
+                        self._claiming.append(waiter)
         if not sums:
             return None
         wants = tuple(
@@ -136,27 +137,27 @@ class _SharedDemand:
     def taken(self, reply: Claimed | TowpathError) -> None:
         if not isinstance(reply, Claimed):
             with self._lock:
-                told = [waiter.failed for waiter in self.waiters if waiter.failed is not None]
-            for failed in told:
+                callbacks = [waiter.failed for waiter in self.waiters if waiter.failed is not None]
+            for failed in callbacks:
                 failed(reply)
             return
-        served = self._hand_out(reply.claims) if reply.claims else ()
-        for waiter in self._asked:
+        served = self._deliver(reply.claims) if reply.claims else ()
+        for waiter in self._claiming:
             if waiter.empty is not None and waiter not in served:
                 waiter.empty()
 
-    def _hand_out(self, given: Sequence[Claim]) -> Collection[Waiter]:
+    def _deliver(self, given: Sequence[Claim]) -> Collection[Waiter]:
         deliveries: dict[Waiter, list[Claim]] = {}
         orphans: list[Claim] = []
         with self._lock:
             if len(self.waiters) == 1 and self.waiters[0].want >= len(given):
-                # All that was claimed was claimed for the only one here.
+                # All claims are for the only waiter.
                 for claim in given:
                     self.waiters[0].get(claim.job)
                 deliveries[self.waiters[0]] = list(given)
                 given = ()
             for claim in given:
-                waiter = self._taker(claim)
+                waiter = self._find_waiter(claim)
                 if waiter is None:
                     orphans.append(claim)
                 else:
@@ -168,8 +169,8 @@ class _SharedDemand:
             self._committer.post([Settle(claim.id, claim.fence, Release()) for claim in orphans], _ignore)
         return deliveries
 
-    def _taker(self, claim: Claim) -> Waiter | None:
-        """Whoever has waited longest for a job of this queue."""
+    def _find_waiter(self, claim: Claim) -> Waiter | None:
+        """The waiter that has waited longest for a job of this queue."""
         for waiter in self.waiters:
             if waiter.takes(claim.job):
                 return waiter
@@ -177,4 +178,4 @@ class _SharedDemand:
 
 
 def _ignore(replies: Sequence[Reply]) -> None:
-    """A claim that nobody took was given back; if even that fails, its lease runs out."""
+    """If the release of a claim without a waiter fails, its lease expires."""

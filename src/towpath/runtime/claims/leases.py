@@ -1,7 +1,7 @@
-"""Heartbeats: one `Renew` for all that this process holds, sent from a thread that no handler can block.
+"""Heartbeats: one `Renew` for all claims of this process, sent from a thread that no handler can block.
 
-A heartbeat also tells which of it is asked to stop. That may be many seconds late, so the lookout has these
-claims looked up after every commit."""
+The reply to a heartbeat contains the stop requests for these claims. A heartbeat may be many seconds away, so
+the `Refresher` also reads the requests after commits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ RENEWALS_PER_LEASE = 3
 
 @dataclass(slots=True)
 class LeaseHolder:
-    """Who holds claims that came together. `until` is the monotonic time after which nobody vouches for the
-    holder any more, and the leases may run out."""
+    """The holder of claims that arrived together. After the monotonic time `until` they are not renewed."""
 
     lease: int
     on_lost: Callable[[str], None]
@@ -36,23 +35,23 @@ class LeaseHolder:
 
 
 class Leases:
-    """The functions given to `hold` are called in the committing thread or in the caretaker's; they must be
-    quick and must not raise."""
+    """The claims that this process renews. The functions given to `hold` are called in the committing thread or
+    in the caretaker's thread; they must be quick and must not raise."""
 
     def __init__(self, committer: Committer, ledger: Ledger) -> None:
         self._committer = committer
         self._ledger = ledger
         self.stale = False
-        """May something that is held have been asked to stop since `look`?"""
+        """May there be new stop requests since `refresh`?"""
         self._held: dict[str, tuple[int, LeaseHolder]] = {}
-        """The fence of each claim, and who holds it."""
-        self._asked: set[tuple[str, int]] = set()
-        """Claims whose holder was told to stop."""
+        """Job id -> fence and holder."""
+        self._requested: set[tuple[str, int]] = set()
+        """Claims (id, fence) whose stop request was passed to the holder."""
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._beat: int | None = None
-        """The lease that the thread beats for."""
+        self._lease: int | None = None
+        """The shortest lease held; it sets the interval of the heartbeats."""
 
     def hold(
         self,
@@ -65,22 +64,22 @@ class Leases:
         with self._changed:
             holder = LeaseHolder(lease, on_lost, on_cancel, until)
             self._held.update([(claim.job.id, (claim.job.fence, holder)) for claim in claims])
-            # It may have been asked to stop between its claim and now.
+            # A stop request may have been written between the claim and now.
             self.stale = True
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="towpath-leases", daemon=True)
                 self._thread.start()
-            elif self._beat is None or lease < self._beat:
+            elif self._lease is None or lease < self._lease:
                 self._changed.notify_all()
 
     def drop(self, id: str, fence: int | None = None) -> None:
-        """With a fence: only this claim, not one that the process has got of the same job since."""
+        """Stop renewing a job. With a fence: only this claim, not a newer one of the same job."""
         with self._changed:
             if (held := self._held.get(id)) is not None and fence in (None, held[0]):
                 del self._held[id]
 
     def drop_all(self, held: Iterable[tuple[str, int]]) -> None:
-        """(id, fence) pairs; a newer claim of the same job stays."""
+        """`drop` for (id, fence) pairs; a newer claim of the same job stays."""
         with self._changed:
             for id, fence in held:
                 if (found := self._held.get(id)) is not None and found[0] == fence:
@@ -94,8 +93,8 @@ class Leases:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def beat(self, now: float) -> None:
-        """Renew everything that somebody still vouches for. `now` is monotonic."""
+    def renew(self, now: float) -> None:
+        """Send one heartbeat for all claims whose `until` has not passed. `now` is monotonic."""
         by_lease: dict[int, list[tuple[str, int]]] = {}
         with self._changed:
             for id in [
@@ -104,21 +103,21 @@ class Leases:
                 if holder.until is not None and holder.until <= now
             ]:
                 del self._held[id]
-            self._asked.intersection_update([(id, fence) for id, (fence, _) in self._held.items()])
+            self._requested.intersection_update([(id, fence) for id, (fence, _) in self._held.items()])
             for id, (fence, holder) in self._held.items():
                 by_lease.setdefault(holder.lease, []).append((id, fence))
         for lease, pairs in by_lease.items():
-            self._committer.post([Renew(tuple(pairs), lease)], partial(self._heard, dict(pairs)))
+            self._committer.post([Renew(tuple(pairs), lease)], partial(self._renewed, dict(pairs)))
 
-    def _heard(self, sent: dict[str, int], replies: Sequence[Reply]) -> None:
+    def _renewed(self, sent: dict[str, int], replies: Sequence[Reply]) -> None:
         (reply,) = replies
         if isinstance(reply, TowpathError) and reply.fatal:
-            # No renewal will ever succeed again.
+            # No later renewal can succeed.
             reply = Renewed(0, lost=tuple(sent))
         if not isinstance(reply, Renewed):
             return
         with self._changed:
-            # The same job may have been claimed anew since; only the claim that was renewed can be lost.
+            # The process may hold a newer claim of the same job; only the renewed claim is lost.
             lost = [
                 (id, held[1]) for id in reply.lost if (held := self._held.get(id)) and held[0] == sent[id]
             ]
@@ -126,15 +125,15 @@ class Leases:
                 del self._held[id]
         for id, holder in lost:
             holder.on_lost(id)
-        self._tell([(id, sent[id], reason) for id, reason in reply.cancel])
+        self._pass_requests([(id, sent[id], reason) for id, reason in reply.cancel])
 
-    def look(self) -> None:
-        """Read which of the claims are asked to stop, and tell their holders."""
+    def refresh(self) -> None:
+        """Read the stop requests for the claims from the ledger, and pass them to the holders."""
         with self._changed:
-            held = [id for id, (fence, _) in self._held.items() if (id, fence) not in self._asked]
+            held = [id for id, (fence, _) in self._held.items() if (id, fence) not in self._requested]
         if held:
             jobs = self._ledger.get_many(held, bodies=False).values()
-            self._tell(
+            self._pass_requests(
                 [
                     (job.id, job.fence, job.cancel_requested)
                     for job in jobs
@@ -142,16 +141,16 @@ class Leases:
                 ]
             )
 
-    def _tell(self, asked: Iterable[tuple[str, int, Reason]]) -> None:
-        """Each once. A request is for the claim with that fence, not for one that came later."""
+    def _pass_requests(self, requests: Iterable[tuple[str, int, Reason]]) -> None:
+        """Pass each request to its holder once. A request is for the claim with that fence, not for a newer one."""
         with self._changed:
-            told = [
+            new = [
                 (id, reason, held[1])
-                for id, fence, reason in asked
-                if (held := self._held.get(id)) and held[0] == fence and (id, fence) not in self._asked
+                for id, fence, reason in requests
+                if (held := self._held.get(id)) and held[0] == fence and (id, fence) not in self._requested
             ]
-            self._asked.update([(id, self._held[id][0]) for id, _, _ in told])
-        for id, reason, holder in told:
+            self._requested.update([(id, self._held[id][0]) for id, _, _ in new])
+        for id, reason, holder in new:
             holder.on_cancel(id, reason)
 
     def _shortest(self) -> int | None:
@@ -163,70 +162,73 @@ class Leases:
             with self._changed:
                 if self._closed:
                     return
-                self._beat = self._shortest()
-                due = None if self._beat is None else last + self._beat / SECOND / RENEWALS_PER_LEASE
+                self._lease = self._shortest()
+                due = None if self._lease is None else last + self._lease / SECOND / RENEWALS_PER_LEASE
                 if due is None or due > time.monotonic():
                     self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
                     if due is None:
-                        # Nothing was held; the first beat comes a beat after the first claim.
+                        # Nothing was held; the first heartbeat follows one interval after the first claim.
                         last = time.monotonic()
                     continue
             last = time.monotonic()
-            self.beat(last)
+            self.renew(last)
 
 
 REFRESH_SHARE: Final = 100
-"""A look is followed by a pause of so many times what it took: it may cost one hundredth of a core."""
+"""A refresh is followed by a pause of so many times its duration, so that it uses at most one hundredth of a
+core."""
 MIN_REFRESH_PAUSE, MAX_REFRESH_PAUSE = 0.01, 0.5
 """Seconds of that pause."""
 
 
 class Refreshable(Protocol):
     stale: bool
-    """Has anything happened since the last look? Also the looker itself may say so."""
+    """May there be a change since the last `refresh`? Set by the `Refresher` and by the object itself."""
 
-    def look(self) -> None: ...
+    def refresh(self) -> None: ...
 
 
 class Refresher:
+    """Calls `refresh` of its objects after commits, with a pause in between."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._next: dict[Refreshable, float] = {}
 
-    def add(self, looker: Refreshable) -> None:
+    def add(self, item: Refreshable) -> None:
         with self._lock:
-            self._next[looker] = self._clock()
+            self._next[item] = self._clock()
 
-    def remove(self, looker: Refreshable) -> None:
+    def remove(self, item: Refreshable) -> None:
         with self._lock:
-            self._next.pop(looker, None)
+            self._next.pop(item, None)
 
-    def go(self, changed: bool) -> float | None:
-        """Let those look whose picture is stale; the seconds until somebody who had to wait may, None if
-        nobody has to."""
+    def run(self, changed: bool) -> float | None:
+        """Refresh the stale objects whose pause is over; return the seconds until the next one, None if no
+        object waits. `changed`: something was committed, so all objects are stale."""
         with self._lock:
-            lookers = list(self._next.items())
+            items = list(self._next.items())
         waits: list[float] = []
-        for looker, due in lookers:
+        for item, due in items:
             if changed:
-                looker.stale = True
+                item.stale = True
             began = self._clock()
-            if looker.stale and began < due:
+            if item.stale and began < due:
                 waits.append(due - began)
-            elif looker.stale:
-                # Before the look: what is committed during it may be missing from it.
-                looker.stale = False
+            elif item.stale:
+                # Cleared before the read: the read may miss a commit that happens during it.
+                item.stale = False
                 try:
-                    looker.look()
+                    item.refresh()
                 except BaseException:
-                    looker.stale = True
+                    item.stale = True
                     raise
                 finally:
                     ended = self._clock()
                     with self._lock:
-                        if looker in self._next:
-                            self._next[looker] = ended + min(
+                        if item in self._next:
+                            self._next[item] = ended + min(
                                 MAX_REFRESH_PAUSE, max(MIN_REFRESH_PAUSE, REFRESH_SHARE * (ended - began))
                             )
         return min(waits, default=None)

@@ -1,4 +1,5 @@
-"""What a batch is told about, once it is durable. Nothing is built that nobody listens to."""
+"""What follows from a batch: events, retry hints for full queues, the outage flag, and claims whose reply was
+lost."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ from towpath.escapes import get_logger
 from towpath.events import BatchCommitted, Bus, JobsAppended, QueueFullSeen, UpkeepDone
 from towpath.ledger import Answer, Ledger
 
+log = get_logger("towpath.ledger")
+
 
 def has_listeners(bus: Bus) -> bool:
-    """Does anybody listen to what `tell` tells?"""
+    """Does any listener want an event of `publish`?"""
     wants = bus.wants
     return wants(BatchCommitted) or wants(JobsAppended) or wants(QueueFullSeen) or wants(UpkeepDone)
 
 
 def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], seconds: float) -> None:
-    """`seconds` is how long the ledger took for it."""
+    """Publish the events of a batch that took `seconds` in the ledger."""
     if bus.wants(BatchCommitted) and not all(_is_empty(answer) for answer in answers):
         jobs = sum(_job_count(command, answer) for command, answer in zip(commands, answers, strict=True))
         bus.publish(BatchCommitted(len(commands), jobs, seconds))
@@ -49,7 +52,7 @@ def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], se
 
 
 def _is_empty(answer: Answer) -> bool:
-    """A look that found nothing writes nothing: idle engines look several times a second."""
+    """Did the command change nothing? Idle engines claim in vain several times a second."""
     if isinstance(answer, Upkept):
         return not (answer.reaped or answer.expired or answer.woken or answer.purged or answer.swept)
     return isinstance(answer, Claimed) and not answer.claims
@@ -62,7 +65,7 @@ def _job_count(command: Command, answer: Answer) -> int:
 
 
 def _new_specs(command: Command, answer: Answer) -> Iterator[Spec]:
-    """What was appended, children of a settled job included. A spec whose key was taken is no new job."""
+    """The appended specs, including children of a settled job. A spec whose key was taken is not a new job."""
     if isinstance(command, Append) and isinstance(answer, Appended):
         for spec, placed in zip(command.specs, answer.jobs, strict=True):
             if placed.id == spec.id:
@@ -74,10 +77,9 @@ def _new_specs(command: Command, answer: Answer) -> Iterator[Spec]:
 
 
 SAMPLE_INTERVAL: Final = 1.0
-"""Seconds between two looks at a queue."""
+"""Seconds between two samples of a queue."""
 WINDOW: Final = 30.0
-"""Seconds that a rate is measured over. What was seen longer ago than that, with nobody refused since, says
-nothing any more."""
+"""Seconds that a rate is measured over. Older samples are dropped."""
 MIN_HINT, MAX_HINT = 0.1, 60.0
 """Bounds of a hint, in seconds."""
 
@@ -88,17 +90,17 @@ class _FinishedSample(NamedTuple):
 
 
 class RetryHints:
-    """Safe from any thread."""
+    """Estimates from the rate of finished jobs when a full queue will have room. Safe from any thread."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
         self._lock = threading.Lock()
-        self._looks: dict[str, tuple[_FinishedSample, _FinishedSample]] = {}
-        """Of each queue that was full: the look that its rate begins with, and the last one."""
+        self._samples: dict[str, tuple[_FinishedSample, _FinishedSample]] = {}
+        """For each queue that was full: the first sample of its rate, and the last one."""
 
     def hinted(self, full: QueueFull) -> QueueFull:
-        """The same refusal with a hint that is measured, or as it is where nothing is known."""
+        """The refusal with a measured `retry_after`; unchanged if there are not two samples."""
         if "capacity" not in full.details:
             return full
         queue, excess = (
@@ -107,36 +109,34 @@ class RetryHints:
         )
         with self._lock:
             try:
-                first, last = self._freshen(queue, self._clock())
+                first, last = self._sample(queue, self._clock())
             except TowpathError:
                 return full
         seconds, finished = last.at - first.at, last.finished - first.finished
         if not seconds:
             return full
-        # While nothing drains, the time that we have seen it for is all that can be said.
+        # If no job has finished, the only estimate is the observed time.
         hint = excess * seconds / finished if finished else seconds
         return type(full)(**{**full.details, "retry_after": round(min(MAX_HINT, max(MIN_HINT, hint)), 1)})
 
-    def _freshen(self, queue: str, now: float) -> tuple[_FinishedSample, _FinishedSample]:
-        known = self._looks.get(queue)
+    def _sample(self, queue: str, now: float) -> tuple[_FinishedSample, _FinishedSample]:
+        known = self._samples.get(queue)
         if known is not None and now < known[1].at + SAMPLE_INTERVAL:
             return known
         view = self._ledger.queues().get(queue)
-        look = _FinishedSample(now, 0 if view is None else view.counts.finished)
-        if known is None or now > known[1].at + WINDOW or look.finished < known[1].finished:
-            # The first look for a long time, or retention took finished jobs away.
-            first = look
+        sample = _FinishedSample(now, 0 if view is None else view.counts.finished)
+        if known is None or now > known[1].at + WINDOW or sample.finished < known[1].finished:
+            # The first sample for a long time, or retention has removed finished jobs.
+            first = sample
         else:
             first = known[0] if now <= known[0].at + WINDOW else known[1]
-        self._looks[queue] = first, look
-        return first, look
-
-
-log = get_logger("towpath.ledger")
+        self._samples[queue] = first, sample
+        return first, sample
 
 
 class Outage:
-    """Any thread may notice it; a batch that was committed ends it."""
+    """Logs the begin and the end of an outage of the ledger once each. Any thread may notice it; the next commit
+    ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class Outage:
         self._batches = 0
 
     def noticed(self, error: TowpathError, batches: int = 0) -> None:
-        """`batches`: how many failed by it."""
+        """`batches`: the number of batches that failed."""
         with self._lock:
             begins = self._since is None
             if self._since is None:
@@ -152,10 +152,12 @@ class Outage:
             self._batches += batches
         if begins:
             log.warning(
-                "%s. What is under way is kept, and it is tried again and again until it succeeds.", error
+                "the ledger is unavailable: %s. Running jobs go on; unsent settles are kept and retried until "
+                "the ledger is back.",
+                error,
             )
         else:
-            log.debug("still: %s", error)
+            log.debug("the ledger is still unavailable: %s", error)
 
     def over(self) -> None:
         if self._since is None:
@@ -166,83 +168,84 @@ class Outage:
         if since is not None:
             away = time.monotonic() - since
             log.info(
-                "the ledger is back after %.1f s; %d batches failed meanwhile and were tried again",
+                "the ledger is back after %.1f s; %d batches failed in that time and were retried",
                 away,
                 batches,
             )
 
 
 READ_TIMES: Final = (0.0, 1.0, 5.0, 30.0)
-"""Seconds after a lost reply at which the ledger is read. A server may still commit a batch whose connection
-is already lost, so one read is not enough there; an embedded ledger needs only the first."""
+"""Seconds after a lost reply at which the ledger is read. A server may commit a batch after its connection is
+lost, so one read is not enough there; an embedded ledger needs only the first."""
 PAGE: Final = 1000
 MAX_CLAIMS: Final = 50_000
-"""Claims above which those that have ended are looked for: a message that is never settled stays known until
-then."""
+"""Number of recorded claims above which ended ones are removed: a message that is never settled stays recorded
+until then."""
 
 
 class ReceivedClaims:
-    """Every claim that was answered to this process and is not settled yet. All methods are called under the
-    commit lock."""
+    """Every claim that this process received and has not settled. If the reply to a claim is lost, the claims
+    that the ledger holds for this process and that are not recorded here are released. All methods are called
+    under the commit lock."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._known: dict[str, int] = {}
-        """The fence of each claimed job."""
-        self._most = MAX_CLAIMS
+        self._claims: dict[str, int] = {}
+        """Job id -> fence."""
+        self._max_claims = MAX_CLAIMS
         self._repeats = ledger.repeats
         self._owners: set[str] = set()
         """Owners of the claims whose reply was lost."""
-        self._looks: list[float] = []
+        self._reads: list[float] = []
 
     def applied(self, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
         """Record what a batch claimed and settled."""
-        known = self._known
+        claims = self._claims
         command: Any
         for command, answer in zip(commands, answers, strict=True):
             kind = type(answer)
             if kind is Settled or kind is LostClaim:
-                if known.get(command.id) == getattr(command, "fence", None):
-                    del known[command.id]
+                if claims.get(command.id) == getattr(command, "fence", None):
+                    del claims[command.id]
             elif kind is Claimed:
-                known.update([(claim.job.id, claim.job.fence) for claim in answer.claims])  # type: ignore[union-attr]
+                claims.update([(claim.job.id, claim.job.fence) for claim in answer.claims])  # type: ignore[union-attr]
             elif kind is Renewed:
                 self._lost(command.held, answer)  # type: ignore[arg-type]
         if self._ledger.repeats != self._repeats:
             self._repeats = self._ledger.repeats
             self.failed(commands)
-        if len(known) > self._most:
+        if len(claims) > self._max_claims:
             self._prune()
 
     def failed(self, commands: Sequence[Command]) -> None:
-        """A batch raised an error, or was applied a second time: whether the first transaction was committed
-        is unknown."""
+        """A batch raised an error, or was applied a second time: the first transaction may have been
+        committed."""
         if owners := {command.owner for command in commands if type(command) is Claim}:
             self._owners |= owners
             now = self._clock()
-            looks = READ_TIMES if self._ledger.capabilities.remote else READ_TIMES[:1]
-            self._looks = [now + seconds for seconds in looks]
+            times = READ_TIMES if self._ledger.capabilities.remote else READ_TIMES[:1]
+            self._reads = [now + seconds for seconds in times]
 
     @property
-    def doubtful(self) -> bool:
-        """Is it time to read the ledger for claims whose reply was lost?"""
-        return bool(self._looks) and self._clock() >= self._looks[0]
+    def read_due(self) -> bool:
+        """Is it time to read the ledger, because the reply to a claim was lost?"""
+        return bool(self._reads) and self._clock() >= self._reads[0]
 
     def releases(self) -> list[Settle]:
-        """Read the ledger; a release for each of its claims that this process never received."""
-        known = self._known
+        """Read the ledger; return a release for each claim that this process never received."""
+        claims = self._claims
         found: list[Settle] = []
         for job in self._running():
-            if known.get(job.id) != job.fence:
+            if claims.get(job.id) != job.fence:
                 found.append(Settle(job.id, job.fence, Release()))
-        del self._looks[0]
-        if not self._looks:
+        del self._reads[0]
+        if not self._reads:
             self._owners.clear()
         return found
 
     def _running(self) -> Iterator[Job]:
-        """What the ledger holds for these owners."""
+        """The running jobs of these owners."""
         for owner in self._owners:
             page: str | None = None
             while True:
@@ -262,14 +265,14 @@ class ReceivedClaims:
     def _lost(self, held: Sequence[tuple[str, int]], answer: Renewed) -> None:
         lost = set(answer.lost)
         for id, fence in held if lost else ():
-            if id in lost and self._known.get(id) == fence:
-                del self._known[id]
+            if id in lost and self._claims.get(id) == fence:
+                del self._claims[id]
 
     def _prune(self) -> None:
-        jobs = self._ledger.get_many(list(self._known), bodies=False)
-        self._known = {
+        jobs = self._ledger.get_many(list(self._claims), bodies=False)
+        self._claims = {
             id: fence
-            for id, fence in self._known.items()
+            for id, fence in self._claims.items()
             if (job := jobs.get(id)) is not None and job.state is State.RUNNING and job.fence == fence
         }
-        self._most = max(MAX_CLAIMS, 2 * len(self._known))
+        self._max_claims = max(MAX_CLAIMS, 2 * len(self._claims))

@@ -1,10 +1,11 @@
-"""Commands on their way to the ledger, and whoever waits for the answers: a thread, a coroutine, or a
+"""Commands that wait for a commit, and where their replies go: a thread, coroutines of an event loop, or a
 callback."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -14,14 +15,19 @@ from towpath.errors import TowpathError
 from towpath.ledger import Answer
 
 Reply = Answer | TowpathError
-"""What becomes of a command: a result, a refusal, or the error that the ledger as a whole ended in."""
+"""The reply to a command: a result, a refusal, or the error that the whole batch failed with."""
 
 T = TypeVar("T")
 
+MAX_BATCH = 1000
+"""Commands (an append counts its specs) per batch. A larger append gets a batch of its own."""
+MIN_PROGRESSES = 100
+"""Progress commands that a batch has room for, however many settles wait."""
+
 _EARLY = (Settle, Renew, Progress)
 EARLY, APPENDS, OTHERS = range(3)
-"""What a command is to the committer: of these the first tell of what is held already, and only the second
-wait for room."""
+"""The classes of commands. EARLY commands (settle, renew, progress) concern claims that exist and go before
+all others; only APPENDS wait for back-pressure."""
 
 
 def command_class(command: Command) -> int:
@@ -33,9 +39,9 @@ def _weight(command: Command) -> int:
 
 
 class Pending:
-    """Commands that stay together, in this order. `patient` ones survive a ledger that is busy or gone for a
-    while; the others fail with it. `early` ones tell of what is held already and go before everything new.
-    `room` is how many specs they would append, `weight` how much of a batch they fill."""
+    """Commands that stay together, in this order. If the ledger is unavailable, `patient` commands are kept
+    and retried; others get the error. `room` is the number of specs that the commands append, `weight` their
+    share of a batch."""
 
     __slots__ = ("commands", "early", "patient", "room", "weight")
 
@@ -51,12 +57,12 @@ class Pending:
         self.weight = max(self.room, len(commands))
 
     def drop_cancelled(self) -> None:
-        """Leave out the commands for which nobody waits any more."""
+        """Remove the commands whose caller was cancelled."""
 
 
 class PendingCall(Pending):
-    """For a thread that blocks for one command. There is one for every call, so it is measured the short
-    way."""
+    """One command of a thread that blocks for its reply. Created for every call, so it computes its sizes
+    without the base class."""
 
     __slots__ = ("_answered", "reply")
 
@@ -71,7 +77,7 @@ class PendingCall(Pending):
         self._answered.acquire()
 
     def wait(self) -> None:
-        """Until there is an answer. Once."""
+        """Block until `wake`. May be called once."""
         self._answered.acquire()
 
     def wake(self) -> None:
@@ -79,21 +85,21 @@ class PendingCall(Pending):
 
 
 class PendingLoopCalls(Pending):
-    """For coroutines of one event loop, each of which waits for one command. All commands are of one sort."""
+    """Commands of one class, each awaited by a coroutine of the same event loop."""
 
-    __slots__ = ("futures", "loop", "sort")
+    __slots__ = ("futures", "kind", "loop")
 
     commands: list[Command]
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sort: int) -> None:
-        self.commands, self.patient, self.early = [], False, sort == EARLY
+    def __init__(self, loop: asyncio.AbstractEventLoop, kind: int) -> None:
+        self.commands, self.patient, self.early = [], False, kind == EARLY
         self.room = self.weight = 0
-        self.loop, self.sort = loop, sort
+        self.loop, self.kind = loop, kind
         self.futures: list[asyncio.Future[Reply]] = []
 
     def add(self, command: Command) -> asyncio.Future[Reply]:
-        """What will be its answer."""
-        # Not by the loop's own method, which costs three times as much.
+        """The future of its reply."""
+        # `loop.create_future` costs three times as much.
         future: asyncio.Future[Reply] = asyncio.Future(loop=self.loop)
         self._add(command, future)
         return future
@@ -103,31 +109,32 @@ class PendingLoopCalls(Pending):
         self.futures.append(future)
         weight = _weight(command)
         self.weight += weight
-        if self.sort == APPENDS:
+        if self.kind == APPENDS:
             self.room += weight
 
     def takes(self, command: Command, most: int) -> bool:
-        """Is there room for it, if the ticket may have the weight of `most`?"""
+        """Does the command fit, if the total weight may be `most`?"""
         return self.weight + _weight(command) <= most
 
     def drop_cancelled(self) -> None:
-        all_of_them = list(zip(self.commands, self.futures, strict=True))
+        before = list(zip(self.commands, self.futures, strict=True))
         self.commands, self.futures, self.room, self.weight = [], [], 0, 0
-        for command, future in all_of_them:
+        for command, future in before:
             if not future.cancelled():
                 self._add(command, future)
 
 
 class GatheredCalls(threading.local):
-    """What the coroutines of this thread's event loop will hand over at the end of its turn, by sort."""
+    """By command class: the commands that this thread's event loop adds to the queue at the end of its
+    iteration."""
 
     def __init__(self) -> None:
-        self.tickets: list[PendingLoopCalls | None] = [None, None, None]
+        self.by_class: list[PendingLoopCalls | None] = [None, None, None]
 
 
 class PendingPost(Pending):
-    """For a function that is called with the replies, in the thread that committed. It must be quick and must
-    not raise. `sender` is the worker's outbox, if these are its settles."""
+    """Commands whose replies are passed to a function, in the committing thread. The function must be quick
+    and must not raise. `sender` is set for the settles of a worker."""
 
     __slots__ = ("call", "sender")
 
@@ -139,33 +146,27 @@ class PendingPost(Pending):
         self.sender: object = None
 
 
-class PendingProgress:
-    """The newest progress of each running job that waits for a commit. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[tuple[str, int], tuple[Progress, Callable[[Reply], None]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+class PendingProgress(dict[tuple[str, int], tuple[Progress, Callable[[Reply], None]]]):
+    """The newest progress of each running job that waits for a commit, by job id and fence."""
 
     def add(self, progress: Progress, call: Callable[[Reply], None]) -> None:
         key = progress.id, progress.fence
-        older = self._waiting.get(key)
-        self._waiting[key] = (progress if older is None else _merged(older[0], progress)), call
+        older = self.get(key)
+        self[key] = (progress if older is None else _merged(older[0], progress)), call
 
-    def before(self, ticket: Pending) -> PendingPost | None:
-        """Those of the jobs that the ticket settles: they go before it."""
-        settled = [(command.id, command.fence) for command in ticket.commands if type(command) is Settle]
-        return self._take([key for key in settled if key in self._waiting])
+    def before(self, pending: Pending) -> PendingPost | None:
+        """Take out the progress of the jobs that these commands settle: it must be applied before them."""
+        settled = [(command.id, command.fence) for command in pending.commands if type(command) is Settle]
+        return self._take([key for key in settled if key in self])
 
-    def ticket(self, most: int) -> PendingPost | None:
-        """Those that have waited longest, at most so many."""
-        return self._take(list(islice(self._waiting, most)))
+    def oldest(self, most: int) -> PendingPost | None:
+        """Take out those that have waited longest, at most `most`."""
+        return self._take(list(islice(self, most)))
 
     def _take(self, keys: Sequence[tuple[str, int]]) -> PendingPost | None:
         if not keys:
             return None
-        taken = [self._waiting.pop(key) for key in keys]
+        taken = [self.pop(key) for key in keys]
 
         def call(replies: Sequence[Reply]) -> None:
             for (_, each), reply in zip(taken, replies, strict=True):
@@ -184,6 +185,83 @@ def _merged(older: Progress, newer: Progress) -> Progress:
     )
 
 
+class CommandQueue:
+    """All commands that wait for a commit. Order of a batch: EARLY commands, then progress, then all others.
+
+    Not thread-safe: the committer's state lock guards it. The deques are public because only their own truth
+    value, computed in C, cannot be interrupted by a signal."""
+
+    def __init__(self, max_backlog: int) -> None:
+        self._max_backlog = max_backlog
+        self._backlog = 0
+        """Specs of the appends in `later`."""
+        self.early: deque[Pending] = deque()
+        self.progress = PendingProgress()
+        self.later: deque[Pending] = deque()
+        self.blocked: deque[Pending] = deque()
+        """Appends that wait, in their order, until the backlog has room. Empty while the backlog is empty."""
+        self.unbounded = False
+        """While the committer closes, appends do not wait for room."""
+
+    def add(self, pending: Pending, bounded: bool) -> bool:
+        """False if back-pressure holds it back; only `bounded` appends wait."""
+        room = pending.room
+        if (
+            bounded
+            and room
+            and (self.blocked or (self._backlog + room > self._max_backlog and not self._has_room(pending)))
+        ):
+            self.blocked.append(pending)
+            return False
+        if pending.early and self.progress and (last := self.progress.before(pending)) is not None:
+            self.early.append(last)
+        (self.early if pending.early else self.later).append(pending)
+        self._backlog += room
+        return True
+
+    def take(self) -> list[Pending]:
+        """Take out the next batch, in its order, and let blocked appends in that have room now."""
+        taken: list[Pending] = []
+        weight = 0
+        for queue in (self.early, self.later):
+            # The first of each queue is always taken: neither queue may starve the other.
+            first = True
+            while queue and (first or weight + queue[0].weight <= MAX_BATCH):
+                first = False
+                pending = queue.popleft()
+                taken.append(pending)
+                weight += pending.weight
+                self._backlog -= pending.room
+            if queue is self.early and (
+                progress := self.progress.oldest(max(MIN_PROGRESSES, MAX_BATCH - weight))
+            ):
+                taken.append(progress)
+                weight += progress.weight
+        while self.blocked and self._has_room(self.blocked[0]):
+            pending = self.blocked.popleft()
+            pending.drop_cancelled()
+            if pending.commands:
+                self.later.append(pending)
+                self._backlog += pending.room
+        return taken
+
+    def put_back(self, batch: Sequence[Pending]) -> None:
+        """Put commands back in front, in their order."""
+        for pending in reversed(batch):
+            (self.early if pending.early else self.later).appendleft(pending)
+            self._backlog += pending.room
+
+    def clear(self) -> list[Pending]:
+        """Take out all commands, except progress."""
+        left = [*self.early, *self.later, *self.blocked]
+        for queue in (self.early, self.later, self.blocked):
+            queue.clear()
+        return left
+
+    def _has_room(self, pending: Pending) -> bool:
+        return self.unbounded or self._backlog == 0 or self._backlog + pending.room <= self._max_backlog
+
+
 def outcome(reply: Reply | None) -> Result:
     """The result, or the error raised."""
     assert reply is not None
@@ -192,35 +270,34 @@ def outcome(reply: Reply | None) -> Result:
     return reply
 
 
-def deliver(tickets: Sequence[Pending], replies: Sequence[Reply]) -> None:
-    """Give every ticket its replies. An event loop is woken once, however many of its coroutines are
-    answered."""
-    if len(tickets) == 1 and type(tickets[0]) is PendingCall:
-        tickets[0].reply = replies[0]
-        tickets[0].wake()
+def deliver(batch: Sequence[Pending], replies: Sequence[Reply]) -> None:
+    """Pass the replies to their callers. Each event loop is woken once."""
+    if len(batch) == 1 and type(batch[0]) is PendingCall:
+        batch[0].reply = replies[0]
+        batch[0].wake()
         return
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Reply]]] = {}
     at = 0
-    for ticket in tickets:
-        own = replies[at : at + len(ticket.commands)]
+    for pending in batch:
+        own = replies[at : at + len(pending.commands)]
         at += len(own)
-        if isinstance(ticket, PendingLoopCalls):
-            by_loop.setdefault(ticket.loop, []).extend(zip(ticket.futures, own, strict=True))
-        elif isinstance(ticket, PendingCall):
-            ticket.reply = own[0]
-            ticket.wake()
-        elif isinstance(ticket, PendingPost):
-            ticket.call(own)
+        if isinstance(pending, PendingLoopCalls):
+            by_loop.setdefault(pending.loop, []).extend(zip(pending.futures, own, strict=True))
+        elif isinstance(pending, PendingCall):
+            pending.reply = own[0]
+            pending.wake()
+        elif isinstance(pending, PendingPost):
+            pending.call(own)
     for loop, answered in by_loop.items():
         resolve_futures(loop, answered)
 
 
 def resolve_futures(loop: asyncio.AbstractEventLoop, answered: Sequence[tuple[asyncio.Future[T], T]]) -> None:
-    """Give futures of a loop what they wait for, from any thread."""
+    """Set the results of futures of a loop, from any thread."""
     try:
         loop.call_soon_threadsafe(_set_all, answered)
     except RuntimeError:
-        # The loop is closed: nobody is waiting any more, and what was committed stays committed.
+        # The loop is closed, so no coroutine waits; the commit stands.
         return
 
 

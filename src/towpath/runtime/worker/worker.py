@@ -208,7 +208,7 @@ class Worker:
         if self._office.bus.wants(JobsClaimed):
             self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
-        intake.add(claims, self._office.committer.took)
+        intake.add(claims, self._office.committer.batch_seconds)
         if self._stopping or self._paused or intake is not self.intake:
             self._give_back(intake)
         self._fill()
