@@ -125,7 +125,7 @@ def test_jobs_that_end_together_do_not_look_fast() -> None:
     """Eight slots and jobs of 50 ms: 160 a second, however close together they end."""
     clock = Hand()
     pace = PrefetchLimit(8, clock)
-    pace.fed()
+    pace.supplied()
     for _ in range(10):
         clock.now += 0.049
         pace.ended(4, 4 * 0.05)
@@ -138,7 +138,7 @@ def test_jobs_that_end_together_do_not_look_fast() -> None:
 def test_short_jobs_are_claimed_ahead_of_their_slots() -> None:
     clock = Hand()
     pace = PrefetchLimit(8, clock)
-    pace.fed()
+    pace.supplied()
     for _ in range(10):
         clock.now += 0.010
         pace.ended(200, 200 * 0.0004)

@@ -145,7 +145,7 @@ def test_a_forked_child_that_comes_back_does_not_settle(app: App, where: str) ->
             assert enqueue(app, pids).result(WAIT) == here
         assert worker.end(signal.SIGTERM) == 0
         assert worker.silent()
-    told = [line for line in worker.lines if "came back from the handler" in line]
+    told = [line for line in worker.lines if "returned from the handler and was ended" in line]
     assert len(told) == 2, worker.lines
     assert any("ZeroDivisionError" in line for line in worker.lines)
     assert not any("lost" in line for line in worker.lines)

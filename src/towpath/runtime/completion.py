@@ -1,8 +1,8 @@
-"""Waiting for jobs to finish: one thread per App watches the ledger while somebody waits, and reads for all
-of them at once.
+"""Waiting for jobs to finish: while there are waiters, one thread per engine watches the ledger and reads the
+jobs of all waiters at once.
 
-A waiter registers first and looks itself afterwards; whatever commits after its look changes the ledger's
-version, and the watcher looks again. So nothing is missed and nobody polls."""
+A waiter registers first and then reads its job. A commit after that read changes the ledger's version, and the
+thread reads again. So no end is missed, and no waiter polls."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ T = TypeVar("T", Job, GroupView)
 Wake = Callable[[], None]
 
 WAIT_SLICE = 0.25
-"""Seconds after which the watcher looks whether anybody still waits."""
+"""Seconds after which the thread checks for waiters."""
 IDLE_SLICES = 8
-"""Looks without anybody waiting after which the thread ends."""
+"""Checks without a waiter after which the thread ends."""
 MANY_WAITERS, MAX_PAUSE = 100, 0.05
-"""With more waiters than this the watcher rests after a look, at most so many seconds."""
+"""With more waiters than this the thread pauses after a read, at most so many seconds."""
 
 
 class CompletionWaiter:
-    """One who waits for a job, or for a group to close. `ready` is called once, in the watching thread."""
+    """A waiter for the end of a job, or of a group. `ready` is called once, in the watching thread."""
 
     __slots__ = ("error", "group", "id", "ready")
 
@@ -56,7 +56,7 @@ class CompletionWatcher:
         self._closed = False
 
     def job(self, id: str, timeout: float | None = None) -> Job:
-        """The finished job. Raises TimeoutError, or UnknownJob if it is not there (any more)."""
+        """The finished job. Raises TimeoutError, or UnknownJob if the ledger does not have it."""
         return self._block(id, False, lambda: self._finished(id), timeout)
 
     async def ajob(self, id: str, timeout: float | None = None) -> Job:
@@ -64,13 +64,13 @@ class CompletionWatcher:
 
     def group(self, id: str, timeout: float | None = None) -> GroupView:
         """The closed group. Raises TimeoutError or UnknownGroup."""
-        return self._block(id, True, lambda: self._shut(id), timeout)
+        return self._block(id, True, lambda: self._closed_group(id), timeout)
 
     async def agroup(self, id: str, timeout: float | None = None) -> GroupView:
-        return await self._suspend(id, True, lambda: self._shut(id), timeout)
+        return await self._suspend(id, True, lambda: self._closed_group(id), timeout)
 
     def close(self) -> None:
-        """Everybody who waits gets `LedgerClosed`."""
+        """All waiters get `LedgerClosed`."""
         with self._lock:
             self._closed = True
             left = list(self._waiting)
@@ -79,36 +79,36 @@ class CompletionWatcher:
             each.error = LedgerClosed(path="the engine")
             each.ready()
 
-    def _block(self, id: str, group: bool, look: Callable[[], T | None], timeout: float | None) -> T:
-        if (found := look()) is not None:
+    def _block(self, id: str, group: bool, read: Callable[[], T | None], timeout: float | None) -> T:
+        if (found := read()) is not None:
             return found
         woken = threading.Event()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._registered(CompletionWaiter(id, group, woken.set)) as waiting:
-                if (found := look()) is not None:
+                if (found := read()) is not None:
                     return found
                 if not woken.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(self._late(id, group, timeout))
+                    raise TimeoutError(self._timeout_text(id, group, timeout))
                 woken.clear()
                 if waiting.error is not None:
                     raise waiting.error
 
-    async def _suspend(self, id: str, group: bool, look: Callable[[], T | None], timeout: float | None) -> T:
-        if (found := look()) is not None:
+    async def _suspend(self, id: str, group: bool, read: Callable[[], T | None], timeout: float | None) -> T:
+        if (found := read()) is not None:
             return found
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             woken: asyncio.Future[None] = loop.create_future()
             with self._registered(CompletionWaiter(id, group, partial(_set, loop, woken))) as waiting:
-                if (found := look()) is not None:
+                if (found := read()) is not None:
                     return found
                 try:
                     async with asyncio.timeout_at(deadline):
                         await woken
                 except TimeoutError:
-                    raise TimeoutError(self._late(id, group, timeout)) from None
+                    raise TimeoutError(self._timeout_text(id, group, timeout)) from None
                 if waiting.error is not None:
                     raise waiting.error
 
@@ -118,13 +118,13 @@ class CompletionWatcher:
             raise UnknownJob(id=id)
         return job if job.state in FINISHED else None
 
-    def _shut(self, id: str) -> GroupView | None:
+    def _closed_group(self, id: str) -> GroupView | None:
         view = self._ledger.group(id)
         if view is None:
             raise UnknownGroup(group=id)
         return view if view.state is GroupState.CLOSED else None
 
-    def _late(self, id: str, group: bool, timeout: float | None) -> str:
+    def _timeout_text(self, id: str, group: bool, timeout: float | None) -> str:
         what = f"group {id} is not closed" if group else str(explained(self._ledger, id, SystemClock().now()))
         return f"no result after {timeout:g} s; {what}"
 
@@ -147,7 +147,7 @@ class CompletionWatcher:
         idle = 0
         while True:
             try:
-                # Taken before the look: what commits after it ends the wait at once.
+                # Read before the jobs: a commit after it ends the wait at once.
                 seen = self._ledger.version()
                 while True:
                     with self._lock:
@@ -159,7 +159,7 @@ class CompletionWatcher:
                     began = time.monotonic()
                     self._wake(waiting)
                     if len(waiting) > MANY_WAITERS:
-                        # Such a look is not cheap, and a busy ledger commits hundreds of times a second.
+                        # Such a read is expensive, and a busy ledger commits hundreds of times a second.
                         time.sleep(min(MAX_PAUSE, 2 * (time.monotonic() - began)))
                     seen = self._ledger.wait(seen, WAIT_SLICE)
             except TowpathError as error:
@@ -169,7 +169,7 @@ class CompletionWatcher:
                 time.sleep(WAIT_SLICE)
 
     def _wake(self, waiting: list[CompletionWaiter]) -> None:
-        """Tell those whose job has finished (or is gone); one read for all jobs."""
+        """Wake the waiters whose job has finished or is gone; one read for all jobs."""
         ids = list({each.id for each in waiting if not each.group})
         jobs = self._ledger.get_many(ids, bodies=False) if ids else {}
         for each in waiting:
@@ -200,6 +200,6 @@ def _set(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_result(None)
 
-    # A closed loop has nobody left who waits.
+    # A closed loop has no waiters.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(resolve)

@@ -1,5 +1,5 @@
-"""A JSON document in a note, with the version that it had when it was read: whoever saves it last must have
-seen it."""
+"""A JSON document in a note. Saving compares the version that was read, so no write of another process is
+overwritten unseen."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from towpath.errors import InvalidInput
 from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
 
-_AT_HAND: Final[Any] = object()
+_LOADED: Final[Any] = object()
 
 
 class Document:
-    """`value` (None if there is none) at `version` (0). `save` writes it unless somebody else did in the
-    meantime (`NoteConflict`). The first look reads the ledger; `aload` does that without blocking an event
+    """`value` at `version`; None and 0 if the note does not exist. `save` raises `NoteConflict` if the note was
+    changed since it was read. The first access reads the ledger; `aload` does so without blocking an event
     loop."""
 
     def __init__(self, ledger: Ledger, committer: Committer, key: str, ttl: int | None = None) -> None:
@@ -45,17 +45,17 @@ class Document:
         return self._version
 
     def load(self) -> Any:
-        """Read it (again); the value."""
+        """Read the note; return the value."""
         return self._loaded(self._ledger.note(self._key))
 
     async def aload(self) -> Any:
         return self._loaded(await asyncio.to_thread(self._ledger.note, self._key))
 
-    def save(self, value: Any = _AT_HAND) -> int:
-        """Write this value, or the one at hand after you changed it in place; the new version."""
+    def save(self, value: Any = _LOADED) -> int:
+        """Write `value`, or the loaded value that was changed in place; return the new version."""
         return self._saved(self._committer.call(self._note(value)), value)
 
-    async def asave(self, value: Any = _AT_HAND) -> int:
+    async def asave(self, value: Any = _LOADED) -> int:
         if self._version is None:
             await self.aload()
         return self._saved(await self._committer.acall(self._note(value)), value)
@@ -66,7 +66,7 @@ class Document:
         return self._value
 
     def _note(self, value: Any) -> Note:
-        value = self.value if value is _AT_HAND else value
+        value = self.value if value is _LOADED else value
         try:
             content = msgspec.json.encode(value)
         except Exception as error:
@@ -76,9 +76,9 @@ class Document:
         checks.finite("state", value, content)
         return Note(key=self._key, value=content, expect=self.version, ttl=self._ttl)
 
-    def _saved(self, answer: Result, value: Any) -> int:
-        assert isinstance(answer, Noted)
-        self._version = answer.version
-        if value is not _AT_HAND:
+    def _saved(self, reply: Result, value: Any) -> int:
+        assert isinstance(reply, Noted)
+        self._version = reply.version
+        if value is not _LOADED:
             self._value = value
-        return answer.version
+        return reply.version

@@ -328,7 +328,7 @@ class InlineWatch(CompletionWatcher):
         return self.job(id, timeout)
 
     def group(self, id: str, timeout: float | None = None) -> GroupView:
-        view = self._shut(id)
+        view = self._closed_group(id)
         if view is None:
             raise TimeoutError(
                 f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance() first"

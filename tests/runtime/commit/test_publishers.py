@@ -238,9 +238,9 @@ class TestBlocked:
     def test_what_is_told_again_is_only_logged(self, app: App, said: Said) -> None:
         with app.bus.collect(HandlerBlocked) as told:
             for again in (False, True):
-                BlockedLoop(2.0, None, [], again).told(app.bus, [])
+                BlockedLoop(2.0, None, [], again).report(app.bus, [])
         assert len(said.lines) == 2
-        assert "by something that is no handler at an unknown place" in said.lines[0]
+        assert "by code outside of any handler at an unknown place" in said.lines[0]
         assert len(told.events) == 1
 
 

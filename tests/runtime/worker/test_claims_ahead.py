@@ -114,7 +114,7 @@ class IntakeHarness:
     def quick(self, ahead: int) -> None:
         """Jobs of `api` are so quick; nothing is known of the others."""
         for number, line in enumerate(self.intake._lines):
-            self.intake.paces.each[number] = Steady(ahead if line.queues == "api" else 0)
+            self.intake.paces.limits[number] = Steady(ahead if line.queues == "api" else 0)
         self.intake.ask(SLOTS, kick=False)
 
 
@@ -244,15 +244,15 @@ async def test_ageing_goes_on_after_a_pause() -> None:
 async def test_long_jobs_in_one_lane_do_not_slow_down_the_prediction_for_another() -> None:
     harness = IntakeHarness(**TWO_LANES)
     now = [100.0]
-    short, long = harness.intake.paces.each = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
+    short, long = harness.intake.paces.limits = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
     for pace in (short, long):
-        pace.fed(0.005)
+        pace.supplied(0.005)
     for _ in range(20):
         now[0] += 0.010
         harness.intake.paces.measure([ended("api", 0.010)] * 6)
     now[0] += 0.8
     harness.intake.paces.measure([ended("other", 1.0)] * 2)
-    short.fed()
+    short.supplied()
     for _ in range(20):
         now[0] += 0.010
         harness.intake.paces.measure([ended("api", 0.010)] * 6)
@@ -267,7 +267,7 @@ def ended(queue: str, seconds: float) -> Any:
 async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> None:
     """Also where more is claimed ahead than comes with one batch."""
     harness = IntakeHarness(**TWO_LANES)
-    harness.intake.paces.each = [Steady(10), Steady(0)]
+    harness.intake.paces.limits = [Steady(10), Steady(0)]
     harness.put("api", 1000)
     harness.put("other", 1000)
     assert harness.claim() == {"api": SLOTS - 2 + 5, "other": 2}
@@ -284,7 +284,7 @@ async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> 
 @scenario
 async def test_claims_that_cannot_start_in_time_go_back() -> None:
     harness = IntakeHarness(**TWO_LANES)
-    harness.intake.paces.each = [Steady(100), Steady(100)]
+    harness.intake.paces.limits = [Steady(100), Steady(100)]
     harness.put("api", 200)
     harness.put("other", 200)
     harness.claim()

@@ -28,7 +28,7 @@ def working(seconds: float, jobs: int, commit: float) -> tuple[PrefetchLimit, Ti
     """A worker that has run so many jobs in so many seconds, and whose commits take so long."""
     time = Time()
     pace = PrefetchLimit(SLOTS, time)
-    pace.fed()
+    pace.supplied()
     time.now += seconds
     pace.committed(commit)
     pace.ended(jobs, SLOTS * seconds)
@@ -42,7 +42,7 @@ def test_a_new_worker_claims_for_its_slots_only() -> None:
 def test_its_first_claims_tell_how_long_a_commit_takes() -> None:
     """And its first jobs how quick they are, though they were too quick to measure."""
     pace = PrefetchLimit(SLOTS, Time())
-    pace.fed(0.004)
+    pace.supplied(0.004)
     pace.ended(SLOTS, 0.0001)
     assert pace.ahead() == 2 * 4 * SLOTS
 
@@ -54,7 +54,7 @@ def test_as_much_as_starts_within_two_commits() -> None:
 
 def test_a_slow_start() -> None:
     pace = PrefetchLimit(SLOTS, Time(), slow_start=True)
-    pace.fed(0.004)
+    pace.supplied(0.004)
     pace.ended(1, 0.0001)
     assert pace.ahead() == 0
     pace.ended(9, 0.0001)
@@ -73,7 +73,7 @@ def test_jobs_that_end_together_are_not_fast() -> None:
     """All slots ran for a second and ended at once, a moment after claims came."""
     time = Time()
     pace = PrefetchLimit(SLOTS, time)
-    pace.fed()
+    pace.supplied()
     time.now += 0.002
     pace.committed(0.004)
     pace.ended(SLOTS, SLOTS * 1.0)
@@ -85,7 +85,7 @@ def test_waiting_for_claims_is_not_slowness() -> None:
     for _ in range(5):
         pace.starved()
         time.now += 0.5 * MEMORY
-        pace.fed()
+        pace.supplied()
         time.now += 0.01
         pace.ended(100, SLOTS * 0.01)
     assert pace.ahead() == 80
@@ -101,7 +101,7 @@ def test_what_was_long_ago_means_nothing() -> None:
     pace, time = working(0.01, 100, commit=0.004)
     pace.starved()
     time.now += MEMORY + 0.1
-    pace.fed()
+    pace.supplied()
     assert pace.ahead() == 0
 
 
@@ -134,10 +134,10 @@ def test_less_is_claimed_ahead_where_handlers_use_commit() -> None:
 
 def test_a_claim_may_wait_four_times_as_long_as_was_predicted() -> None:
     pace, _ = working(0.01, 100, commit=0.004)
-    assert pace.patience == MIN_WAIT
+    assert pace.max_wait == MIN_WAIT
     assert pace.startable() in (499, 500)
     slow, _ = working(0.01, 100, commit=0.1)
-    assert slow.patience == 4 * 2 * 0.1
+    assert slow.max_wait == 4 * 2 * 0.1
 
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 256), (64, 256), (100, 400)])

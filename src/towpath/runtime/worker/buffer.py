@@ -115,7 +115,7 @@ class PlainBuffer:
         """Suspects that were given to the waiter and are not held any more."""
         self._slots = self._free = options.concurrency
         self.paces = PrefetchLimits(options.concurrency)
-        (self._pace,) = self.paces.each
+        (self._pace,) = self.paces.limits
         self._claims: deque[Claim] = deque()
         self._delivered = self._gone = 0
         """Claims that were delivered (written under the commit lock), and those of them that are no longer at
@@ -154,7 +154,7 @@ class PlainBuffer:
         return len(self._claims)
 
     def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
-        self._pace.fed(took)
+        self._pace.supplied(took)
         for claim in claims:
             if claim.job.losses < SUSPECT:
                 self._claims.append(claim)

@@ -1,7 +1,6 @@
-"""Where handlers run that are not coroutines: threads here, and processes that can be killed.
+"""Threads and processes for handlers that are not coroutines. Only a process can be killed.
 
-Results cross back to the event loop in bunches: the loop is woken once for all that finished meanwhile.
-"""
+Results return to the event loop in batches: the loop is woken once for all handlers that finished meanwhile."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ OnDone = Callable[[Any, BaseException | None], None]
 """Called on the event loop with the value or the exception."""
 Work = tuple[Callable[[], Any], OnDone]
 Key = tuple[str, int]
-"""Id and fence: the same job may be here twice, once lost and once anew."""
+"""Id and fence: a process may run the same job twice, under a lost claim and under a new one."""
 
 
 class ThreadPool:
-    """Threads are made as they are needed, up to `size`. They are daemons: a handler that never returns
-    cannot keep the process from ending."""
+    """Threads are started when needed, up to `size`. They are daemons: a handler that never returns cannot keep
+    the process from ending."""
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._size = size
@@ -52,12 +51,12 @@ class ThreadPool:
             threading.Thread(target=self._run, name="towpath-handler", daemon=True).start()
 
     def resize(self, size: int) -> None:
-        """Threads that are there already stay."""
+        """Change the limit; running threads stay."""
         with self._lock:
             self._size = size
 
     def close(self) -> None:
-        """Idle threads end; busy ones end when their handler does."""
+        """Idle threads end at once, busy ones when their handler returns."""
         with self._lock:
             for _ in range(self._threads):
                 self._work.put(None)
@@ -82,12 +81,12 @@ class ThreadPool:
                 return
             self._woken = True
         try:
-            self._loop.call_soon_threadsafe(self._hand_over)
+            self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            # The loop is closed: the worker has left, and the lease will tell the ledger.
+            # The loop is closed: the worker has ended, and the lease will expire.
             return
 
-    def _hand_over(self) -> None:
+    def _deliver(self) -> None:
         with self._lock:
             self._woken = False
         while self._finished:
@@ -96,16 +95,16 @@ class ThreadPool:
 
 
 class ProcessDied(Exception):
-    """The process that ran a handler ended before it answered."""
+    """The process that ran a handler ended before its last message."""
 
 
 class ProcessDiedIdle(ProcessDied):
-    """The process ended before it took the request: the handler has not begun."""
+    """The process ended before it received the request: the handler was not called."""
 
 
 class HandlerProcess:
-    """One spawned process that answers requests. Never forked: a forked copy of a ledger's connection
-    destroys data."""
+    """A spawned process that serves requests. Never forked: a forked copy of a ledger's connection destroys
+    data."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -114,15 +113,15 @@ class HandlerProcess:
         self._process.start()
         there.close()
 
-    def ask(self, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Send a request; `heard` gets each message that comes back and says whether it was the last. The
-        first message is empty and acknowledges the request."""
+    def request(self, request: bytes, receive: Callable[[bytes], bool]) -> None:
+        """Send a request; `receive` is called with each message of the process and returns whether it was the
+        last. The first message is empty and acknowledges the request."""
         begun = False
         try:
             self._here.send_bytes(request)
             self._here.recv_bytes()
             begun = True
-            while not heard(self._here.recv_bytes()):
+            while not receive(self._here.recv_bytes()):
                 pass
         except (EOFError, OSError) as error:
             self._process.join(5)
@@ -140,7 +139,7 @@ class HandlerProcess:
 
 
 class ProcessPool:
-    """Children for reuse. A child that was killed or died is replaced. `run` and `kill` name a run by its
+    """Processes for reuse. A process that was killed or died is replaced. `run` and `kill` identify a run by its
     key."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
@@ -149,67 +148,67 @@ class ProcessPool:
         self._idle: list[HandlerProcess] = []
         self._running: dict[Key, HandlerProcess | None] = {}
         """None while the process is being started."""
-        self._doomed: set[Key] = set()
+        self._killed: set[Key] = set()
 
-    def run(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> None:
-        """Blocks the calling thread until the child answered. `kill(key)` ends it with ProcessDied, at any
-        time. A child that died while it was idle is replaced: the next one gets the request."""
+    def run(self, key: Key, request: bytes, receive: Callable[[bytes], bool]) -> None:
+        """Block until the last message. `kill(key)` ends it with ProcessDied at any time. A process that died
+        while it was idle is replaced, and the next one gets the request."""
         try:
-            while not self._ran(key, request, heard):
+            while not self._try_run(key, request, receive):
                 pass
         finally:
             with self._lock:
                 del self._running[key]
-                self._doomed.discard(key)
+                self._killed.discard(key)
 
-    def _ran(self, key: Key, request: bytes, heard: Callable[[bytes], bool]) -> bool:
-        """False if the child had died idle; a new one that dies before it begins is an error, or its start
-        would be tried for ever."""
+    def _try_run(self, key: Key, request: bytes, receive: Callable[[bytes], bool]) -> bool:
+        """False if the process had died while idle. A new process that dies before it begins is an error:
+        otherwise its start would be retried for ever."""
         with self._lock:
-            child = self._idle.pop() if self._idle else None
-            self._running[key] = child
-            if child is not None and key in self._doomed:
-                child.kill()
-        reused = child is not None
+            process = self._idle.pop() if self._idle else None
+            self._running[key] = process
+            if process is not None and key in self._killed:
+                process.kill()
+        reused = process is not None
         try:
-            if child is None:
-                child = self._start(key)
-            child.ask(request, heard)
+            if process is None:
+                process = self._start(key)
+            process.request(request, receive)
         except BaseException as error:
-            if child is not None:
-                child.kill()
-                child.close()
+            if process is not None:
+                process.kill()
+                process.close()
             with self._lock:
-                again = reused and isinstance(error, ProcessDiedIdle) and key not in self._doomed
+                again = reused and isinstance(error, ProcessDiedIdle) and key not in self._killed
             if again:
                 return False
             raise
         with self._lock:
-            self._idle.append(child)
+            self._idle.append(process)
         return True
 
     def _start(self, key: Key) -> HandlerProcess:
-        child = HandlerProcess(self._target)
+        process = HandlerProcess(self._target)
         with self._lock:
-            self._running[key] = child
-            if key in self._doomed:
-                child.kill()
-        return child
+            self._running[key] = process
+            if key in self._killed:
+                process.kill()
+        return process
 
     def kill(self, key: Key) -> None:
         with self._lock:
-            # Without a child its thread has not come to it, or starts the process just now: that takes longer
-            # than some timeouts.
-            self._doomed.add(key)
-            if (child := self._running.get(key)) is not None:
-                child.kill()
+            # Without a process the run has not begun, or its process is being started, which takes longer than
+            # some timeouts.
+            self._killed.add(key)
+            if (process := self._running.get(key)) is not None:
+                process.kill()
 
     def close(self) -> None:
         with self._lock:
-            children = [*self._idle, *(child for child in self._running.values() if child is not None)]
+            processes = [*self._idle, *(process for process in self._running.values() if process is not None)]
             self._idle.clear()
-        for child in children:
-            child.close()
+        for process in processes:
+            process.close()
 
 
 log = get_logger("towpath.worker")
@@ -220,15 +219,14 @@ _mask = threading.local()
 
 
 def generation() -> int:
-    """Another number in a child than in its parent. (To ask for the process number would cost a system
-    call.)"""
+    """A number that differs between a forked child and its parent. (`os.getpid` would cost a system call.)"""
     return _generation
 
 
 @contextlib.contextmanager
 def undo_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child wait for
-    that."""
+    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child are blocked
+    until then."""
     _undo_in_children.append(undo)
     try:
         yield
@@ -237,7 +235,7 @@ def undo_in_children(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def end_forked_child(id: str, error: BaseException | None) -> NoReturn:
-    """End a child that came back from the handler of this job, as a child of a program would end that got
+    """End a forked child that returned from the handler of this job, with the exit code of a program that ends
     there."""
     code = 0
     if isinstance(error, SystemExit):
@@ -246,8 +244,8 @@ def end_forked_child(id: str, error: BaseException | None) -> NoReturn:
             print(error.code, file=sys.stderr)
     else:
         log.warning(
-            "job %s: process %d, which its handler forked, came back from the handler and is ended; only the one that forked it "
-            "says how the job ended. Let a forked process end with os._exit.",
+            "job %s: its handler forked process %d, which returned from the handler and was ended. Only the "
+            "parent process settles the job. End a forked process with os._exit.",
             id,
             os.getpid(),
             exc_info=error,
@@ -261,8 +259,7 @@ def end_forked_child(id: str, error: BaseException | None) -> NoReturn:
 
 def _before_fork() -> None:
     if _undo_in_children:
-        # A signal that came before `undo` would be caught by the handlers of the parent, and forgotten by
-        # Python.
+        # A signal before `undo` would be caught by the signal handlers of the parent, and lost in the child.
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 

@@ -278,7 +278,7 @@ class LaneBuffer:
         for claim in claims:
             line = self._line(claim)
             if not self._at_hand[line]:
-                self.paces.each[line].fed(took)
+                self.paces.limits[line].supplied(took)
             if claim.job.losses < SUSPECT:
                 self._at_hand[line].append(claim)
             else:
@@ -346,7 +346,7 @@ class LaneBuffer:
         self._running[self._lines[line].lane] -= 1
         self._gone[line] += 1
         if throttled is not None:
-            self.paces.each[line].forget()
+            self.paces.limits[line].forget()
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
         paused = [line for lane in self._shares.paused for line in self._by_lane[lane]]
@@ -395,7 +395,7 @@ class LaneBuffer:
         open_to = self._shares.open_to(self._running)
         for line, claims in enumerate(self._at_hand):
             if not claims and open_to[self._lines[line].lane]:
-                self.paces.each[line].starved()
+                self.paces.limits[line].starved()
         self._ahead = self.paces.ahead()
         for name in self._limiters:
             self._look(name)

@@ -369,7 +369,7 @@ class Worker:
         """See after a while whether what is at hand could start."""
         self._held_up = False
         self.intake.paces.watch()
-        due = self._loop.time() + self.intake.paces.patience
+        due = self._loop.time() + self.intake.paces.max_wait
         self._watching = self._loop.call_at(due, self._give_back_late, self.intake, due)
 
     def _give_back_late(self, intake: ClaimBuffer, due: float) -> None:
@@ -377,7 +377,7 @@ class Worker:
         loop itself was late, or where the settles are what everything waits for: that says nothing about the
         handlers."""
         self._watching = None
-        late = self._loop.time() - due > 0.5 * intake.paces.patience
+        late = self._loop.time() - due > 0.5 * intake.paces.max_wait
         if intake is self.intake and not late and not self._held_up:
             for claim in intake.late():
                 self._end(claim, Settle(claim.id, claim.fence, Release()))
@@ -470,7 +470,7 @@ class Worker:
     def _blocked(self, seen: BlockedLoop) -> None:
         """From the pulse's thread."""
         runs = self.running
-        seen.told(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
+        seen.report(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
         if seen.seconds >= 60:
             self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
 
