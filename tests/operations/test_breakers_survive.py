@@ -290,4 +290,4 @@ def test_a_note_that_cannot_be_read_is_begun_anew(
     _out(bench, service)
     [record] = bench.app.breakers.list()
     assert isinstance(record, Record)
-    assert "cannot be read and is taken as new" in caplog.text
+    assert "is not a valid breaker and will be overwritten" in caplog.text

@@ -162,7 +162,7 @@ def attempt(
     opened."""
     job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
     report = _Report(app, task, job, now)
-    if not breakers.calm(report.breaker, now):
+    if not breakers.is_clear(report.breaker, now):
         away = breakers.held(report.breaker, report.place, report.began, now)
         if away is not None:
             return Settle(job.id, job.fence, Release(away))
@@ -188,7 +188,7 @@ class _Report:
         if not ok and type(outcome) is not Retry:
             return
         now, breakers = self._app.clock.now(), self._app.parts.breakers
-        if not (ok and breakers.calm(self.breaker, now)):
+        if not (ok and breakers.is_clear(self.breaker, now)):
             breakers.report(self.breaker, self.place, ok, self.began, now)
 
     @property

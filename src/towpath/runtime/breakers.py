@@ -1,10 +1,10 @@
-"""Circuit breakers of a fleet: each is a note that everybody reads, and the gates in the ledger that follow
-from it.
+"""Circuit breakers of a fleet. Each breaker is a note that all processes read, and gates in the ledger that are
+set from it.
 
-A change is a pure function of the note, written with compare-and-set and its gates in one command. Whoever
-comes second reads the note again and decides again. A success of a closed breaker is written only if there
-are failures that it resets, and with a ratio once a second while there are failures. No handler waits for a
-commit."""
+A change is a pure function of the note. It is written with compare-and-set, together with the gates, in one
+command; after a conflict the note is read again and the change is applied to it. A success of a closed breaker
+is written only if it resets failures; with a ratio, once a second while there are failures. No handler waits
+for a commit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from towpath.runtime.commit.pending import Reply
 log = get_logger("towpath.breakers")
 
 CACHE_TIME: Final = SECOND // 10
-"""How old what we know of a breaker may be. No cool-down is shorter, so that no probe is taken for an
-ordinary call."""
+"""Maximal age of the cached note. No cool-down is shorter, so no probe is taken for an ordinary call."""
 Change = Callable[[Record], Record]
 Place = tuple[str, str | None]
 
 
 class _CachedBreaker:
-    """What this process knows of a breaker."""
+    """The cached note of a breaker, and the changes of this process that are not written yet."""
 
     def __init__(self, breaker: Breaker) -> None:
         self.fallback = Record(breaker)
@@ -48,18 +47,18 @@ class _CachedBreaker:
         self.version = 0
         self.read_at: int | None = None
         self.changes: list[Change] = []
-        """To be written."""
+        """Not written yet."""
         self.writing = False
         self.failing = False
-        """The last call that was reported here failed; the note may not have it yet."""
+        """The last call reported in this process failed; the note may not contain it yet."""
         self.passed: Tally = ()
-        """With a ratio: successes that were not written yet."""
-        self.told = 0
-        """When they were last written."""
+        """With a ratio: successes that are not written yet."""
+        self.written_at = 0
+        """Time of the last write of successes."""
 
 
 class Breakers:
-    """Safe from any thread; `now` is the time of the app's clock."""
+    """Safe from any thread; `now` is the time of the engine's clock."""
 
     def __init__(self, ledger: Ledger, committer: Committer) -> None:
         self._ledger = ledger
@@ -68,11 +67,11 @@ class Breakers:
         self._known: dict[str, _CachedBreaker] = {}
         self._lock = threading.Lock()
 
-    # For whoever runs jobs
+    # Called by workers
 
-    def calm(self, breaker: Breaker, now: int) -> bool:
-        """Is it known to be closed and without failures? Then a job may begin, and a success need not be
-        told."""
+    def is_clear(self, breaker: Breaker, now: int) -> bool:
+        """Does the cached note show a closed breaker without failures? Then a job may begin, and a success need
+        not be reported."""
         known = self._known.get(breaker.name)
         if known is None or known.read_at is None or breaker.ratio is not None:
             return False
@@ -81,22 +80,23 @@ class Breakers:
         return known.read_at <= now < known.read_at + CACHE_TIME
 
     def held(self, breaker: Breaker, place: Place | None, began: int, now: int) -> int | None:
-        """How long a job that was claimed at `began` has to stay away if the breaker has opened since then: 0
-        where its gate keeps it, which is shut if it was not known. None if it may run."""
-        known = self._fresh(breaker, now)
+        """None if a job that was claimed at `began` may run. If the breaker has opened since then, the delay
+        after which the job may be claimed again: 0 if its gate holds it back. A gate that the note does not
+        contain yet is added and closed."""
+        known = self._cached(breaker, now)
         status = known.record.status
         if began >= status.until:
             return None
         if place is not None and not known.record.has(place):
             self._write(known, lambda record: record.with_gate(place))
         elif place is None or began > status.since:
-            # No gate keeps it, or somebody has opened the gate by hand: it would come back at once.
+            # There is no gate, or an operator has opened it: without a delay the job would be claimed at once.
             return max(0, rules.again(breaker, status, now) - now)
         return 0
 
     def report(self, breaker: Breaker, place: Place | None, ok: bool, began: int, now: int) -> None:
-        """A call that began at `began` ended, well or not. `place` is the gate that its job came through."""
-        known = self._fresh(breaker, now)
+        """Report the end of a call that began at `began`. `place` is the queue and part of its job."""
+        known = self._cached(breaker, now)
         with self._lock:
             status = known.record.status
             if status.until:
@@ -107,11 +107,11 @@ class Breakers:
             if (
                 ok
                 and not status.until
-                and not (status.tally and now >= known.told + SECOND if breaker.ratio else resets)
+                and not (status.tally and now >= known.written_at + SECOND if breaker.ratio else resets)
             ):
                 return
             known.failing = not ok
-            passed, known.passed, known.told = known.passed, (), now
+            passed, known.passed, known.written_at = known.passed, (), now
         turn = rules.succeeded if ok else rules.failed
 
         def change(record: Record) -> Record:
@@ -123,18 +123,19 @@ class Breakers:
         self._write(known, change)
 
     def give_back(self, breaker: Breaker, began: int, now: int) -> None:
-        """A call ended without a verdict."""
-        known = self._fresh(breaker, now)
+        """A call ended without success or failure: its probe is free for another call."""
+        known = self._cached(breaker, now)
         if began in known.record.status.out:
             self._write(known, lambda record: replace(record, status=rules.returned(record.status, began)))
 
     def phase(self, breaker: Breaker, now: int) -> Phase:
-        """What it was a moment ago."""
-        return self._fresh(breaker, now).record.status.phase(now)
+        """The phase by the cached note."""
+        return self._cached(breaker, now).record.status.phase(now)
 
     def admit(self, breaker: Breaker, now: int) -> int | None:
-        """May a call begin now? Else when to ask again. Blocks for a commit only while it is half open."""
-        status = self._fresh(breaker, now).record.status
+        """None if a call may begin now, otherwise the time of the next attempt. Blocks for a commit only while the
+        breaker is half open."""
+        status = self._cached(breaker, now).record.status
         if status.phase(now) is Phase.CLOSED:
             return None
         if status.phase(now) is Phase.OPEN:
@@ -153,37 +154,37 @@ class Breakers:
         self.edit(breaker.name, change, now, Record(breaker))
         return refused[0] if refused else None
 
-    # For whoever is in charge
+    # Called by operators and declarations
 
     def all(self) -> list[Record]:
-        """All of them, by name."""
+        """All breakers, sorted by name."""
         return rules.read_all(self._ledger.note)
 
     def edit(
-        self, name: str, change: Change, now: int, fallback: Record | None = None, anew: bool = False
+        self, name: str, change: Change, now: int, fallback: Record | None = None, force: bool = False
     ) -> Record | None:
-        """Change a breaker; what it is then. None if there is none by that name and no `fallback` to begin
-        with. `anew` sets its gates also if nothing has changed. Blocks."""
+        """Change a breaker and return its new record; None if it does not exist and there is no `fallback`.
+        `force` sets its gates even if the record does not change. Blocks."""
         while True:
             old, version = self.read(name)
             if (start := old or fallback) is None:
                 return None
-            new = self._captured(start, change(start), anew)
-            if new == old and not anew:
+            new = self._with_gate_limits(start, change(start), force)
+            if new == old and not force:
                 return new
             if version == 0 or _gates_differ(start, new):
-                self._list(name)
+                self._index(name)
             try:
-                answer = self._committer.call(_note(start, new, version, anew))
+                answer = self._committer.call(_note(start, new, version, force))
             except NoteConflict:
                 continue
             assert isinstance(answer, Noted)
-            self._learn(name, new, answer.version, now)
-            self._compare(start, new)
+            self._cache(name, new, answer.version, now)
+            self._publish_change(start, new)
             return new
 
     def forget(self, name: str, now: int) -> Record | None:
-        """Lift its gates and forget it. Code that declares it brings it back, as new."""
+        """Open its gates and delete the note. Code that declares the breaker creates it again."""
         while (
             record := self.edit(
                 name,
@@ -193,17 +194,17 @@ class Breakers:
         ) is not None:
             found, version = self.read(name)
             if found is not None and found.status.until:
-                continue  # it has opened again since, and only whoever closes it lifts its gates
+                continue  # it has opened again, and its gates must be opened first
             with contextlib.suppress(NoteConflict):
                 self._committer.call(Note(key=rules.key(name), value=None, expect=version))
-                self._list(name, gone=True)
+                self._index(name, gone=True)
                 with self._lock:
                     self._known.pop(name, None)
                 break
         return record
 
     def declare(self, breaker: Breaker, places: Sequence[Place], now: int) -> None:
-        """Make its settings what the code says, and its gates known."""
+        """Write the settings and gates that the code declares."""
 
         def change(record: Record) -> Record:
             record = replace(record, breaker=breaker)
@@ -212,22 +213,22 @@ class Breakers:
             return record
 
         self.edit(breaker.name, change, now, Record(breaker))
-        # The name may be missing there: whoever wrote the note may have been killed before it wrote the name.
-        self._list(breaker.name)
+        # The index may lack the name: a process may have been killed between the note and the index.
+        self._index(breaker.name)
 
     # The note and its gates
 
-    def _fresh(self, breaker: Breaker, now: int) -> _CachedBreaker:
+    def _cached(self, breaker: Breaker, now: int) -> _CachedBreaker:
         known = self._known.get(breaker.name)
         if known is None:
             with self._lock:
                 known = self._known.setdefault(breaker.name, _CachedBreaker(breaker))
         if known.read_at is None or not known.read_at <= now < known.read_at + CACHE_TIME:
             record, version = self.read(breaker.name)
-            self._learn(breaker.name, record or known.fallback, version, now)
+            self._cache(breaker.name, record or known.fallback, version, now)
         return known
 
-    def _learn(self, name: str, record: Record, version: int, now: int) -> None:
+    def _cache(self, name: str, record: Record, version: int, now: int) -> None:
         with self._lock:
             known = self._known.get(name)
             if known is not None and not known.writing and (version == 0 or version >= known.version):
@@ -239,11 +240,10 @@ class Breakers:
             if known.writing:
                 return
             known.writing = True
-        self._go_on(known)
+        self._write_next(known)
 
-    def _go_on(self, known: _CachedBreaker) -> None:
-        """Write what has to be written, one commit after the other; the next one starts where the last was
-        heard."""
+    def _write_next(self, known: _CachedBreaker) -> None:
+        """Write the pending changes, one commit after the other; the reply to a commit starts the next one."""
         with self._lock:
             changes, known.changes = known.changes, []
             old, new = known.record, known.record
@@ -254,15 +254,15 @@ class Breakers:
                 return
         try:
             if known.version == 0 or _gates_differ(old, new):
-                self._list(new.breaker.name)
-            new = self._captured(old, new)
+                self._index(new.breaker.name)
+            new = self._with_gate_limits(old, new)
             self._committer.post(
-                [_note(old, new, known.version)], partial(self._heard, known, changes, old, new)
+                [_note(old, new, known.version)], partial(self._written, known, changes, old, new)
             )
         except TowpathError as error:
-            self._dropped(known, error)
+            self._drop_changes(known, error)
 
-    def _heard(
+    def _written(
         self,
         known: _CachedBreaker,
         changes: Sequence[Change],
@@ -275,34 +275,40 @@ class Breakers:
         if isinstance(reply, Noted):
             with self._lock:
                 known.record, known.version = new, reply.version
-            self._compare(old, new)
+            self._publish_change(old, new)
         elif isinstance(reply, NoteConflict):
             try:
                 record, version = self.read(new.breaker.name)
             except TowpathError as error:
-                self._dropped(known, error)
+                self._drop_changes(known, error)
                 return
             with self._lock:
                 known.record, known.version = record or known.fallback, version
                 known.changes = [*changes, *known.changes]
         elif isinstance(reply, TowpathError):
-            self._dropped(known, reply)
+            self._drop_changes(known, reply)
             return
-        self._go_on(known)
+        self._write_next(known)
 
-    def _dropped(self, known: _CachedBreaker, error: TowpathError) -> None:
+    def _drop_changes(self, known: _CachedBreaker, error: TowpathError) -> None:
         with self._lock:
             known.changes, known.writing, known.read_at = [], False, None
-        log.warning("breaker %s: what happened could not be written: %s", known.fallback.breaker.name, error)
+        log.warning(
+            "breaker %s: a change could not be written and is dropped: %s", known.fallback.breaker.name, error
+        )
 
-    def _captured(self, old: Record, new: Record, anew: bool = False) -> Record:
-        """The gates as they are set by hand, before they are shut and when they are opened."""
-        if not (anew or _gates_differ(old, new)):
+    def _with_gate_limits(self, old: Record, new: Record, force: bool = False) -> Record:
+        """Read the limits that operators have set on the gates, before the breaker overwrites them and when it opens
+        the gates."""
+        if not (force or _gates_differ(old, new)):
             return new
         shut = {gate.place for gate in old.gates} if old.status.until else set()
-        return replace(new, gates=tuple([self._by_hand(gate, old, gate.place in shut) for gate in new.gates]))
+        return replace(
+            new,
+            gates=tuple([self._with_operator_limits(gate, old, gate.place in shut) for gate in new.gates]),
+        )
 
-    def _by_hand(self, gate: Gate, old: Record, shut: bool) -> Gate:
+    def _with_operator_limits(self, gate: Gate, old: Record, shut: bool) -> Gate:
         view = self.view(gate)
         if view is None:
             return gate
@@ -324,15 +330,15 @@ class Breakers:
         try:
             return rules.decode(view.value), view.version
         except msgspec.MsgspecError as error:
-            log.error("%s cannot be read and is taken as new: %s", view.key, error)
+            log.error("note %s is not a valid breaker and will be overwritten: %s", view.key, error)
             return None, view.version
 
     def names(self) -> list[str]:
         view = self._ledger.note(INDEX)
         return rules.names(None if view is None else view.value)
 
-    def _list(self, name: str, gone: bool = False) -> None:
-        """Write its name into the index, or take it out."""
+    def _index(self, name: str, gone: bool = False) -> None:
+        """Add the name to the index, or remove it."""
         view = self._ledger.note(INDEX)
         names = set(rules.names(None if view is None else view.value))
         right = names - {name} if gone else names | {name}
@@ -344,16 +350,16 @@ class Breakers:
 
         def again(replies: Sequence[Reply]) -> None:
             if isinstance(replies[0], NoteConflict):
-                self._list(name, gone)
+                self._index(name, gone)
 
         self._committer.post([note], again)
 
-    def _compare(self, old: Record, new: Record) -> None:
+    def _publish_change(self, old: Record, new: Record) -> None:
         if old.status.until != new.status.until:
             phase = Phase.OPEN if new.status.until else Phase.CLOSED
-            self.tell(new.breaker.name, phase, new.status)
+            self.publish(new.breaker.name, phase, new.status)
 
-    def tell(self, name: str, phase: Phase, status: Status) -> None:
+    def publish(self, name: str, phase: Phase, status: Status) -> None:
         why = f"it was opened by: {status.why}" if phase is Phase.HALF_OPEN else status.why
         event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, why)
         log.info("%s", event)
@@ -361,18 +367,18 @@ class Breakers:
             self._committer.bus.publish(event)
 
 
-def _note(old: Record, new: Record, version: int, anew: bool = False) -> Note:
-    gates = new.settings() if anew or _gates_differ(old, new) else ()
+def _note(old: Record, new: Record, version: int, force: bool = False) -> Note:
+    gates = new.settings() if force or _gates_differ(old, new) else ()
     return Note(key=rules.key(new.breaker.name), value=rules.encode(new), expect=version, gates=tuple(gates))
 
 
 def _gates_differ(old: Record, new: Record) -> bool:
-    """Do the gates have to be set?"""
+    """Must the gates be set again?"""
     return _gate_inputs(old) != _gate_inputs(new)
 
 
 def _gate_inputs(record: Record) -> tuple[object, ...]:
-    """What the gates depend on."""
+    """The values from which the gates are set."""
     if record.status.until == 0:
         return ()
     return record.status.until, record.limit, record.said, tuple([gate.place for gate in record.gates])
@@ -385,40 +391,40 @@ def running(view: QueueView | PartView) -> int:
 View = QueueView | PartView | None
 
 CHECK_INTERVAL: Final = SECOND
-"""Between two looks at all breakers."""
+"""Between two checks of all breakers."""
 RARE_CHECK_INTERVAL: Final = 10 * SECOND
-"""The same on a server while there are no breakers."""
+"""The same on a server if there are no breakers."""
 
 
 class BreakerUpkeep:
-    """Any number of them may look at the same time."""
+    """The caretaker's work on breakers. Several processes may do it at the same time."""
 
     def __init__(self, breakers: Breakers) -> None:
         self._breakers = breakers
-        self._looked_at: int | None = None
+        self._checked_at: int | None = None
         self._pause = CHECK_INTERVAL
         self._next: int | None = None
-        self._told: dict[str, int] = {}
-        """Since when it is half open, where that was told."""
-        self._made_way: dict[str, int] = {}
+        self._published: dict[str, int] = {}
+        """Breaker -> the end of the cool-down for which half-open was published."""
+        self._admitted_at: dict[str, int] = {}
 
     def due(self, now: int) -> int | None:
-        """Set gates again that somebody changed, make way where jobs are stuck in one, and tell which
-        breakers are half open. When to come again, None if only a commit can bring something."""
-        at = self._looked_at
+        """Restore gates that were changed, admit more probes where stuck jobs fill a gate, and publish which
+        breakers are half open. Return the time of the next check, None if only a commit can make one due."""
+        at = self._checked_at
         if at is not None and at <= now < at + self._pause and (self._next is None or now < self._next):
-            # What changes meanwhile is seen with one of the next commits; the caretaker makes some itself.
+            # A change within the pause is seen after a later commit; the caretaker itself commits regularly.
             return self._next
         names = self._breakers.names()
-        times = [self._look(name, now) for name in names]
-        self._looked_at, self._pause = (
+        times = [self._check(name, now) for name in names]
+        self._checked_at, self._pause = (
             now,
             CHECK_INTERVAL if names or not self._breakers.remote else RARE_CHECK_INTERVAL,
         )
         self._next = min((time for time in times if time is not None), default=None)
         return self._next
 
-    def _look(self, name: str, now: int) -> int | None:
+    def _check(self, name: str, now: int) -> int | None:
         record, _ = self._breakers.read(name)
         if record is None:
             return None
@@ -427,17 +433,17 @@ class BreakerUpkeep:
             return None
         views = [self._breakers.view(gate) for gate in record.gates]
         if _gates_changed(record, views, now):
-            self._breakers.edit(name, lambda found: found, now, anew=True)
+            self._breakers.edit(name, lambda found: found, now, force=True)
         if status.phase(now) is Phase.OPEN:
             return status.until
-        if self._told.get(name) != status.until:
-            self._told[name] = status.until
-            self._breakers.tell(name, Phase.HALF_OPEN, status)
-        return self._make_way(record, views, now)
+        if self._published.get(name) != status.until:
+            self._published[name] = status.until
+            self._breakers.publish(name, Phase.HALF_OPEN, status)
+        return self._admit_more(record, views, now)
 
-    def _make_way(self, record: Record, views: Sequence[View], now: int) -> int | None:
-        """Jobs that fill a gate for a whole cool-down without a word do not count any more; those that have
-        ended count again."""
+    def _admit_more(self, record: Record, views: Sequence[View], now: int) -> int | None:
+        """If jobs fill a gate for a whole cool-down without a report, they count as stuck and more probes are
+        admitted. The number of stuck jobs falls when some of them end."""
         name, limit = record.breaker.name, record.limit
         most = max((running(view) for view in views if view is not None), default=0)
         if most < record.status.stuck:
@@ -448,11 +454,15 @@ class BreakerUpkeep:
         )
         if not full:
             return None
-        patience = max(record.status.until, self._made_way.get(name, 0)) + record.breaker.rest
+        patience = max(record.status.until, self._admitted_at.get(name, 0)) + record.breaker.rest
         if now < patience:
             return patience
-        self._made_way[name] = now
-        log.warning("breaker %s: %d jobs fill its gate without a word; more probes may try", name, full)
+        self._admitted_at[name] = now
+        log.warning(
+            "breaker %s: %d running jobs have not reported for a whole cool-down; admitting more probes",
+            name,
+            full,
+        )
         self._count_stuck(record, full, now)
         return now + record.breaker.rest
 
@@ -465,7 +475,8 @@ class BreakerUpkeep:
 
 
 def _gates_changed(record: Record, views: Sequence[View], now: int) -> bool:
-    """Has somebody set a limit of a gate that the breaker holds? Then more might pass than its probes."""
+    """Has an operator changed a limit of a gate that the breaker holds? Then more jobs than its probes could
+    pass."""
     for setting, view in zip(record.settings(), views, strict=True):
         opened = now < record.status.until and view is not None and view.next_at < record.status.until
         if view is None or view.cap != setting.cap or opened:

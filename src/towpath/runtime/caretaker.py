@@ -1,9 +1,9 @@
-"""The caretaker: reaps, expires, wakes and purges what is due, fires schedules, and notices what other
-processes commit.
+"""The caretaker reaps, expires, wakes and purges jobs that are due, fires schedules, and detects the commits of
+other processes.
 
-Every App has one; one in the whole fleet is elected by a note with a time to live and does the work, the
-others stand by. Noticing other processes is everybody's own affair. Nothing here is needed for safety: two
-that believe they are elected at the same time only do the same harmless thing twice."""
+Every engine has one. A note with a time to live elects one caretaker of the fleet for the work; the others
+stand by. Each caretaker detects the commits of other processes for its own engine. Safety does not depend on
+the election: if two are elected at the same time, each step is done twice, without effect."""
 
 from __future__ import annotations
 
@@ -28,46 +28,47 @@ queues_log = get_logger("towpath.queues")
 
 CARETAKER_KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND
-"""A dead one is replaced after at most this and `STAND_BY`. Whoever is only slow for longer loses its place,
-which costs nothing."""
+"""A dead caretaker is replaced after at most this time and `STAND_BY`. A caretaker that is slow for longer loses
+the election, which is harmless."""
 RENEW: Final = 2 * SECOND
-"""How often the elected one says that it is still there: a commit each, also in a ledger at rest."""
+"""Interval at which the elected caretaker renews its note: one commit each, even in an idle ledger."""
 STAND_BY: Final = SECOND // 4
-"""How often the others ask whether it is. They also look for work then: a rate limit that opens writes
-nothing that a watch could notice."""
+"""Interval at which the others check the note. They also claim then, because a rate limit that opens writes
+nothing to the ledger."""
 MIN_PAUSE, MAX_UPKEEP_PAUSE = SECOND // 20, SECOND // 4
-"""Between two upkeeps, and between two looks at the schedules. Between two upkeeps also `SHARE` times as long
-as one took, up to the longer: what is due is claimed without it where there is much to do."""
+"""Minimal pause between two upkeeps, and between two checks of the schedules. The pause between upkeeps is
+`UPKEEP_SHARE` times the duration of one, within these two bounds: jobs that are due are claimed without
+upkeep in a busy ledger."""
 UPKEEP_SHARE: Final = 10
 MAX_UPKEEP_INTERVAL: Final = SECOND
-"""A ledger that is not touched for longer than half a lease takes that for a jump of its clock and spares the
-job a while."""
+"""A ledger that sees no command for longer than half a lease assumes a clock jump and does not reap for a
+while."""
 RETRY_PAUSE: Final = SECOND
-"""After an error."""
+"""Pause after an error."""
 MAX_DEAD: Final = 100
-"""Owners that one upkeep reaps."""
+"""Dead owners that one upkeep reaps."""
 MIN_DOUBT, MAX_DOUBT = SECOND // 1000, SECOND // 100
-"""How long a commit may be our own before we look for somebody else's behind it. Longer and longer while we
-commit ourselves, because then every batch of our own looks as well."""
+"""After a commit of this process, the time until the caretaker kicks the committer in case another process has
+committed as well. It doubles while this process commits, because each own batch claims anyway."""
 DEAD_CHECK, REMOTE_DEAD_CHECK = SECOND // 10, SECOND * 3 // 2
-"""Between two looks at the locks of other processes, at least. The thread comes by once in a `SLICE`. On a
-server a look is a statement, so it is less often there, unless an owner may be dead."""
+"""Minimal time between two checks of the locks of other processes; the thread checks once per `SLICE` at most.
+On a server a check is a statement, so the second value applies unless an owner may be dead."""
 REMOTE_FACTOR: Final = 5
-"""How many times more seldom all of this is asked of a ledger on a server."""
+"""Factor of the intervals for a ledger on a server."""
 REMOTE_TTL_FACTOR: Final = 3
-"""How many times longer `TTL` is there: schedules stand still until a dead one is replaced."""
+"""Factor of `TTL` for a ledger on a server. No schedule fires until a dead caretaker is replaced."""
 SLICE: Final = 0.2
-"""Seconds of sleep at a time, so that `close` is prompt."""
+"""Seconds of one sleep, so that `close` returns soon."""
 
 Due = Callable[[int], int | None]
 OnCommit = Callable[[bool], float | None]
 
 
 class Caretaker:
-    """`due(now)` fires the schedules that are due and says when the next one is. `heard(changed)` is called
-    every time, with whether anything was committed since; it may ask to be called again within so many
-    seconds. `run_once` is everything that it does, without a thread and without sleep; `start` calls it in a
-    thread whenever there is a reason to."""
+    """`due(now)` does the engine's timed work (schedules, breakers, depths) and returns the time of the next.
+    `on_commit(changed)` is called in every step; `changed`: there was a commit since the last step. It returns
+    the seconds after which it must be called again, or None. `run_once` does one step without a thread and
+    without sleep; `start` calls it in a thread."""
 
     def __init__(
         self,
@@ -76,151 +77,151 @@ class Caretaker:
         owner: str,
         clock: Clock,
         due: Due,
-        heard: OnCommit | None = None,
+        on_commit: OnCommit | None = None,
     ) -> None:
         self._ledger = ledger
         self._committer = committer
         self._clock = clock
-        self._ears = _CommitWatcher(ledger, committer)
-        self._chair = _Election(ledger, committer, owner)
-        self._deaths = _DeadOwners(ledger)
-        self._chores = _UpkeepTimer(committer, clock, ledger.capabilities.remote)
-        self._rounds = _DueTimer(due)
-        self._heard = heard
-        self._complained = ""
+        self._commits = _CommitWatcher(ledger, committer)
+        self._election = _Election(ledger, committer, owner)
+        self._dead_owners = _DeadOwners(ledger)
+        self._upkeep = _UpkeepTimer(committer, clock, ledger.capabilities.remote)
+        self._due_work = _DueTimer(due)
+        self._on_commit = on_commit
+        self._logged = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="towpath-caretaker", daemon=True)
 
     @property
     def elected(self) -> bool:
-        """Is this the one that does the work, as far as it knows?"""
-        return self._chair.held_until > self._clock.now()
+        """Does this caretaker hold the election, as far as it knows?"""
+        return self._election.held_until > self._clock.now()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop and make way for another. A thread that is stuck in a locked ledger is left behind; it ends by
-        itself."""
+        """Stop, and give up the election. A thread that waits for a locked ledger is not joined; it ends when the
+        wait ends."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(SLICE + 0.05)
-        self._ears.close()
-        self._chair.resign()
+        self._commits.close()
+        self._election.resign()
 
     def run_once(self, now: int) -> int:
-        """Do what is due at `now`; the time to come back, if nothing is committed before. Raises only what is
-        fatal."""
+        """Do the work that is due at `now`; return the time of the next step, if there is no commit before.
+        Raises only fatal errors."""
         try:
-            changed = self._ears.listen(now)
-            self._chores.changed |= changed
-            self._rounds.changed |= changed
-            again = None if self._heard is None else self._heard(changed)
-            dead = self._deaths.look(now)
-            if self._chair.take(now, dead):
-                if self._chores.do(now, dead):
-                    self._deaths.bury()
-                self._rounds.go(now)
-                self._ears.forgive()
-            elif self._chair.asked_at == now:
+            changed = self._commits.check(now)
+            self._upkeep.changed |= changed
+            self._due_work.changed |= changed
+            again = None if self._on_commit is None else self._on_commit(changed)
+            dead = self._dead_owners.find(now)
+            if self._election.hold(now, dead):
+                if self._upkeep.run(now, dead):
+                    self._dead_owners.forget_reaped()
+                self._due_work.run(now)
+                self._commits.discount_own()
+            elif self._election.checked_at == now:
                 self._committer.kick()
-            self._complained = ""
+            self._logged = ""
         except TowpathError as error:
             if error.fatal:
                 raise
-            self._complain(error)
+            self._log_once(error)
             return now + RETRY_PAUSE
         times = [
-            self._chair.next(),
-            self._ears.next(),
+            self._election.next(),
+            self._commits.next(),
             None if again is None else now + int(again * SECOND),
         ]
-        if self._chair.held_until > now:
-            times += [self._chores.next(), self._rounds.next()]
+        if self._election.held_until > now:
+            times += [self._upkeep.next(), self._due_work.next()]
         return max(now, min(time for time in times if time is not None))
 
-    def _complain(self, error: TowpathError) -> None:
-        """Once for each kind of trouble, until it is over."""
+    def _log_once(self, error: TowpathError) -> None:
+        """Log each type of error once until a step succeeds."""
         if error.retryable:
             self._committer.outage.noticed(error)
-        elif self._complained != type(error).__name__:
-            log.warning("upkeep has to wait: %s", error)
-        self._complained = type(error).__name__
+        elif self._logged != type(error).__name__:
+            log.warning("upkeep failed and is retried every %g s: %s", RETRY_PAUSE / SECOND, error)
+        self._logged = type(error).__name__
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 wake = self.run_once(self._clock.now())
                 seconds = min(SLICE, max(0, wake - self._clock.now()) / SECOND)
-                if self._ears.suspicious or self._complained:
+                if self._commits.in_doubt or self._logged:
                     self._stop.wait(seconds)
                 else:
-                    self._ledger.wait(self._ears.version, seconds)
+                    self._ledger.wait(self._commits.version, seconds)
             except TowpathError as error:
                 if error.fatal:
                     if not (self._stop.is_set() or isinstance(error, LedgerClosed)):
-                        log.error("the caretaker gives up: %s", error)
-                        # Whoever waits for work hears of it by the batch that this makes.
+                        log.error("the caretaker of this process ends, the ledger is lost: %s", error)
+                        # The batch that follows passes the error to all waiters.
                         self._committer.kick()
                     return
-                self._complain(error)
+                self._log_once(error)
                 self._stop.wait(SLICE)
             except Exception:
-                log.exception("the caretaker stumbled and goes on")
+                log.exception("internal error in the caretaker; it goes on")
                 self._stop.wait(RETRY_PAUSE / SECOND)
 
 
 class _CommitWatcher:
-    """Notices commits, and tells ours from those of others, which the standing demand has not seen yet.
+    """Detects commits of other processes, after which the standing demand must claim.
 
-    It is a demand that never wants anything: so it hears of every batch of our own before it is applied.
-    """
+    It is registered as a demand that never claims, so it counts every batch of this process before the batch is
+    applied."""
 
     def __init__(self, ledger: Ledger, committer: Committer) -> None:
         self._ledger = ledger
         self._committer = committer
         self.version = ledger.version()
         self._batches = 0
-        self._heard = 0
-        self._suspect: tuple[int, int] | None = None
+        self._seen_batches = 0
+        self._doubt: tuple[int, int] | None = None
         self._pause = MIN_DOUBT
         committer.add_demand(self)
 
     @property
-    def suspicious(self) -> bool:
-        """Somebody else's commit may hide behind one of our own; we shall know soon."""
-        return self._suspect is not None
+    def in_doubt(self) -> bool:
+        """May another process have committed besides this one? The next step decides."""
+        return self._doubt is not None
 
     def next(self) -> int | None:
-        return None if self._suspect is None else self._suspect[1]
+        return None if self._doubt is None else self._doubt[1]
 
-    def listen(self, now: int) -> bool:
-        """Has anything been committed since the last time? If it was not us, or may not have been, look for
-        work."""
+    def check(self, now: int) -> bool:
+        """Was there a commit since the last step? If it was not, or may not have been, of this process, kick the
+        committer."""
         version = self._ledger.version()
         batches = self._batches
         changed = version != self.version
-        if changed and batches == self._heard:
+        if changed and batches == self._seen_batches:
             self._kick()
         elif changed:
-            self._suspect = batches, now + self._pause
+            self._doubt = batches, now + self._pause
             self._pause = min(2 * self._pause, MAX_DOUBT)
-        elif self._suspect is not None and batches != self._suspect[0]:
-            # A batch of ours that began later has looked already.
-            self._suspect = None
-        elif self._suspect is not None and not self._suspect[1] - MAX_DOUBT <= now < self._suspect[1]:
+        elif self._doubt is not None and batches != self._doubt[0]:
+            # A later batch of this process has claimed already.
+            self._doubt = None
+        elif self._doubt is not None and not self._doubt[1] - MAX_DOUBT <= now < self._doubt[1]:
             self._kick()
-        self.version, self._heard = version, batches
+        self.version, self._seen_batches = version, batches
         return changed
 
-    def forgive(self) -> None:
-        """Batches of our own that have written nothing so far hide nobody."""
+    def discount_own(self) -> None:
+        """Do not count own batches that wrote nothing: they cannot hide the commit of another process."""
         batches = self._batches
         if self._ledger.version() == self.version:
-            self._heard = batches
+            self._seen_batches = batches
 
     def _kick(self) -> None:
-        self._suspect, self._pause = None, MIN_DOUBT
+        self._doubt, self._pause = None, MIN_DOUBT
         self._committer.kick()
 
     def close(self) -> None:
@@ -231,34 +232,34 @@ class _CommitWatcher:
         self._batches += 1
 
     def taken(self, reply: Claimed | TowpathError) -> None:
-        """Nothing was wanted; what is fatal the next look at the ledger says as well."""
+        """Nothing was claimed. A fatal error is raised by the next read of the ledger as well."""
 
 
 class _DeadOwners:
-    """Owners whose process has ended. Every caretaker looks, because the elected one may be among them."""
+    """Owners whose process has ended. Every caretaker checks, because the elected one may be dead."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._owners = ledger.owners
         self._pause = REMOTE_DEAD_CHECK if ledger.capabilities.remote else DEAD_CHECK
-        self._looked_at = 0
+        self._checked_at = 0
         self._dead: tuple[str, ...] = ()
 
-    def look(self, now: int) -> tuple[str, ...]:
+    def find(self, now: int) -> tuple[str, ...]:
         pause = DEAD_CHECK if self._owners.uncertain else self._pause
-        if not self._looked_at <= now < self._looked_at + pause:
-            self._looked_at = now
+        if not self._checked_at <= now < self._checked_at + pause:
+            self._checked_at = now
             self._dead = self._owners.dead()[:MAX_DEAD]
         return self._dead
 
-    def bury(self) -> None:
-        """Their jobs are reaped."""
+    def forget_reaped(self) -> None:
+        """Their jobs are reaped: remove them from the ledger's list."""
         if self._dead:
             self._owners.forget(self._dead)
             self._dead = ()
 
 
 class _Election:
-    """The election: who holds the note is elected."""
+    """The election: the holder of the note is elected."""
 
     def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
         self._ledger = ledger
@@ -266,29 +267,30 @@ class _Election:
         self._owner = owner.encode()
         self._note: Noted | None = None
         self._holder = ""
-        """Who was elected when it was last asked, if it was not this one."""
+        """The elected owner at the last check, if it was another one."""
         self._times, self._ttl = (
             (REMOTE_FACTOR, REMOTE_TTL_FACTOR * TTL) if ledger.capabilities.remote else (1, TTL)
         )
-        self.asked_at = 0
+        self.checked_at = 0
         self.held_until = 0
 
     def next(self) -> int:
-        return self.asked_at + self._times * (STAND_BY if self._note is None else RENEW)
+        return self.checked_at + self._times * (STAND_BY if self._note is None else RENEW)
 
-    def take(self, now: int, dead: Sequence[str] = ()) -> bool:
-        """Renew or try to get it when it is time to, or when the elected one is dead; are we elected?"""
-        if not self.asked_at <= now < self.next() or (self._note is None and self._holder in dead):
+    def hold(self, now: int, dead: Sequence[str] = ()) -> bool:
+        """Renew or try to take the note when it is time, or when the elected caretaker is dead. Return whether this
+        one is elected."""
+        if not self.checked_at <= now < self.next() or (self._note is None and self._holder in dead):
             before = self.held_until > now
-            self._ask(now, dead)
-            self.asked_at = now
+            self._try_to_hold(now, dead)
+            self.checked_at = now
             if self.held_until > now and not before and self._committer.bus.wants(CaretakerElected):
                 self._committer.bus.publish(CaretakerElected(self._owner.decode()))
         return self.held_until > now
 
-    def _ask(self, now: int, dead: Sequence[str]) -> None:
-        """Write the note if there is none, if its holder is dead, or if it is ours: the fence tells, also
-        when an answer to us was lost."""
+    def _try_to_hold(self, now: int, dead: Sequence[str]) -> None:
+        """Write the note if there is none, if its holder is dead, or if its fence is that of this caretaker (the
+        reply to a write may have been lost)."""
         if self._note is not None and self._put(now, self._note.version):
             return
         view = self._ledger.note(CARETAKER_KEY)
@@ -310,7 +312,7 @@ class _Election:
         return True
 
     def resign(self) -> None:
-        """Let another one have it at once. If this fails, it runs out by itself."""
+        """Delete the note, so that another caretaker can take it at once. If this fails, the note expires."""
         held, self._note, self.held_until = self._note, None, 0
         if held is not None:
             with contextlib.suppress(LedgerClosed):
@@ -318,76 +320,79 @@ class _Election:
 
 
 class _UpkeepTimer:
-    """Upkeep in the ledger: when it says that something is due, soon after anything changed, and now and
-    then."""
+    """Runs upkeep when the ledger reports that something is due, soon after a commit, and at least once per
+    `MAX_UPKEEP_INTERVAL`."""
 
     def __init__(self, committer: Committer, clock: Clock, remote: bool) -> None:
         self._committer = committer
         self._clock = clock
         self._most = MAX_UPKEEP_INTERVAL * (REMOTE_FACTOR if remote else 1)
         self._least = MIN_PAUSE
-        self._done_at = 0
+        self._ran_at = 0
         self._last = Upkept(more=True)
         self.changed = True
 
     def next(self) -> int:
         if self._last.more:
-            return self._done_at
+            return self._ran_at
         due = (
-            self._most
-            if self._last.next_due is None
-            else min(self._most, self._last.next_due - self._done_at)
+            self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._ran_at)
         )
-        return self._done_at + (self._least if self.changed else max(MIN_PAUSE, due))
+        return self._ran_at + (self._least if self.changed else max(MIN_PAUSE, due))
 
-    def do(self, now: int, dead: tuple[str, ...] = ()) -> bool:
-        """Are all jobs of the dead owners reaped?"""
-        if self._done_at <= now < self.next() and not dead:
+    def run(self, now: int, dead: tuple[str, ...] = ()) -> bool:
+        """Run upkeep if it is due. Return whether all jobs of the dead owners are reaped."""
+        if self._ran_at <= now < self.next() and not dead:
             return False
         began = self._clock.now()
         answer = self._committer.call(Upkeep(dead=dead))
         assert isinstance(answer, Upkept)
         self._least = min(max(MIN_PAUSE, UPKEEP_SHARE * (self._clock.now() - began)), MAX_UPKEEP_PAUSE)
-        self._done_at, self._last, self.changed = now, answer, False
+        self._ran_at, self._last, self.changed = now, answer, False
         return not answer.more
 
 
 class _DueTimer:
-    """The schedules: at the time that the last round named, and soon after anything changed, which may be a
+    """Calls `due` at the time that its last call returned, and soon after a commit, which may have changed a
     schedule."""
 
     def __init__(self, due: Due) -> None:
         self._due = due
-        self._gone_at = 0
+        self._ran_at = 0
         self._next: int | None = None
-        self._complained = ""
+        self._logged = ""
         self.changed = True
 
     def next(self) -> int | None:
-        return self._gone_at + MIN_PAUSE if self.changed else self._next
+        return self._ran_at + MIN_PAUSE if self.changed else self._next
 
-    def go(self, now: int) -> None:
+    def run(self, now: int) -> None:
         time = self.next()
-        if now >= self._gone_at and (time is None or now < time):
+        if now >= self._ran_at and (time is None or now < time):
             return
-        self._gone_at, self.changed = now, False
+        self._ran_at, self.changed = now, False
         try:
             self._next = self._due(now)
-            self._complained = ""
+            self._logged = ""
         except LedgerClosed:
-            # The app is being closed, and this thread with it.
+            # The engine is being closed, and this thread with it.
             self._next = now + RETRY_PAUSE
         except Exception as error:
             self._next = now + RETRY_PAUSE
             if isinstance(error, TowpathError) and error.retryable:
                 raise
-            if self._complained != repr(error):
-                self._complained = repr(error)
-                log.warning("schedules have to wait: %s", error, exc_info=not isinstance(error, TowpathError))
+            if self._logged != repr(error):
+                self._logged = repr(error)
+                log.warning(
+                    "schedules, breakers or depth warnings failed and are retried every %g s: %s",
+                    RETRY_PAUSE / SECOND,
+                    error,
+                    exc_info=not isinstance(error, TowpathError),
+                )
 
 
 def _ignore(replies: Sequence[Reply]) -> None:
-    """Nobody waits for it."""
+    """If the note cannot be deleted, it expires."""
 
 
 DEPTH_CHECK = SECOND
@@ -407,15 +412,15 @@ class DepthMonitor:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._alarm = Alarm()
-        self._looked_at, self._pause = 0, 0
+        self._checked_at, self._pause = 0, 0
         self._next: int | None = None
 
     def due(self, now: int) -> int | None:
         """Look, at most once a second; when to look again, None if no queue has a depth to warn at."""
-        if self._looked_at <= now < self._looked_at + self._pause:
+        if self._checked_at <= now < self._checked_at + self._pause:
             return self._next
         ledger = self._host.ledger
-        self._looked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
+        self._checked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
         limits = depths_of(ledger.note(KEY))
         if not limits:
             self._alarm = Alarm()
