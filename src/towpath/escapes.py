@@ -53,19 +53,19 @@ class EscapeFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, dict):
-            record.args = {name: _harmless(value) for name, value in record.args.items()}
+            record.args = {name: _escaped(value) for name, value in record.args.items()}
         elif record.args:
-            record.args = tuple([_harmless(value) for value in record.args])
+            record.args = tuple([_escaped(value) for value in record.args])
         if isinstance(record.msg, str):
             record.msg = escape(record.msg, lines=True).replace("\n", "\n  ")
         else:
-            record.msg = _harmless(record.msg)
+            record.msg = _escaped(record.msg)
         if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None and not record.exc_text:
-            record.exc_text = _traceback(record.exc_info)
+            record.exc_text = _escaped_traceback(record.exc_info)
         return True
 
 
-def _harmless(value: Any) -> Any:
+def _escaped(value: Any) -> Any:
     if isinstance(value, int | float | None):
         return value
     try:
@@ -76,7 +76,7 @@ def _harmless(value: Any) -> Any:
     return value if escaped == text else escaped
 
 
-def _traceback(info: Any) -> str | None:
+def _escaped_traceback(info: Any) -> str | None:
     """The text of a traceback whose message could be taken for other lines of the log; None if there is no
     such message, and then the formatter makes it as always."""
     text = logging.Formatter().formatException(info)

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.shell import Ran, Shell
 from towpath.cli import demo
-from towpath.cli.demo import Crash, Stage, Written, prove
-from towpath.cli.showcase import app
+from towpath.cli.demo import DemoJobs, DemoOutput, KilledWorker, verify
+from towpath.cli.demo_tasks import app
 
 
 @pytest.fixture(scope="module")
@@ -123,25 +123,25 @@ def test_every_check_can_fail(tmp_path: Path) -> None:
     """Everything is written down, and nobody works."""
     app.url = f"sqlite:///{tmp_path / 'work.db'}"
     with app:
-        written, _ = demo.write_down(Stage(as_json=True), 300)
-        checks = prove(app, written, Crash(dict.fromkeys(written.ferries, 1), 0))
-        gone = prove(app, _without_mail(written), Crash(dict.fromkeys(written.ferries, 1), 0))
+        written, _ = demo.enqueue_jobs(DemoOutput(as_json=True), 300)
+        checks = verify(app, written, KilledWorker(dict.fromkeys(written.ferries, 1), 0))
+        gone = verify(app, _without_mail(written), KilledWorker(dict.fromkeys(written.ferries, 1), 0))
     assert {check.name for check in checks if check.ok} <= {"ledger"}
     assert "0 missing, 427 unfinished" in checks[0].what
     assert "1 missing" in gone[0].what
 
 
-def _without_mail(written: Written) -> Written:
-    return Written(
+def _without_mail(written: DemoJobs) -> DemoJobs:
+    return DemoJobs(
         **{name: getattr(written, name) for name in written.__struct_fields__} | {"mail": ["nowhere"]}
     )
 
 
 def test_a_check_that_fails_is_the_exit_code(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lazy(stage: Stage, written: Written) -> None:
+    async def lazy(output: DemoOutput, enqueued: DemoJobs) -> None:
         """A worker that does nothing."""
 
-    monkeypatch.setattr(demo, "work", lazy)
+    monkeypatch.setattr(demo, "run_worker", lazy)
     told = shell("demo", "--jobs", "300", "--keep", "demo.db", code=1)
     assert "WRONG all jobs   427 were written down: 0 done" in told.out
     assert "its own answer is taken" in told.out

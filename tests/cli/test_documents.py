@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from towpath.cli.base import EXIT_CODES, Leaf, root
+from towpath.cli.base import EXIT_CODES, CliCommand, root
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
 EXAMPLES = [
@@ -72,7 +72,7 @@ def test_the_exit_codes() -> None:
 @pytest.mark.parametrize("path", LEAVES)
 def test_every_command_has_json_and_help(path: str) -> None:
     command = LEAVES[path]
-    assert isinstance(command, Leaf)
+    assert isinstance(command, CliCommand)
     assert {"--json", "--url"} <= {option for parameter in command.params for option in parameter.opts}
     assert command.help
     bare = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]

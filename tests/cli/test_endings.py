@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.shell import EXECUTABLE, Shell, python
 from towpath import errors
-from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOTHING, REFUSED, STUCK, UNAVAILABLE, as_failure
+from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOT_FOUND, REFUSED, STUCK, UNAVAILABLE, as_failure
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def open_directory() -> Iterator[Path]:
 
 AS_SOMEBODY_ELSE = """
 import os, sys, importlib.util, locale  # all of it now: somebody else may not be able to read where Python lies
-import apsw, towpath.settings, towpath.cli.doors, towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
+import apsw, towpath.settings, towpath.cli.targets, towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -187,7 +187,7 @@ def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) 
         assert failure.code == UNAVAILABLE
         assert failure.step
     elif issubclass(kind, errors.UnknownJob | errors.UnknownGroup):
-        assert failure.code == NOTHING
+        assert failure.code == NOT_FOUND
     elif issubclass(kind, errors.InvalidInput):
         assert failure.code == BAD_INPUT
     elif issubclass(kind, errors.WorkerStuck):

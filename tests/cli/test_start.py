@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.support.shell import python
-from towpath.cli.base import PARTS, root
+from towpath.cli.base import COMMANDS, root
 
 LOADED = """
 import contextlib, io, json, sys
@@ -56,9 +56,9 @@ def test_a_look_at_the_ledger_loads_no_engine(tmp_path: Path) -> None:
     assert "rich" not in others
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name: str) -> None:
     command = root.get_command(click.Context(root), name)
     assert command is not None
     assert command.name == name
-    assert command.get_short_help_str(200) == PARTS[name][1]
+    assert command.get_short_help_str(200) == COMMANDS[name][1]

@@ -70,7 +70,7 @@ def test_moments() -> None:
 )
 def test_rates_both_ways(text: str, rate: Rate) -> None:
     assert RateType().convert(text, None, None) == rate
-    assert RateType().convert(output.rate(rate), None, None) == rate
+    assert RateType().convert(output.format_rate(rate), None, None) == rate
 
 
 @pytest.mark.parametrize("text", ["10", "/s", "0/s", "10/year", "ten/s", "2000000/s", "5/us"])
@@ -113,18 +113,18 @@ def test_json_headers_priorities() -> None:
     ],
 )
 def test_spans_for_people(span: int | None, text: str) -> None:
-    assert output.spell(span) == text
+    assert output.format_span(span) == text
 
 
 def test_times_are_exact() -> None:
-    assert output.moment(1_769_860_800_123_456) == "2026-01-31T12:00:00.123456Z"
-    assert output.moment(None) is None
+    assert output.format_time(1_769_860_800_123_456) == "2026-01-31T12:00:00.123456Z"
+    assert output.format_time(None) is None
 
 
 def test_bodies() -> None:
-    assert output.body(b"{}") == ({}, "json")
-    assert output.body(b"{}", "text/plain") == ("{}", "text")
-    assert output.body(b"{") == ("{", "text")
-    assert output.body(b"\xff") == ("/w==", "base64")
-    assert output.body(None) == (None, "none")
-    assert output.shown_body(b"\xff" * 40).startswith("40 bytes: ff ff")
+    assert output.decode_body(b"{}") == ({}, "json")
+    assert output.decode_body(b"{}", "text/plain") == ("{}", "text")
+    assert output.decode_body(b"{") == ("{", "text")
+    assert output.decode_body(b"\xff") == ("/w==", "base64")
+    assert output.decode_body(None) == (None, "none")
+    assert output.format_body(b"\xff" * 40).startswith("40 bytes: ff ff")

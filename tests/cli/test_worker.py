@@ -15,7 +15,7 @@ from tests.support.processes import SHOP, command, greet
 from tests.support.shell import Shell
 from towpath.cli import worker
 from towpath.cli.base import Session
-from towpath.cli.processes import Child, project_files
+from towpath.cli.processes import ChildProcess, project_files
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -237,26 +237,26 @@ def test_only_the_files_of_the_program_are_watched() -> None:
     assert own == __file__
 
 
-class Newborn(Child):
+class Newborn(ChildProcess):
     """While it is being started, the parent is told to stop."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.told, self.looks = False, 0
+        self.stop_requested, self.looks = False, 0
         os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def code(self) -> int | None:
         self.looks += 1
         assert self.looks < 20, "nobody tells it to stop"
-        return 0 if self.told else None
+        return 0 if self.stop_requested else None
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        self.told = True
+        self.stop_requested = True
 
     def close(self, grace: float = 0.0) -> int:
         return 0
 
 
 def test_a_child_that_is_started_while_a_signal_comes_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "Child", Newborn)
-    assert worker._several(Session(), [["first"]]) == 0
+    monkeypatch.setattr(worker, "ChildProcess", Newborn)
+    assert worker._run_processes(Session(), [["first"]]) == 0

@@ -32,21 +32,21 @@ class Session:
     def ledger(self, make: bool = False) -> Iterator[Ledger]:
         """The ledger of `--url` or the settings. Unless `make`, one that is not there is an error and not a
         new file."""
-        from towpath.cli.doors import open_door
+        from towpath.cli.targets import open_target
 
-        ledger = open_door(self.url, make)
+        ledger = open_target(self.url, make)
         try:
             yield ledger
         finally:
             ledger.close()
 
 
-def _keep_url(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+def _store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.ensure_object(Session).url = value
 
 
-def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _store_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         ctx.ensure_object(Session).json = True
 
@@ -54,14 +54,14 @@ def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def shared_options() -> list[click.Parameter]:
     url = "The ledger, such as sqlite:///work.db; else TOWPATH_URL, towpath.toml, pyproject.toml, sqlite:///towpath.db."
     return [
-        click.Option(["--url"], metavar="URL", help=url, callback=_keep_url, expose_value=False),
+        click.Option(["--url"], metavar="URL", help=url, callback=_store_url, expose_value=False),
         click.Option(
-            ["--json"], is_flag=True, help="JSON on stdout.", callback=_keep_json, expose_value=False
+            ["--json"], is_flag=True, help="JSON on stdout.", callback=_store_json, expose_value=False
         ),
     ]
 
 
-class Leaf(click.Command):
+class CliCommand(click.Command):
     """A command: takes the shared options, and says in its help how it may end."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,52 +69,52 @@ class Leaf(click.Command):
         self.params.extend(shared_options())
 
 
-class Branch(click.Group):
+class CliGroup(click.Group):
     """A command with commands below it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.extend(shared_options())
 
-    command_class = Leaf
+    command_class = CliCommand
 
 
-class Root(Branch):
-    """A group whose commands are imported when they are asked for, and not to be listed. `parts`: name ->
+class LazyGroup(CliGroup):
+    """A group whose commands are imported when they are asked for, and not to be listed. `lazy`: name ->
     ("module:attribute" in this package, its line in the list)."""
 
-    def __init__(self, *args: Any, parts: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._parts = parts
+        self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._parts)
+        return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._parts:
+        if cmd_name not in self._lazy:
             return None
-        module, _, attribute = self._parts[cmd_name][0].partition(":")
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command = getattr(import_module(f"towpath.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in self._parts.items()])
+            formatter.write_dl([(name, about) for name, (_, about) in self._lazy.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
-def command(name: str) -> Callable[[Callable[..., int]], Leaf]:
-    return click.command(name, cls=Leaf)
+def command(name: str) -> Callable[[Callable[..., int]], CliCommand]:
+    return click.command(name, cls=CliCommand)
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def all_of(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+def combine(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Several options as one decorator, in the order written."""
 
     def decorate(function: F) -> F:
@@ -137,25 +137,25 @@ def confirm(question: str, yes: bool) -> None:
         raise click.Abort
 
 
-def names(values: Sequence[str], most: int = 8) -> str:
+def join_names(values: Sequence[str], most: int = 8) -> str:
     """Some names in a sentence."""
     shown = ", ".join(values[:most]) or "none"
     return shown + (f" and {len(values) - most} more" if len(values) > most else "")
 
 
-OK, REFUSED, BAD_INPUT, NOTHING, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, REFUSED, BAD_INPUT, NOT_FOUND, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "it is done",
     REFUSED: "refused or failed; the reason is on stderr",
     BAD_INPUT: "wrong usage or bad input; nothing was done",
-    NOTHING: "nothing there: no message to get, an unknown id, queue or group",
+    NOT_FOUND: "nothing there: no message to get, an unknown id, queue or group",
     UNAVAILABLE: "the ledger is unavailable: not there, busy, read-only, full, damaged or not a ledger",
     STUCK: "the worker ended because all of its slots were held by handlers that do not stop; start it again",
     INTERRUPTED: "interrupted with Ctrl-C, or a question was answered with no",
 }
 
-NEXT: Mapping[type[errors.TowpathError], str] = {
+NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
     errors.LostClaim: "The lease ran out or somebody else settled it. `towpath jobs show {id}` says who; get it again.",
     errors.UnknownJob: "`towpath jobs list` shows what is there; finished jobs are deleted after their retention.",
     errors.UnknownGroup: "Check the id; groups are opened by the program that fills them.",
@@ -180,7 +180,7 @@ NEXT: Mapping[type[errors.TowpathError], str] = {
     errors.LedgerError: "`towpath doctor` looks at the ledger and its surroundings.",
 }
 
-SERVER_NEXT: Mapping[type[errors.TowpathError], str] = {
+SERVER_NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
     errors.NotALedger: "Check the URL: postgresql://user:password@host:5432/database. docs/deploy-postgres.md says which rights it needs.",
     errors.DiskFull: "Free space on the server and try again. `towpath jobs purge` and `towpath ledger vacuum` make room.",
     errors.ReadOnly: "This is a standby, or the database is read-only: name the primary server.",
@@ -201,8 +201,8 @@ class Failure(Exception):
         self.details = dict(details or {})
 
 
-def nothing(message: str, step: str = "") -> Failure:
-    failure = Failure(message, NOTHING, step)
+def not_found(message: str, step: str = "") -> Failure:
+    failure = Failure(message, NOT_FOUND, step)
     failure.kind = "Nothing"
     return failure
 
@@ -219,9 +219,9 @@ def unavailable(message: str, step: str = "") -> Failure:
     return failure
 
 
-def code_of(error: errors.TowpathError) -> int:
+def exit_code_of(error: errors.TowpathError) -> int:
     if isinstance(error, errors.UnknownJob | errors.UnknownGroup):
-        return NOTHING
+        return NOT_FOUND
     if isinstance(error, errors.InvalidInput):
         return BAD_INPUT
     if isinstance(error, errors.WorkerStuck):
@@ -235,13 +235,13 @@ def as_failure(error: BaseException) -> Failure:
         case Failure():
             return error
         case errors.TowpathError():
-            return _of_towpath(error)
+            return _towpath_failure(error)
         case click.exceptions.NoArgsIsHelpError():
-            return _named("Usage", bad_input(error.format_message()))
+            return _with_kind("Usage", bad_input(error.format_message()))
         case click.UsageError():
-            return _named("Usage", bad_input(error.format_message(), _usage_step(error)))
+            return _with_kind("Usage", bad_input(error.format_message(), _usage_step(error)))
         case click.Abort() | KeyboardInterrupt():
-            return _named("Interrupted", Failure("interrupted", INTERRUPTED))
+            return _with_kind("Interrupted", Failure("interrupted", INTERRUPTED))
         case click.ClickException():
             return bad_input(error.format_message())
         case click.exceptions.Exit():
@@ -250,36 +250,39 @@ def as_failure(error: BaseException) -> Failure:
             code = error.code if isinstance(error.code, int) else REFUSED
             return Failure("" if code == OK else f"the program ended itself: {error.code}", code)
         case OSError():
-            return _named(
+            return _with_kind(
                 type(error).__name__, Failure(f"{error.filename or 'the system'}: {error.strerror or error}")
             )
     step = "This is a defect of Towpath: please report it. TOWPATH_DEBUG=1 shows where it happened."
-    return _named(type(error).__name__, Failure(f"{type(error).__name__}: {error}", REFUSED, step))
+    return _with_kind(type(error).__name__, Failure(f"{type(error).__name__}: {error}", REFUSED, step))
 
 
-def _of_towpath(error: errors.TowpathError) -> Failure:
-    step = next((NEXT[kind] for kind in type(error).__mro__ if kind in NEXT), "")
+def _towpath_failure(error: errors.TowpathError) -> Failure:
+    step = next((NEXT_STEPS[kind] for kind in type(error).__mro__ if kind in NEXT_STEPS), "")
     if str(error.details.get("path", "")).startswith("postgresql:"):
-        step = SERVER_NEXT.get(type(error), step)
+        step = SERVER_NEXT_STEPS.get(type(error), step)
     failure = Failure(
-        str(error), code_of(error), step.format_map(_Named(error.details)), _plain(error.details)
+        str(error),
+        exit_code_of(error),
+        step.format_map(_Placeholders(error.details)),
+        _json_details(error.details),
     )
-    return _named(type(error).__name__, failure)
+    return _with_kind(type(error).__name__, failure)
 
 
-class _Named(dict[str, Any]):
+class _Placeholders(dict[str, Any]):
     def __missing__(self, key: str) -> str:
         return f"<{key}>"
 
 
-def _plain(details: Mapping[str, Any]) -> dict[str, Any]:
+def _json_details(details: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value if isinstance(value, int | float | None) else str(value)
         for name, value in details.items()
     }
 
 
-def _named(kind: str, failure: Failure) -> Failure:
+def _with_kind(kind: str, failure: Failure) -> Failure:
     failure.kind = kind
     return failure
 
@@ -298,16 +301,18 @@ def report(failure: Failure, as_json: bool) -> int:
             "next": failure.step or None,
         }
         content["details"] = failure.details
-        say([escape_json(msgspec.json.encode({"error": content}).decode())])
+        print_stderr([escape_json(msgspec.json.encode({"error": content}).decode())])
     elif failure.message:
         first, *more = failure.message.split("\n")
         is_usage = first.startswith("Usage:")
-        say([first if is_usage else f"Error: {first}", *(line if is_usage else f"  {line}" for line in more)])
-        say([*filter(None, [failure.step])])
+        print_stderr(
+            [first if is_usage else f"Error: {first}", *(line if is_usage else f"  {line}" for line in more)]
+        )
+        print_stderr([*filter(None, [failure.step])])
     return failure.code
 
 
-def say(lines: Sequence[str]) -> None:
+def print_stderr(lines: Sequence[str]) -> None:
     """Lines to stderr; if nobody reads them there, that is no error."""
     try:
         # In one piece, so that two processes do not write into each other's lines.
@@ -321,14 +326,14 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         from importlib.metadata import version
 
-        from towpath.cli.output import show
+        from towpath.cli.output import print_result
 
         number = version("towpath")
-        show(ctx.ensure_object(Session).json, {"towpath": number}, f"towpath {number}")
+        print_result(ctx.ensure_object(Session).json, {"towpath": number}, f"towpath {number}")
         ctx.exit(0)
 
 
-PARTS = {
+COMMANDS = {
     "demo": ("demo:demo", "A demonstration with real work."),
     "worker": ("worker:worker", "Run the jobs of an app's tasks."),
     "dev": ("worker:dev", "A worker that restarts when your code changes."),
@@ -361,7 +366,7 @@ PARTS = {
 help."""
 
 
-@click.group(cls=Root, parts=PARTS)
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 @click.option(
     "--version", is_flag=True, expose_value=False, callback=_version, help="The version, and nothing else."
 )

@@ -13,7 +13,7 @@ import click
 
 from towpath import Ledger, Spec, commands, micros, new_id, open_ledger
 from towpath.cli.base import OK, Session, command, pass_session
-from towpath.cli.output import show, table
+from towpath.cli.output import print_result, table
 
 PAYLOAD = b'{"to": "ada", "text": "' + b"x" * 75 + b'"}'
 BULK, BATCH = 1000, 100
@@ -44,7 +44,7 @@ def bench(session: Session, /, span: float, folder: Path | None) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="towpath-bench-", dir=folder) as name:
         data = measure(Path(name), span * SHARE)
-    show(session.json, data, lambda: _table(data))
+    print_result(session.json, data, lambda: _table(data))
     return OK
 
 

@@ -20,21 +20,21 @@ import click
 import msgspec
 
 from towpath import App, Job, Ledger, Query, Reason, State, commands, micros
-from towpath.cli import showcase
+from towpath.cli import demo_tasks
 from towpath.cli.base import OK, REFUSED, Failure, Session, bad_input, command, pass_session
-from towpath.cli.output import console, emit
-from towpath.cli.processes import Child
-from towpath.cli.showcase import app
+from towpath.cli.demo_tasks import app
+from towpath.cli.output import console, print_json
+from towpath.cli.processes import ChildProcess
 from towpath.errors import LostClaim
 from towpath.escapes import escape, get_logger
 
 Draw = Callable[[Mapping[str, int]], None]
 
-BEAT = 1.0
+LINE_INTERVAL = 1.0
 """Seconds between two plain lines."""
 
 
-class Stage:
+class DemoOutput:
     def __init__(self, as_json: bool) -> None:
         self._quiet = as_json
         self._start = time.perf_counter()
@@ -44,7 +44,7 @@ class Stage:
         """Since the curtain rose."""
         return time.perf_counter() - self._start
 
-    def say(self, text: str = "", bold: bool = False) -> None:
+    def line(self, text: str = "", bold: bool = False) -> None:
         if not self._quiet:
             console().print(escape(text, lines=True), style="bold" if bold else None, soft_wrap=True)
 
@@ -77,9 +77,9 @@ class Stage:
         def draw(done: Mapping[str, int]) -> None:
             nonlocal said
             passed, ended = time.perf_counter() - start, sum(done.values())
-            if ended == total or passed >= BEAT * (said + 1):
-                said = int(passed / BEAT)
-                self.say(f"  {passed:4.1f} s  {ended:,} of {total:,}")
+            if ended == total or passed >= LINE_INTERVAL * (said + 1):
+                said = int(passed / LINE_INTERVAL)
+                self.line(f"  {passed:4.1f} s  {ended:,} of {total:,}")
 
         return draw
 
@@ -89,7 +89,7 @@ DELAY = 1.0
 PAGE = 1000
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class DemoJobs(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of all that was written down."""
 
     mail: list[str]
@@ -115,27 +115,27 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Crash(msgspec.Struct, frozen=True):
+class KilledWorker(msgspec.Struct, frozen=True):
     """What the worker that was killed had in its hands (id -> fence), and when it died."""
 
     held: Mapping[str, int]
     at: int
 
 
-class Check(msgspec.Struct, frozen=True):
+class DemoCheck(msgspec.Struct, frozen=True):
     name: str
     ok: bool
     what: str
 
 
-def prove(app: App, written: Written, crash: Crash) -> list[Check]:
-    jobs = jobs_of(app.ledger, written.ids)
+def verify(app: App, enqueued: DemoJobs, killed: KilledWorker) -> list[DemoCheck]:
+    jobs = jobs_of(app.ledger, enqueued.ids)
     return [
-        _nothing_lost(app.ledger, written, jobs),
-        *_single_acts(jobs, written),
-        _graph(jobs, written),
-        _ferries(app, written, jobs, crash),
-        _recounted(app.ledger),
+        _check_all_jobs(app.ledger, enqueued, jobs),
+        *_check_single_jobs(jobs, enqueued),
+        _check_graph(jobs, enqueued),
+        _check_ferries(app, enqueued, jobs, killed),
+        _check_ledger(app.ledger),
     ]
 
 
@@ -144,66 +144,66 @@ def jobs_of(ledger: Ledger, ids: Sequence[str]) -> dict[str, Job]:
     return dict(chain.from_iterable(page.items() for page in pages))
 
 
-def _nothing_lost(ledger: Ledger, written: Written, jobs: Mapping[str, Job]) -> Check:
-    missing = sum(id not in jobs for id in written.ids)
+def _check_all_jobs(ledger: Ledger, enqueued: DemoJobs, jobs: Mapping[str, Job]) -> DemoCheck:
+    missing = sum(id not in jobs for id in enqueued.ids)
     wrong = [
         job
         for job in jobs.values()
-        if job.state is not (State.FAILED if job.id == written.fax else State.DONE)
+        if job.state is not (State.FAILED if job.id == enqueued.fax else State.DONE)
     ]
     counts = [view.counts for view in ledger.queues().values()]
     done, failed, others = (
         sum(getattr(each, name) for each in counts) for name in ("done", "failed", "waiting")
     )
     running = sum(each.running for each in counts)
-    ok = not (missing or wrong or others or running) and (done, failed) == (len(written.ids) - 1, 1)
-    what = f"{len(written.ids):,} were written down: {done:,} done, {failed} dead, {missing} missing, {others + running} unfinished"
-    return Check("all jobs", ok, what)
+    ok = not (missing or wrong or others or running) and (done, failed) == (len(enqueued.ids) - 1, 1)
+    what = f"{len(enqueued.ids):,} were written down: {done:,} done, {failed} dead, {missing} missing, {others + running} unfinished"
+    return DemoCheck("all jobs", ok, what)
 
 
-def _single_acts(jobs: Mapping[str, Job], written: Written) -> Iterator[Check]:
+def _check_single_jobs(jobs: Mapping[str, Job], enqueued: DemoJobs) -> Iterator[DemoCheck]:
     starts: dict[int, list[int]] = {}
-    for job in (jobs[id] for id in written.mail if id in jobs):
+    for job in (jobs[id] for id in enqueued.mail if id in jobs):
         if job.started_at is not None:
             starts.setdefault(job.priority, []).append(job.started_at)
     ranks = [starts[priority] for priority in sorted(starts)]
     ordered = all(max(sooner) <= min(later) for sooner, later in pairwise(ranks))
-    ok = ordered and len(ranks) == 3 and sum(map(len, ranks)) == len(written.mail)
+    ok = ordered and len(ranks) == 3 and sum(map(len, ranks)) == len(enqueued.mail)
     how = "the urgent ones first" if ordered else "not in the order of their priority"
-    yield Check("mail", ok, f"{', then '.join(f'{len(rank):,}' for rank in ranks) or 'none'}: {how}")
+    yield DemoCheck("mail", ok, f"{', then '.join(f'{len(rank):,}' for rank in ranks) or 'none'}: {how}")
 
-    reminders = [jobs[id] for id in written.reminders if id in jobs]
+    reminders = [jobs[id] for id in enqueued.reminders if id in jobs]
     waits = [(job.started_at or 0) - job.created_at for job in reminders]
     least = min(waits, default=0)
-    yield Check(
+    yield DemoCheck(
         "reminders",
         least >= micros(DELAY),
         f"{len(waits)} ran {least / 1e6:.2f} s after they were written down, or later",
     )
 
-    call = jobs[written.call]
+    call = jobs[enqueued.call]
     ok = call.state is State.DONE and (call.attempts, call.failures, call.result) == (3, 2, b'"hello"')
-    yield Check(
+    yield DemoCheck(
         "call",
         ok,
-        f"{call.state} at attempt {call.attempts}, after {call.failures} failures: {_text(call.result)}",
+        f"{call.state} at attempt {call.attempts}, after {call.failures} failures: {_decoded(call.result)}",
     )
 
-    fax = jobs[written.fax]
+    fax = jobs[enqueued.fax]
     ok = fax.reason is Reason.EXHAUSTED and (fax.error or "").startswith("OSError: no line to")
-    yield Check(
+    yield DemoCheck(
         "fax", ok, f"a dead letter after {fax.attempts} attempts: {(fax.error or '').partition(chr(10))[0]}"
     )
 
 
-def _graph(jobs: Mapping[str, Job], written: Written) -> Check:
-    read, total = jobs[written.read], jobs[written.total]
-    counts = [jobs[id] for id in written.counts]
+def _check_graph(jobs: Mapping[str, Job], enqueued: DemoJobs) -> DemoCheck:
+    read, total = jobs[enqueued.read], jobs[enqueued.total]
+    counts = [jobs[id] for id in enqueued.counts]
     ok = all(_before(read, count) and _before(count, total) for count in counts) and total.result == b"9"
-    return Check(
+    return DemoCheck(
         "graph",
         ok,
-        f"read, then {len(counts)} counted side by side, then a total of {_text(total.result)} words",
+        f"read, then {len(counts)} counted side by side, then a total of {_decoded(total.result)} words",
     )
 
 
@@ -215,19 +215,19 @@ def _before(first: Job, second: Job) -> bool:
     )
 
 
-def _ferries(app: App, written: Written, jobs: Mapping[str, Job], crash: Crash) -> Check:
-    ferries = [jobs[id] for id in written.ferries]
+def _check_ferries(app: App, enqueued: DemoJobs, jobs: Mapping[str, Job], killed: KilledWorker) -> DemoCheck:
+    ferries = [jobs[id] for id in enqueued.ferries]
     back = [job for job in ferries if (job.state, job.losses, job.attempts) == (State.DONE, 1, 2)]
-    took = (max(job.finished_at or 0 for job in ferries) - crash.at) / 1e6
-    late = _late_answer(app, crash)
-    ok = len(back) == len(ferries) == len(crash.held) and late == "refused"
-    what = f"{len(back)} of {len(crash.held)} that the dead worker held were done by another within {took:.1f} s; its own answer is {late}"
-    return Check("ferries", ok, what)
+    took = (max(job.finished_at or 0 for job in ferries) - killed.at) / 1e6
+    late = _late_settle(app, killed)
+    ok = len(back) == len(ferries) == len(killed.held) and late == "refused"
+    what = f"{len(back)} of {len(killed.held)} that the dead worker held were done by another within {took:.1f} s; its own answer is {late}"
+    return DemoCheck("ferries", ok, what)
 
 
-def _late_answer(app: App, crash: Crash) -> str:
+def _late_settle(app: App, killed: KilledWorker) -> str:
     """What the dead worker would hear if it came back and said that it is done."""
-    id, fence = next(iter(crash.held.items()))
+    id, fence = next(iter(killed.held.items()))
     try:
         app.call(commands.Settle(id, fence, commands.Done(b'"I am late"')))
     except LostClaim:
@@ -235,20 +235,20 @@ def _late_answer(app: App, crash: Crash) -> str:
     return "taken"
 
 
-def _recounted(ledger: Ledger) -> Check:
+def _check_ledger(ledger: Ledger) -> DemoCheck:
     problems = ledger.check()
-    return Check("ledger", not problems, "; ".join(problems) or "recounted, and everything adds up")
+    return DemoCheck("ledger", not problems, "; ".join(problems) or "recounted, and everything adds up")
 
 
-def _text(data: bytes | None) -> str:
+def _decoded(data: bytes | None) -> str:
     return "nothing" if data is None else data.decode()
 
 
-TARGET = "towpath.cli.showcase:app"
+TARGET = "towpath.cli.demo_tasks:app"
 FERRIES, REMINDERS = 100, 20
 LEASE = 2.0
 """Seconds that the jobs of a dead worker stay its own."""
-STUCK = 20.0
+STALL_LIMIT = 20.0
 """Seconds without any change after which the demonstration gives up, and says what is missing."""
 
 
@@ -274,63 +274,63 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     # The worker logs failures, and here they are on purpose.
     get_logger("towpath").addHandler(logging.NullHandler())
     path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="towpath-demo-")) / "work.db"
-    stage = Stage(session.json)
+    output = DemoOutput(session.json)
     app.url = f"sqlite:///{quote(str(path))}"
     with app:
         # This process looks after the ledger. It could be the doomed one, but then somebody would have to
         # notice that first.
         app.attend()
-        stage.say(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
-        written, wrote = write_down(stage, jobs)
-        crash = kill_a_worker(stage)
-        asyncio.run(work(stage, written))
-        checks = prove(app, written, crash)
+        output.line(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
+        enqueued, wrote = enqueue_jobs(output, jobs)
+        killed = kill_a_worker(output)
+        asyncio.run(run_worker(output, enqueued))
+        checks = verify(app, enqueued, killed)
         cost = {
             "written_us": round(wrote / jobs * 1e6, 1),
-            "run_us": round(_time_of_mail(app.ledger, written) / jobs * 1e6, 1),
+            "run_us": round(_mail_seconds(app.ledger, enqueued) / jobs * 1e6, 1),
         }
     ok = all(check.ok for check in checks)
     tries = [
-        _typed(*words)
+        _command_line(*words)
         for words in (("dead", "list"), ("dead", "retry", "--all", "--yes"), ("worker", TARGET, "--burst"))
     ]
     if session.json:
         facts: dict[str, Any] = {
             "ok": ok,
-            "jobs": len(written.ids),
-            "seconds": round(stage.seconds, 3),
+            "jobs": len(enqueued.ids),
+            "seconds": round(output.seconds, 3),
             "url": app.url,
         }
-        emit({**facts, "cost": cost, "checks": checks, "next": tries})
+        print_json({**facts, "cost": cost, "checks": checks, "next": tries})
     else:
-        tell(stage, checks, cost, tries)
+        print_summary(output, checks, cost, tries)
     return OK if ok else REFUSED
 
 
-def write_down(stage: Stage, jobs: int) -> tuple[Written, float]:
+def enqueue_jobs(output: DemoOutput, jobs: int) -> tuple[DemoJobs, float]:
     """The ids of all jobs, and the seconds that the mail took."""
-    stage.say("All work is written down first.", bold=True)
-    urgencies = [showcase.send.options(priority=priority) for priority in ("low", "normal", "high")]
+    output.line("All work is written down first.", bold=True)
+    urgencies = [demo_tasks.send.options(priority=priority) for priority in ("low", "normal", "high")]
     mail: list[str] = []
-    with stage.bars({"mail": jobs}) as draw:
+    with output.bars({"mail": jobs}) as draw:
         start = time.perf_counter()
         while len(mail) < jobs:
             calls = [urgencies[n % 3].of(f"guest {n}") for n in range(len(mail), min(jobs, len(mail) + 1000))]
-            mail += [handle.id for handle in showcase.send.enqueue_many(calls)]
+            mail += [handle.id for handle in demo_tasks.send.enqueue_many(calls)]
             draw({"mail": len(mail)})
         wrote = time.perf_counter() - start
-    later = showcase.remind.options(delay=DELAY)
+    later = demo_tasks.remind.options(delay=DELAY)
     reminders = later.enqueue_many(later.of(f"guest {n}") for n in range(REMINDERS))
-    call, fax = showcase.call.enqueue("555-0100"), showcase.fax.enqueue("555-0199")
-    read = showcase.read.enqueue()
+    call, fax = demo_tasks.call.enqueue("555-0100"), demo_tasks.fax.enqueue("555-0199")
+    read = demo_tasks.read.enqueue()
     graph = app.group(
-        [showcase.count.options(after=read).of(page) for page in range(3)], then=showcase.total.of()
+        [demo_tasks.count.options(after=read).of(page) for page in range(3)], then=demo_tasks.total.of()
     )
     assert graph.then is not None
-    ferries = showcase.ferry.enqueue_many(showcase.ferry.of(n) for n in range(FERRIES))
-    stage.say(f"  a reminder: {reminders[0].explain()}")
-    stage.say(f"  the end of a graph: {graph.then.explain()}")
-    written = Written(
+    ferries = demo_tasks.ferry.enqueue_many(demo_tasks.ferry.of(n) for n in range(FERRIES))
+    output.line(f"  a reminder: {reminders[0].explain()}")
+    output.line(f"  the end of a graph: {graph.then.explain()}")
+    enqueued = DemoJobs(
         mail=mail,
         reminders=[handle.id for handle in reminders],
         call=call.id,
@@ -340,16 +340,16 @@ def write_down(stage: Stage, jobs: int) -> tuple[Written, float]:
         total=graph.then.id,
         ferries=[handle.id for handle in ferries],
     )
-    return written, wrote
+    return enqueued, wrote
 
 
-def kill_a_worker(stage: Stage) -> Crash:
+def kill_a_worker(output: DemoOutput) -> KilledWorker:
     """A real worker process takes all ferries, and is killed in the middle of them."""
-    stage.say("\nA worker process takes the ferries ...", bold=True)
+    output.line("\nA worker process takes the ferries ...", bold=True)
     words = ["worker", TARGET, "--queues", "ferries", "--concurrency", str(FERRIES), "--lease", f"{LEASE}s"]
-    child = Child(["--url", app.url, *words, "--processes", "1", "--name", "doomed"], quiet=True)
+    child = ChildProcess(["--url", app.url, *words, "--processes", "1", "--name", "doomed"], quiet=True)
     try:
-        deadline = time.monotonic() + STUCK
+        deadline = time.monotonic() + STALL_LIMIT
         while True:
             seen = app.ledger.version()
             held = app.ledger.find(
@@ -358,7 +358,7 @@ def kill_a_worker(stage: Stage) -> Crash:
             if len(held) == FERRIES:
                 break
             if child.code is not None or time.monotonic() > deadline:
-                step = f"See what it says: {_typed(*words)}"
+                step = f"See what it says: {_command_line(*words)}"
                 raise Failure(
                     f"The worker process did not take the ferries (exit code {child.code}).", REFUSED, step
                 )
@@ -366,18 +366,18 @@ def kill_a_worker(stage: Stage) -> Crash:
         child.process.kill()
     finally:
         child.close()
-    stage.say(
+    output.line(
         f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run"
     )
-    stage.say(f"  {app.ledger.explain(held[0].id)}")
-    return Crash({job.id: job.fence for job in held}, app.clock.now())
+    output.line(f"  {app.ledger.explain(held[0].id)}")
+    return KilledWorker({job.id: job.fence for job in held}, app.clock.now())
 
 
-async def work(stage: Stage, written: Written) -> None:
+async def run_worker(output: DemoOutput, enqueued: DemoJobs) -> None:
     """A worker in this process does the rest, and the bars show what the ledger counts."""
-    stage.say("\nAnother worker does all the rest, and the ferries when their lease is over.", bold=True)
+    output.line("\nAnother worker does all the rest, and the ferries when their lease is over.", bold=True)
     totals = {
-        "mail": len(written.mail),
+        "mail": len(enqueued.mail),
         "reminders": REMINDERS,
         "calls": 1,
         "faxes": 1,
@@ -386,12 +386,12 @@ async def work(stage: Stage, written: Written) -> None:
     }
     worker = asyncio.create_task(app.arun(queues=tuple(totals), concurrency=64, lease=30, grace=5))
     try:
-        with stage.bars(totals) as draw:
+        with output.bars(totals) as draw:
             before, since = -1, time.monotonic()
-            while not worker.done() and time.monotonic() - since < STUCK:
+            while not worker.done() and time.monotonic() - since < STALL_LIMIT:
                 ended = {name: view.counts.finished for name, view in app.ledger.queues().items()}
                 draw(ended)
-                if (now := sum(ended.values())) == len(written.ids):
+                if (now := sum(ended.values())) == len(enqueued.ids):
                     break
                 if now != before:
                     before, since = now, time.monotonic()
@@ -403,30 +403,32 @@ async def work(stage: Stage, written: Written) -> None:
         raise how
 
 
-def _time_of_mail(ledger: Ledger, written: Written) -> float:
+def _mail_seconds(ledger: Ledger, enqueued: DemoJobs) -> float:
     """Seconds from the first start to the last end."""
-    mail = jobs_of(ledger, written.mail).values()
+    mail = jobs_of(ledger, enqueued.mail).values()
     return (max(job.finished_at or 0 for job in mail) - min(job.started_at or 0 for job in mail)) / 1e6
 
 
-def tell(stage: Stage, checks: Sequence[Check], cost: dict[str, float], tries: Sequence[str]) -> None:
-    stage.say("\nWhat happened, read back from the ledger", bold=True)
+def print_summary(
+    output: DemoOutput, checks: Sequence[DemoCheck], cost: dict[str, float], tries: Sequence[str]
+) -> None:
+    output.line("\nWhat happened, read back from the ledger", bold=True)
     for check in checks:
-        stage.say(f"  {'ok   ' if check.ok else 'WRONG'} {check.name:<9}  {check.what}")
+        output.line(f"  {'ok   ' if check.ok else 'WRONG'} {check.name:<9}  {check.what}")
     each, rate = cost["written_us"] + cost["run_us"], 1e6 / max(cost["run_us"], 0.1)
-    stage.say(
-        f"\nIt took {stage.seconds:.1f} s. A piece of mail cost {each:.0f} µs on disk: {cost['written_us']:.0f} to write it down, "
+    output.line(
+        f"\nIt took {output.seconds:.1f} s. A piece of mail cost {each:.0f} µs on disk: {cost['written_us']:.0f} to write it down, "
         f"{cost['run_us']:.0f} to claim, run and settle it ({rate:,.0f} a second)."
     )
-    stage.say(
+    output.line(
         "\nThe ledger stays where it is. Try next: look at the dead letter, bring it back, and run it",
         bold=True,
     )
     for line in tries:
-        stage.say(f"  {line}")
+        output.line(f"  {line}")
 
 
-def _typed(*words: str) -> str:
+def _command_line(*words: str) -> str:
     """A command for this ledger as one types it."""
     beside = sys.argv[0] if Path(sys.argv[0]).stem == "towpath" else f"{sys.executable} -m towpath"
     program = "towpath" if shutil.which("towpath") else beside

@@ -10,10 +10,17 @@ from typing import Any
 import msgspec
 
 from towpath import Ledger, Query, QueueView, State, open_ledger
-from towpath.cli.base import OK, REFUSED, Session, as_failure, command, names, pass_session
-from towpath.cli.doors import check_slashes, file_of, is_missing, is_on_server, is_server, shown
-from towpath.cli.maintenance import examine
-from towpath.cli.output import pairs, show, spell
+from towpath.cli.base import OK, REFUSED, Session, as_failure, command, join_names, pass_session
+from towpath.cli.maintenance import find_problems
+from towpath.cli.output import format_pairs, format_span, print_result
+from towpath.cli.targets import (
+    check_slashes,
+    file_of,
+    is_missing,
+    is_server,
+    server_has_ledger,
+    without_password,
+)
 from towpath.cli.values import now
 from towpath.errors import TowpathError
 from towpath.settings import NAMES, Settings, resolve
@@ -27,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
     grave: bool = False
 
 
-SKEW = 1.0
+MAX_CLOCK_SKEW = 1.0
 """How many seconds the clocks of this machine and of the server may be apart without a word."""
 LONG_LOCK = 2.0
 """Seconds that a session may hold the lock on relations without a finding. A batch takes milliseconds."""
@@ -43,13 +50,13 @@ def server_facts(url: str) -> dict[str, Any]:
     return {**found, "wake_ups": f"by polling: {why}" if why else "by LISTEN and NOTIFY"}
 
 
-def of_server(health: dict[str, Any]) -> Iterator[Finding]:
+def server_findings(health: dict[str, Any]) -> Iterator[Finding]:
     """Nothing for a ledger that has no server."""
     if "server" not in health:
         return
-    yield from _of_locks(health)
-    yield from _of_durability(health)
-    yield from _of_sweeping(health)
+    yield from _lock_findings(health)
+    yield from _durability_findings(health)
+    yield from _vacuum_findings(health)
     if health["missing_rights"]:
         advice = "Let the role own the schema and all in it, or grant these; docs/deploy-postgres.md has the statements."
         yield Finding(
@@ -67,26 +74,26 @@ def of_server(health: dict[str, Any]) -> Iterator[Finding]:
     elif health["wake_ups"].startswith("by polling"):
         advice = "Pick-up takes up to a second. A direct connection, or a pooler in session mode, makes it a few milliseconds."
         yield Finding(f"Wake-ups are {health['wake_ups']}.", advice)
-    if abs(health["ahead"]) > SKEW:
+    if abs(health["ahead"]) > MAX_CLOCK_SKEW:
         ahead = "ahead of" if health["ahead"] > 0 else "behind"
         advice = "Leases and delays go by the server's clock, so nothing is lost; set the clocks right, or logs and dates will puzzle you."
-        span = spell(abs(round(health["ahead"] * 1_000_000)))
+        span = format_span(abs(round(health["ahead"] * 1_000_000)))
         yield Finding(f"The server's clock is {span} {ahead} this machine's.", advice)
 
 
-def _of_locks(health: dict[str, Any]) -> Iterator[Finding]:
+def _lock_findings(health: dict[str, Any]) -> Iterator[Finding]:
     for each in health["lock_holders"]:
         if each["seconds"] < LONG_LOCK:
             continue
         who = f"{each['application'] or 'A session'} (process {each['pid']} of the server, from {each['host']}, {each['state']})"
-        held = f"has held the lock on keys, groups and notes for {spell(round(each['seconds'] * 1_000_000))}"
+        held = f"has held the lock on keys, groups and notes for {format_span(round(each['seconds'] * 1_000_000))}"
         advice = f"Its process is frozen, or a commit function is slow. The server ends it after `idle_timeout`; or SELECT pg_terminate_backend({each['pid']})."
         yield Finding(
             f"{who} {held}; {each['waiting']} sessions wait for it.", advice, grave=each["waiting"] > 0
         )
 
 
-def _of_durability(health: dict[str, Any]) -> Iterator[Finding]:
+def _durability_findings(health: dict[str, Any]) -> Iterator[Finding]:
     for name in ("fsync", "full_page_writes"):
         if health[name] == "off":
             advice = f"Set {name} = on in postgresql.conf, unless all that is in it may be lost."
@@ -98,7 +105,7 @@ def _of_durability(health: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("synchronous_commit is off: a crash can lose the last acknowledged jobs.", advice)
 
 
-def _of_sweeping(health: dict[str, Any]) -> Iterator[Finding]:
+def _vacuum_findings(health: dict[str, Any]) -> Iterator[Finding]:
     if "off" in (health["autovacuum"], health["track_counts"]):
         advice = (
             "Set autovacuum = on and track_counts = on, or run `towpath ledger vacuum` every few minutes."
@@ -110,22 +117,22 @@ def _of_sweeping(health: dict[str, Any]) -> Iterator[Finding]:
         who = f"{each['application'] or 'somebody'} ({each['user']}, process {each['pid']}, {each['state']})"
         advice = f"End it, or SELECT pg_terminate_backend({each['pid']}). Until then nothing that died since can be swept."
         yield Finding(
-            f"A transaction of {who} has been open for {spell(each['seconds'] * 1_000_000)}.", advice
+            f"A transaction of {who} has been open for {format_span(each['seconds'] * 1_000_000)}.", advice
         )
     if health["tallies"] > MANY_TALLIES:
         advice = "A worker folds them as it goes; without one, `towpath ledger vacuum` does."
         yield Finding(f"{health['tallies']:,} rows of counts wait to be folded.", advice)
 
 
-STALE = 60_000_000
+STALE_READY = 60_000_000
 """A job that has been ready for so long, in a queue where nothing runs, has no worker."""
-OLD = 3_600_000_000
+OLD_READY = 3_600_000_000
 LARGE_WAL = 64 * 1024 * 1024
 """Towpath's own processes keep the log shorter, unless a long read transaction prevents it."""
-AHEAD = 5_000_000
+MAX_CLOCK_LAG = 5_000_000
 """How far the ledger's time may be ahead of the clock without a word."""
 CARETAKER = "towpath/caretaker"
-EXAMINED = 200_000
+MAX_CHECKED_JOBS = 200_000
 """Jobs up to which the doctor recounts the whole ledger; above that `towpath check` is asked for by name."""
 
 
@@ -138,10 +145,10 @@ def doctor(session: Session, /) -> int:
     Exit code 1 if something needs you, 4 if the ledger cannot be opened."""
     settings = resolve(session.url)
     check_slashes(settings.url, _origin(session, settings, "url"))
-    health, findings, code = _look(settings)
+    health, findings, code = _inspect_url(settings)
     if code == OK and any(finding.grave for finding in findings):
         code = REFUSED
-    values = {name: getattr(settings, name) for name in NAMES} | {"url": shown(settings.url)}
+    values = {name: getattr(settings, name) for name in NAMES} | {"url": without_password(settings.url)}
     told = {name: {"value": values[name], "from": _origin(session, settings, name)} for name in NAMES}
     data = {
         "settings": told,
@@ -150,7 +157,7 @@ def doctor(session: Session, /) -> int:
         "findings": findings,
         "ok": code == OK,
     }
-    show(session.json, data, lambda: _report(told, health, findings))
+    print_result(session.json, data, lambda: _format_report(told, health, findings))
     return code
 
 
@@ -158,18 +165,18 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
     return "--url" if name == "url" and session.url is not None else settings.origins[name]
 
 
-def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> list[str]:
-    settings = {name: f"{_words(each['value'])}  ({each['from']})" for name, each in told.items()}
-    facts = {name: _words(value) for name, value in health.items()}
+def _format_report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> list[str]:
+    settings = {name: f"{_format_value(each['value'])}  ({each['from']})" for name, each in told.items()}
+    facts = {name: _format_value(value) for name, value in health.items()}
     lines = [
         "Settings",
-        *pairs(settings),
+        *format_pairs(settings),
         "",
         "Versions",
-        *pairs(versions()),
+        *format_pairs(versions()),
         "",
         "Ledger",
-        *pairs(facts),
+        *format_pairs(facts),
         "",
     ]
     if not findings:
@@ -180,7 +187,7 @@ def _report(told: dict[str, Any], health: dict[str, Any], findings: list[Finding
     return lines
 
 
-def _words(value: object) -> object:
+def _format_value(value: object) -> object:
     if isinstance(value, tuple):
         return ", ".join(value) or "all of the app's tasks"
     if isinstance(value, list):
@@ -204,7 +211,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
+def _inspect_url(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
     """(facts, findings, exit code) of the ledger at this URL; it is not made if it is not there."""
     path = file_of(settings.url)
     if settings.url.startswith("memory:"):
@@ -214,16 +221,16 @@ def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
         advice = "The first `towpath put`, `towpath enqueue` or worker makes it. If it should be there, check the URL above."
         return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
     try:
-        if is_server(settings.url) and not is_on_server(settings.url):
+        if is_server(settings.url) and not server_has_ledger(settings.url):
             advice = "`towpath ledger migrate`, a `towpath put`, a `towpath enqueue` or a worker makes it. Else check the URL above."
             return (
                 {"state": "not there yet"},
-                [Finding(f"There is no ledger in {shown(settings.url)}.", advice)],
+                [Finding(f"There is no ledger in {without_password(settings.url)}.", advice)],
                 OK,
             )
         ledger = open_ledger(settings.url)
         try:
-            return _examine(ledger, settings)
+            return _inspect_ledger(ledger, settings)
         finally:
             ledger.close()
     except TowpathError as error:
@@ -231,7 +238,7 @@ def _look(settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
         return {"state": "unavailable"}, [Finding(failure.message, failure.step, grave=True)], failure.code
 
 
-def _examine(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
+def _inspect_ledger(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[Finding], int]:
     queues, at = ledger.queues(), now()
     total = {state.value: sum(getattr(view.counts, state) for view in queues.values()) for state in State}
     jobs, caretaker = sum(total.values()), ledger.note(CARETAKER)
@@ -239,10 +246,17 @@ def _examine(ledger: Ledger, settings: Settings) -> tuple[dict[str, Any], list[F
     health["caretaker"] = "a worker looks after it" if caretaker is not None else "no worker is running"
     health |= server_facts(settings.url) if is_server(settings.url) else _file_facts(settings)
     at = health.get("time", at)
-    findings = [*_of_queues(list(queues.values()), at, alive=caretaker is not None), *_of_jobs(ledger, at)]
-    findings += [*_of_clock(_last(ledger) - at), *_of_file(health), *of_server(health)]
-    if jobs <= EXAMINED:
-        problems = examine(ledger)
+    findings = [
+        *_queue_findings(list(queues.values()), at, alive=caretaker is not None),
+        *_lease_findings(ledger, at),
+    ]
+    findings += [
+        *_clock_findings(_last_written(ledger) - at),
+        *_file_findings(health),
+        *server_findings(health),
+    ]
+    if jobs <= MAX_CHECKED_JOBS:
+        problems = find_problems(ledger)
         health["recounted"] = "everything adds up" if not problems else f"{len(problems)} problems"
         advice = "Stop every process, keep a copy, restore a backup."
         findings += [Finding(problem, advice, grave=True) for problem in problems[:20]]
@@ -272,7 +286,7 @@ def _file_facts(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _of_file(health: dict[str, Any]) -> Iterator[Finding]:
+def _file_findings(health: dict[str, Any]) -> Iterator[Finding]:
     if health.get("wal_bytes", 0) <= LARGE_WAL:
         return
     advice = (
@@ -287,7 +301,7 @@ def _of_file(health: dict[str, Any]) -> Iterator[Finding]:
     yield Finding(f"The write-ahead log has {health['wal_bytes']:,} bytes.", advice)
 
 
-def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Finding]:
+def _queue_findings(queues: list[QueueView], at: int, alive: bool) -> Iterator[Finding]:
     for view in sorted(queues, key=lambda view: view.name):
         age = 0 if view.oldest_ready is None else at - view.oldest_ready
         if view.paused:
@@ -296,27 +310,29 @@ def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Findin
             if not sum(getattr(view.counts, state) for state in State):
                 advice = f"It never had a job: is the name right? {advice}"
             yield Finding(f"Queue {view.name} is paused{why}; {view.counts.waiting} wait.", advice)
-        elif view.next_at > at + STALE:
+        elif view.next_at > at + STALE_READY:
             yield Finding(
-                f"Queue {view.name} is held for {spell(view.next_at - at)}.",
+                f"Queue {view.name} is held for {format_span(view.next_at - at)}.",
                 f"See `towpath queues set {view.name} --not-before 0`.",
             )
-        elif view.counts.ready and age > STALE and not view.counts.running:
+        elif view.counts.ready and age > STALE_READY and not view.counts.running:
             advice = (
                 "A worker is running, but not for this queue: see its --queues."
                 if alive
                 else "Start one: towpath worker module:app"
             )
             yield Finding(
-                f"Queue {view.name}: {view.counts.ready} ready, the oldest for {spell(age)}, and nobody takes them.",
+                f"Queue {view.name}: {view.counts.ready} ready, the oldest for {format_span(age)}, and nobody takes them.",
                 advice,
                 grave=True,
             )
-        elif age > OLD:
+        elif age > OLD_READY:
             advice = (
                 f"Workers do not keep up: more of them, more --concurrency, or a higher --cap of {view.name}."
             )
-            yield Finding(f"Queue {view.name}: the oldest ready job has waited for {spell(age)}.", advice)
+            yield Finding(
+                f"Queue {view.name}: the oldest ready job has waited for {format_span(age)}.", advice
+            )
         if view.capacity is not None and view.counts.waiting >= view.capacity:
             advice = (
                 f"Appends are refused now. `towpath queues set {view.name} --capacity N` or more workers."
@@ -327,24 +343,24 @@ def _of_queues(queues: list[QueueView], at: int, alive: bool) -> Iterator[Findin
     dead = {view.name: view.counts.failed for view in queues if view.counts.failed}
     if dead:
         advice = "`towpath dead list` shows why; `towpath dead retry --queue NAME` brings them back, `towpath dead purge` deletes."
-        yield Finding(f"{sum(dead.values())} dead letters in {names(sorted(dead))}.", advice)
+        yield Finding(f"{sum(dead.values())} dead letters in {join_names(sorted(dead))}.", advice)
 
 
-def _of_jobs(ledger: Ledger, at: int) -> Iterator[Finding]:
+def _lease_findings(ledger: Ledger, at: int) -> Iterator[Finding]:
     running = ledger.find(Query(states=(State.RUNNING,), oldest_first=True, bodies=False, limit=1000)).jobs
-    lost = [job for job in running if job.lease_until is not None and job.lease_until < at - STALE]
+    lost = [job for job in running if job.lease_until is not None and job.lease_until < at - STALE_READY]
     if lost:
         advice = "Their workers died and nobody does the upkeep. Any running worker takes them back, and so does `towpath get`."
         yield Finding(f"{len(lost)} leases ran out more than a minute ago.", advice, grave=True)
 
 
-def _last(ledger: Ledger) -> int:
+def _last_written(ledger: Ledger) -> int:
     """When the ledger was last written to, by its own account. Not every kind of ledger can say it."""
     last: int = getattr(ledger, "last", int)()
     return last
 
 
-def _of_clock(ahead: int) -> Iterator[Finding]:
-    if ahead > AHEAD:
+def _clock_findings(ahead: int) -> Iterator[Finding]:
+    if ahead > MAX_CLOCK_LAG:
         advice = "The clock of this machine went back. Until it has caught up, delays do not pass and leases do not run out."
-        yield Finding(f"The ledger's time is {spell(ahead)} ahead of the clock.", advice)
+        yield Finding(f"The ledger's time is {format_span(ahead)} ahead of the clock.", advice)

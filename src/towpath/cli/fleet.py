@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from towpath.cli.base import OK, Branch, Session, names, nothing, pass_session
-from towpath.cli.doors import must_be_there
-from towpath.cli.output import moment, show, spell, table
+from towpath.cli.base import OK, CliGroup, Session, join_names, not_found, pass_session
+from towpath.cli.output import format_span, format_time, print_result, table
+from towpath.cli.targets import existing_url
 from towpath.cli.values import Span, now
 from towpath.errors import InvalidInput
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from towpath.operations.workers import Workers, WorkerView
 
 
-@click.group("workers", cls=Branch)
+@click.group("workers", cls=CliGroup)
 def workers() -> None:
     """Workers on this ledger: list, pause, resume and end them. NAME may have * in it; * alone means all."""
 
 
 @contextmanager
-def _fleet(session: Session) -> Iterator[Workers]:
+def _open_workers(session: Session) -> Iterator[Workers]:
     from towpath.app import App
 
-    with App(must_be_there(session.url)) as app:
+    with App(existing_url(session.url)) as app:
         yield app.workers
 
 
 def _data(view: WorkerView) -> dict[str, Any]:
     data = {name: getattr(view, name) for name in view.__struct_fields__}
-    return {**data, "started_at": moment(view.started_at), "seen_at": moment(view.seen_at)}
+    return {**data, "started_at": format_time(view.started_at), "seen_at": format_time(view.seen_at)}
 
 
 @workers.command("list")
 @pass_session
 def list_workers(session: Session, /) -> int:
     """Who is there, as each said at most ten seconds ago, and which pauses are in force."""
-    with _fleet(session) as fleet:
+    with _open_workers(session) as fleet:
         found, paused = fleet.list(), fleet.paused()
-    show(
+    print_result(
         session.json,
         {"workers": [_data(each) for each in found], "paused": paused},
         lambda: _worker_table(found, paused),
@@ -66,7 +66,7 @@ def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) ->
                 state,
                 slots,
                 ",".join(each.queues),
-                spell(at - each.started_at),
+                format_span(at - each.started_at),
                 each.why,
             )
         )
@@ -82,10 +82,10 @@ def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) ->
 def pause_worker(session: Session, /, name: str, why: str | None) -> int:
     """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused
     too."""
-    with _fleet(session) as fleet:
+    with _open_workers(session) as fleet:
         told = fleet.pause(name, why)
-    who = names([each.name for each in told]) if told else "nobody who is there now"
-    show(
+    who = join_names([each.name for each in told]) if told else "nobody who is there now"
+    print_result(
         session.json,
         {"paused": name, "why": why, "workers": [each.name for each in told]},
         f"{name} is paused: {who}",
@@ -98,12 +98,12 @@ def pause_worker(session: Session, /, name: str, why: str | None) -> int:
 @pass_session
 def resume_worker(session: Session, /, name: str) -> int:
     """Lift the pauses with this name. A pattern lifts all that it covers."""
-    with _fleet(session) as fleet:
+    with _open_workers(session) as fleet:
         lifted = list(fleet.resume(name))
         left = fleet.paused()
     if not lifted:
-        raise nothing(f"There is no pause of {name}.", f"Pauses: {names(sorted(left))}")
-    show(session.json, {"resumed": lifted, "paused": left}, f"{names(lifted)}: resumed")
+        raise not_found(f"There is no pause of {name}.", f"Pauses: {join_names(sorted(left))}")
+    print_result(session.json, {"resumed": lifted, "paused": left}, f"{join_names(lifted)}: resumed")
     return OK
 
 
@@ -112,15 +112,15 @@ def resume_worker(session: Session, /, name: str) -> int:
 @pass_session
 def drain(session: Session, /, name: str) -> int:
     """Finish what runs and end. As after a first SIGTERM; who starts later is not concerned."""
-    with _fleet(session) as fleet:
+    with _open_workers(session) as fleet:
         told = fleet.drain(name)
         known = [each.name for each in fleet.list()]
     if not told:
-        raise nothing(f"There is no worker {name}.", f"Workers: {names(known)}")
-    show(
+        raise not_found(f"There is no worker {name}.", f"Workers: {join_names(known)}")
+    print_result(
         session.json,
         {"draining": [each.owner for each in told]},
-        f"Told to end: {names([each.name for each in told])}",
+        f"Told to end: {join_names([each.name for each in told])}",
     )
     return OK
 
@@ -129,22 +129,22 @@ if TYPE_CHECKING:
     from towpath.operations.workers import Lanes, LaneView
 
 
-@click.group("lanes", cls=Branch)
+@click.group("lanes", cls=CliGroup)
 def lanes() -> None:
     """Lanes of the workers: list, pause and resume them."""
 
 
 @contextmanager
-def _lanes(session: Session, name: str = "") -> Iterator[Lanes]:
+def _open_lanes(session: Session, name: str = "") -> Iterator[Lanes]:
     from towpath.app import App
 
-    with App(must_be_there(session.url)) as app:
+    with App(existing_url(session.url)) as app:
         try:
             yield app.lanes
         except InvalidInput as error:
             if error.details["field"] != "lane":
                 raise
-            raise nothing(f"There is no lane {name}.", f"Expected {error.details['expected']}.") from error
+            raise not_found(f"There is no lane {name}.", f"Expected {error.details['expected']}.") from error
 
 
 @lanes.command("list")
@@ -152,10 +152,10 @@ def _lanes(session: Session, name: str = "") -> Iterator[Lanes]:
 def list_lanes(session: Session, /) -> int:
     """The lanes of the workers that are there, as each said at most ten seconds ago, and those that are
     paused."""
-    with _lanes(session) as desk:
+    with _open_lanes(session) as desk:
         found = desk.list()
     data = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found]
-    show(session.json, {"lanes": data}, lambda: _lane_table(found))
+    print_result(session.json, {"lanes": data}, lambda: _lane_table(found))
     return OK
 
 
@@ -186,9 +186,9 @@ def _lane_table(found: Sequence[LaneView]) -> object:
 def pause_lane(session: Session, /, name: str, why: str | None) -> int:
     """Start nothing of this lane until `resume`, in every worker that has it. What runs goes on; its slots
     are lent."""
-    with _lanes(session, name) as desk:
+    with _open_lanes(session, name) as desk:
         desk.pause(name, why)
-    show(session.json, {"lane": name, "paused": True, "why": why}, f"lane {name} is paused")
+    print_result(session.json, {"lane": name, "paused": True, "why": why}, f"lane {name} is paused")
     return OK
 
 
@@ -197,10 +197,10 @@ def pause_lane(session: Session, /, name: str, why: str | None) -> int:
 @pass_session
 def resume_lane(session: Session, /, name: str) -> int:
     """Let a paused lane go on."""
-    with _lanes(session, name) as desk:
+    with _open_lanes(session, name) as desk:
         paused = desk.resume(name)
     said = "goes on" if paused else "was not paused"
-    show(session.json, {"lane": name, "paused": False, "was_paused": paused}, f"lane {name} {said}")
+    print_result(session.json, {"lane": name, "paused": False, "was_paused": paused}, f"lane {name} {said}")
     return OK
 
 
@@ -208,40 +208,40 @@ if TYPE_CHECKING:
     from towpath.app import App
     from towpath.operations.breakers import Record
 
-FAR = 100 * 365 * 86400 * 1_000_000
+UNBOUNDED = 100 * 365 * 86400 * 1_000_000
 """Longer than anybody means by a time: open until somebody closes it."""
 
 
-@click.group("breakers", cls=Branch)
+@click.group("breakers", cls=CliGroup)
 def breakers() -> None:
     """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole
     fleet."""
 
 
 @contextmanager
-def _host(session: Session, name: str | None = None) -> Iterator[App]:
+def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
     from towpath.app import App
 
-    with App(must_be_there(session.url)) as app:
+    with App(existing_url(session.url)) as app:
         if name is not None:
             known = [record.breaker.name for record in app.breakers.list()]
             if name not in known:
-                raise nothing(
+                raise not_found(
                     f"There is no breaker {name}.",
-                    f"Breakers: {names(known)}. A worker declares those of its tasks.",
+                    f"Breakers: {join_names(known)}. A worker declares those of its tasks.",
                 )
         yield app
 
 
-def data_of(record: Record) -> dict[str, Any]:
+def breaker_data(record: Record) -> dict[str, Any]:
     at, status, settings = now(), record.status, record.breaker
     phase, (failed, calls) = status.phase(at), record.counted(at)
     return {
         "name": settings.name,
         "state": phase.value,
-        "until": moment(status.until) if phase == "open" and status.until - at < FAR else None,
+        "until": format_time(status.until) if phase == "open" and status.until - at < UNBOUNDED else None,
         "why": status.why or None,
-        "since": moment(status.since) if status.since else None,
+        "since": format_time(status.since) if status.since else None,
         "failed": failed,
         "calls": None if settings.ratio is None else calls,
         "ratio": settings.ratio,
@@ -259,9 +259,11 @@ def data_of(record: Record) -> dict[str, Any]:
 @pass_session
 def list_all(session: Session, /) -> int:
     """Every breaker with its state, its numbers and the gates that it shuts."""
-    with _host(session) as app:
+    with _open_app(session) as app:
         found = app.breakers.list()
-    show(session.json, {"breakers": [data_of(record) for record in found]}, lambda: _breaker_table(found))
+    print_result(
+        session.json, {"breakers": [breaker_data(record) for record in found]}, lambda: _breaker_table(found)
+    )
     return OK
 
 
@@ -270,8 +272,8 @@ def _breaker_table(found: list[Record]) -> object:
         return "There are no breakers. Tasks have them: @app.task(breaker=...)."
     at, rows = now(), []
     for record in found:
-        data = data_of(record)
-        left = None if data["until"] is None else f"in {spell(max(0, record.status.until - at))}"
+        data = breaker_data(record)
+        left = None if data["until"] is None else f"in {format_span(max(0, record.status.until - at))}"
         failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
         if data["ratio"] is not None:
             failed = f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at {data['ratio']:.0%}"
@@ -289,10 +291,10 @@ def _breaker_table(found: list[Record]) -> object:
 @pass_session
 def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
     """Nothing passes it from now on, in the whole fleet; what runs goes on, what waits stays."""
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         record = app.breakers.open(name, why, None if span is None else span / 1_000_000)
-    until = "until somebody closes it" if span is None else f"until {moment(record.status.until)}"
-    return _shown(session, record, f"{name} is open {until}")
+    until = "until somebody closes it" if span is None else f"until {format_time(record.status.until)}"
+    return _print_breaker(session, record, f"{name} is open {until}")
 
 
 @breakers.command("close")
@@ -300,8 +302,8 @@ def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
 @pass_session
 def close_one(session: Session, /, name: str) -> int:
     """Let everything pass at once; the failures so far are forgotten."""
-    with _host(session, name) as app:
-        return _shown(session, app.breakers.close(name), f"{name} is closed")
+    with _open_app(session, name) as app:
+        return _print_breaker(session, app.breakers.close(name), f"{name} is closed")
 
 
 @breakers.command("reset")
@@ -309,12 +311,12 @@ def close_one(session: Session, /, name: str) -> int:
 @pass_session
 def reset_one(session: Session, /, name: str) -> int:
     """Close it and forget it. A worker whose tasks have it declares it anew when it starts."""
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         app.breakers.reset(name)
-    show(session.json, {"name": name, "reset": True}, f"{name} is forgotten")
+    print_result(session.json, {"name": name, "reset": True}, f"{name} is forgotten")
     return OK
 
 
-def _shown(session: Session, record: Record, sentence: str) -> int:
-    show(session.json, data_of(record), sentence)
+def _print_breaker(session: Session, record: Record, sentence: str) -> int:
+    print_result(session.json, breaker_data(record), sentence)
     return OK

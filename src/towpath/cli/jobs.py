@@ -12,19 +12,28 @@ from towpath import Job, Ledger, Query, Selector, State, commands
 from towpath.cli.base import (
     OK,
     REFUSED,
-    Branch,
+    CliGroup,
     F,
     Session,
-    all_of,
     bad_input,
+    combine,
     confirm,
-    names,
-    nothing,
+    join_names,
+    not_found,
     pass_session,
-    say,
+    print_stderr,
 )
-from towpath.cli.messages import tell
-from towpath.cli.output import ago, job_data, moment, pairs, show, shown_body, spell, table
+from towpath.cli.messages import apply_one
+from towpath.cli.output import (
+    format_age,
+    format_body,
+    format_pairs,
+    format_span,
+    format_time,
+    job_data,
+    print_result,
+    table,
+)
 from towpath.cli.values import Header, Moment, now
 from towpath.errors import UnknownJob
 from towpath.fleet import explained
@@ -33,7 +42,7 @@ from towpath.settings import resolve
 STATES = click.Choice([state.value for state in State])
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
     """The selectors a user gave. Nothing at all is a usage error: nobody means everything by saying
     nothing."""
 
@@ -69,7 +78,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
             raise click.UsageError("Either ids or selectors, not both.", click.get_current_context())
         return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **given)
 
-    def words(self, which: str) -> str:
+    def describe(self, which: str) -> str:
         """The selection in a sentence; `which` is the kind of jobs the command is about."""
         of = [
             f"{name} {getattr(self, name)}"
@@ -102,27 +111,27 @@ def selectors(states: bool = True) -> Callable[[F], F]:
             5,
             click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like."),
         )
-    return all_of(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask."))
+    return combine(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask."))
 
 
-def must_exist(ledger: Ledger, ids: Sequence[str]) -> None:
+def require_jobs(ledger: Ledger, ids: Sequence[str]) -> None:
     """Before anything is done: a mistyped id should not be half of a success."""
     unknown = [id for id in ids if ledger.get(id) is None]
     if len(unknown) == 1:
         raise UnknownJob(id=unknown[0])
     if unknown:
-        raise nothing(
-            f"There are no jobs {names(unknown)}; nothing was done.",
+        raise not_found(
+            f"There are no jobs {join_names(unknown)}; nothing was done.",
             "`towpath jobs list` shows what is there.",
         )
 
 
-def queue_must_exist(ledger: Ledger, queue: str | None) -> None:
+def require_queue(ledger: Ledger, queue: str | None) -> None:
     if queue is None or "*" in queue:
         return
     known = ledger.queues()
     if queue not in known:
-        raise nothing(f"There is no queue {queue}.", f"Queues: {names(sorted(known))}")
+        raise not_found(f"There is no queue {queue}.", f"Queues: {join_names(sorted(known))}")
 
 
 def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], int]:
@@ -130,7 +139,7 @@ def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], in
     comes back."""
     revived, refused = 0, dict[str, str]()
     while True:
-        answer = tell(ledger, commands.Revive(where=where))
+        answer = apply_one(ledger, commands.Revive(where=where))
         assert isinstance(answer, commands.Revived)
         revived += answer.revived
         refused.update(answer.refused)
@@ -147,7 +156,7 @@ def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], in
 def cancel_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
     canceled = requested = 0
     while True:
-        answer = tell(ledger, commands.Cancel(where=where))
+        answer = apply_one(ledger, commands.Cancel(where=where))
         assert isinstance(answer, commands.Canceled)
         canceled, requested = canceled + answer.canceled, requested + answer.requested
         if not answer.more or not (answer.canceled or answer.requested):
@@ -157,14 +166,14 @@ def cancel_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
 def purge_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
     purged = 0
     while True:
-        answer = tell(ledger, commands.Purge(where=where))
+        answer = apply_one(ledger, commands.Purge(where=where))
         assert isinstance(answer, commands.Purged)
         purged += answer.purged
         if not answer.more or not answer.purged:
             return {"purged": purged}
 
 
-def told_revived(data: dict[str, Any]) -> list[str]:
+def describe_revived(data: dict[str, Any]) -> list[str]:
     lines = [f"{data['revived']} came back"] + [
         f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]
     ]
@@ -177,12 +186,12 @@ FINISHED = (State.DONE, State.FAILED, State.CANCELED)
 COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")
 
 
-@click.group("jobs", cls=Branch)
+@click.group("jobs", cls=CliGroup)
 def jobs() -> None:
     """Look at jobs, and bring them back, stop or delete them."""
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
+class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `list`, named as `Query` names them."""
 
     queue: str | None
@@ -201,20 +210,10 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     page: str | None
 
     def query(self, bodies: bool) -> Query:
-        same = (
-            "queue",
-            "part",
-            "kind",
-            "group",
-            "key",
-            "owner",
-            "correlation_id",
-            "header",
-            "oldest_first",
-            "limit",
-            "page",
-        )
-        fields = {name: getattr(self, name) for name in same}
+        # Every other field has the name that `Query` uses.
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name in ("state", "since", "until"):
+            del fields[name]
         states = tuple(State(state) for state in self.state)
         return Query(
             **fields, states=states, created_from=self.since, created_before=self.until, bodies=bodies
@@ -239,23 +238,23 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 @pass_session
 def list_jobs(session: Session, /, **options: Any) -> int:
     """Jobs, newest first."""
-    return listed(session, Filter(**options))
+    return run_list(session, JobListOptions(**options))
 
 
-def listed(session: Session, wanted: Filter) -> int:
+def run_list(session: Session, wanted: JobListOptions) -> int:
     with session.ledger() as ledger:
-        queue_must_exist(ledger, wanted.queue)
+        require_queue(ledger, wanted.queue)
         page = ledger.find(wanted.query(bodies=True))
     data = {"jobs": [job_data(job) for job in page.jobs], "next": page.next}
-    show(session.json, data, lambda: _table(page.jobs))
+    print_result(session.json, data, lambda: _table(page.jobs))
     if page.next is not None and not session.json:
-        say([f"There are more: add --page {page.next}"])
+        print_stderr([f"There are more: add --page {page.next}"])
     return OK
 
 
 def _table(found: tuple[Job, ...]) -> object:
     if not found:
-        say(["No job matches."])
+        print_stderr(["No job matches."])
         return None
     at = now()
     return table(COLUMNS, [_row(job, at) for job in found], numbers=("attempts", "age"))
@@ -270,7 +269,7 @@ def _row(job: Job, at: int) -> tuple[object, ...]:
         job.state,
         job.reason or None,
         attempts,
-        ago(job.created_at, at),
+        format_age(job.created_at, at),
         error,
     )
 
@@ -283,7 +282,7 @@ def show_job(session: Session, /, id: str) -> int:
     with session.ledger() as ledger:
         job = _get(ledger, id)
         why = explained(ledger, id, now()).sentence
-    show(session.json, {**job_data(job), "explanation": why}, lambda: _described(job, why))
+    print_result(session.json, {**job_data(job), "explanation": why}, lambda: _format_job(job, why))
     return OK
 
 
@@ -295,11 +294,11 @@ def _get(ledger: Ledger, id: str) -> Job:
 
 
 def _with_name(priority: int) -> str:
-    names = [name for name, number in resolve().priorities.items() if number == priority]
-    return f"{priority} ({', '.join(names)})" if names else str(priority)
+    aliases = [name for name, number in resolve().priorities.items() if number == priority]
+    return f"{priority} ({', '.join(aliases)})" if aliases else str(priority)
 
 
-def _described(job: Job, why: str) -> list[str]:
+def _format_job(job: Job, why: str) -> list[str]:
     values: dict[str, object] = {
         "id": job.id,
         "queue": job.queue + (f", part {job.part}" if job.part else ""),
@@ -308,19 +307,19 @@ def _described(job: Job, why: str) -> list[str]:
         "why": why.partition(": ")[2],
         "attempts": f"{job.attempts} of {job.max_attempts}, {job.failures} failed, {job.losses} lost",
         "priority": _with_name(job.priority),
-        "created": moment(job.created_at),
-        "ready": moment(job.ready_at),
-        "started": moment(job.started_at),
-        "finished": moment(job.finished_at),
+        "created": format_time(job.created_at),
+        "ready": format_time(job.ready_at),
+        "started": format_time(job.started_at),
+        "finished": format_time(job.finished_at),
         "fence": job.fence,
     }
     took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
     extra: dict[str, object] = {
-        "took": None if took is None else spell(took),
+        "took": None if took is None else format_span(took),
         "owner": job.owner,
-        "lease until": moment(job.lease_until),
-        "expires": moment(job.expires_at),
-        "deleted": moment(job.purge_at),
+        "lease until": format_time(job.lease_until),
+        "expires": format_time(job.expires_at),
+        "deleted": format_time(job.purge_at),
         "group": job.group,
         "parent": job.parent,
         "key": None if job.key is None else f"{job.key} ({job.key_policy})",
@@ -329,11 +328,11 @@ def _described(job: Job, why: str) -> list[str]:
         if job.progress_done is None
         else f"{job.progress_done} of {job.progress_total or '?'}",
         "headers": ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None,
-        "payload": shown_body(job.payload),
-        "result": None if job.result is None else shown_body(job.result),
+        "payload": format_body(job.payload),
+        "result": None if job.result is None else format_body(job.result),
         "error": job.error,
     }
-    return pairs(values | {name: value for name, value in extra.items() if value is not None})
+    return format_pairs(values | {name: value for name, value in extra.items() if value is not None})
 
 
 @jobs.command("explain")
@@ -350,7 +349,7 @@ def explain(session: Session, /, id: str) -> int:
         "by": found.by,
         "count": found.count,
     }
-    show(session.json, {**data, "until": moment(found.until)}, found.sentence)
+    print_result(session.json, {**data, "until": format_time(found.until)}, found.sentence)
     return OK
 
 
@@ -363,19 +362,19 @@ def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) 
 
     By id or by selectors. Jobs that failed because one of these did come back too. Exit code 1 if any is
     refused."""
-    return revived(session, Where(ids=ids, **options), yes, (State.FAILED, State.CANCELED))
+    return run_retry(session, JobSelection(ids=ids, **options), yes, (State.FAILED, State.CANCELED))
 
 
-def revived(session: Session, where: Where, yes: bool, states: tuple[State, ...]) -> int:
+def run_retry(session: Session, where: JobSelection, yes: bool, states: tuple[State, ...]) -> int:
     selector = where.selector(states)
     with session.ledger() as ledger:
         if where.by_id:
-            must_exist(ledger, where.ids)
+            require_jobs(ledger, where.ids)
         else:
-            queue_must_exist(ledger, where.queue)
-            confirm(f"This brings back {where.words(' or '.join(states))}.", yes)
+            require_queue(ledger, where.queue)
+            confirm(f"This brings back {where.describe(' or '.join(states))}.", yes)
         data, code = revive_matching(ledger, selector)
-    show(session.json, data, told_revived(data))
+    print_result(session.json, data, describe_revived(data))
     return code
 
 
@@ -388,21 +387,21 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
 
     Those that wait are canceled, those that run are asked to stop. Exit code 1 if one of the ids has finished
     already."""
-    where = Where(ids=ids, **options)
+    where = JobSelection(ids=ids, **options)
     unfinished = tuple(state for state in State if state not in FINISHED)
     selector = where.selector(unfinished)
     over: list[dict[str, Any]] = []
     with session.ledger() as ledger:
         if where.by_id:
-            must_exist(ledger, where.ids)
+            require_jobs(ledger, where.ids)
             states = {id: job.state for id in where.ids if (job := ledger.get(id)) is not None}
             over = [{"id": id, "state": state} for id, state in states.items() if state in FINISHED]
         else:
-            queue_must_exist(ledger, where.queue)
-            confirm(f"This cancels {where.words('unfinished')}.", yes)
+            require_queue(ledger, where.queue)
+            confirm(f"This cancels {where.describe('unfinished')}.", yes)
         data = {**cancel_matching(ledger, selector), "finished": over}
     lines = [f"{data['canceled']} canceled, {data['requested']} asked to stop"]
-    show(session.json, data, [*lines, *(f"{each['id']} is {each['state']} already" for each in over)])
+    print_result(session.json, data, [*lines, *(f"{each['id']} is {each['state']} already" for each in over)])
     return REFUSED if any(each["state"] != State.CANCELED for each in over) else OK
 
 
@@ -415,30 +414,30 @@ def purge(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) 
 
     By id or by selectors. Unfinished ones are left alone.
     """
-    return purged(session, Where(ids=ids, **options), yes, FINISHED)
+    return run_purge(session, JobSelection(ids=ids, **options), yes, FINISHED)
 
 
-def purged(session: Session, where: Where, yes: bool, states: tuple[State, ...]) -> int:
+def run_purge(session: Session, where: JobSelection, yes: bool, states: tuple[State, ...]) -> int:
     selector = where.selector(states)
     left: list[str] = []
     with session.ledger() as ledger:
         if where.by_id:
-            must_exist(ledger, where.ids)
+            require_jobs(ledger, where.ids)
         else:
-            queue_must_exist(ledger, where.queue)
-        what = f"{len(where.ids)} jobs" if where.by_id else where.words(" or ".join(states))
+            require_queue(ledger, where.queue)
+        what = f"{len(where.ids)} jobs" if where.by_id else where.describe(" or ".join(states))
         confirm(f"This deletes {what} for good.", yes)
         data = purge_matching(ledger, selector)
         left = [id for id in where.ids if ledger.get(id) is not None]
     lines = [f"{data['purged']} deleted", *(f"{id} is not finished: cancel it first" for id in left)]
-    show(session.json, {**data, "unfinished": left}, lines)
+    print_result(session.json, {**data, "unfinished": left}, lines)
     return REFUSED if left else OK
 
 
 FAILED = (State.FAILED,)
 
 
-@click.group("dead", cls=Branch)
+@click.group("dead", cls=CliGroup)
 def dead() -> None:
     """Dead letters: jobs that failed for good. They stay until somebody decides."""
 
@@ -455,7 +454,7 @@ def list_dead(session: Session, /, **options: Any) -> int:
     rest: dict[str, Any] = dict.fromkeys(
         ("part", "group", "key", "owner", "correlation_id", "header", "until")
     )
-    return listed(session, Filter(**options, **rest, state=("failed",), oldest_first=False))
+    return run_list(session, JobListOptions(**options, **rest, state=("failed",), oldest_first=False))
 
 
 @dead.command("retry")
@@ -467,7 +466,7 @@ def retry_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: 
 
     By id, all of a queue or kind, or --all. Exit code 1 if any is refused.
     """
-    return revived(session, _failed(session, ids, options), yes, FAILED)
+    return run_retry(session, _dead_selection(session, ids, options), yes, FAILED)
 
 
 @dead.command("purge")
@@ -479,10 +478,10 @@ def purge_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: 
 
     By id, all of a queue or kind, or --all.
     """
-    return purged(session, _failed(session, ids, options), yes, FAILED)
+    return run_purge(session, _dead_selection(session, ids, options), yes, FAILED)
 
 
-def _failed(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> Where:
+def _dead_selection(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> JobSelection:
     """An id that is not a dead letter is a mistake here, though `jobs` would take it."""
     if ids:
         with session.ledger() as ledger:
@@ -492,4 +491,4 @@ def _failed(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> 
                     raise bad_input(
                         f"Job {id} is {job.state}, not a dead letter.", f"See `towpath jobs show {id}`."
                     )
-    return Where(ids=ids, **options)
+    return JobSelection(ids=ids, **options)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from towpath import Ledger
-from towpath.cli.base import OK, REFUSED, Branch, Failure, Session, command, names, pass_session
-from towpath.cli.doors import must_be_there, shown, usable
-from towpath.cli.output import show
+from towpath.cli.base import OK, REFUSED, CliGroup, Failure, Session, command, join_names, pass_session
+from towpath.cli.output import print_result
+from towpath.cli.targets import existing_url, usable_url, without_password
 
 
 @command("backup")
@@ -25,7 +25,7 @@ def backup(session: Session, /, path: Path) -> int:
     with session.ledger() as ledger:
         pages = _copy(ledger, path, quiet=session.json)
     size = path.stat().st_size
-    show(session.json, {"path": str(path), "bytes": size, "pages": pages}, f"{path}: {size:,} bytes")
+    print_result(session.json, {"path": str(path), "bytes": size, "pages": pages}, f"{path}: {size:,} bytes")
     return OK
 
 
@@ -65,18 +65,18 @@ def check(session: Session, /) -> int:
     The store examines its file too. Exit code 1 if anything does not add up.
     """
     with session.ledger() as ledger:
-        problems = examine(ledger)
+        problems = find_problems(ledger)
     lines = (
         [*problems, "Stop every process, keep a copy, restore a backup."]
         if problems
         else ["Everything adds up."]
     )
     data: dict[str, Any] = {"ok": not problems, "problems": problems}
-    show(session.json, data, lines)
+    print_result(session.json, data, lines)
     return REFUSED if problems else OK
 
 
-def examine(ledger: Ledger) -> list[str]:
+def find_problems(ledger: Ledger) -> list[str]:
     found: list[str] = getattr(ledger, "integrity", ledger.check)()
     return found
 
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from towpath.operations.maintenance import Progress
 
 
-@click.group("ledger", cls=Branch)
+@click.group("ledger", cls=CliGroup)
 def ledger() -> None:
     """The ledger as a whole: its schema, its room, its copy in another place."""
 
@@ -102,10 +102,10 @@ def migrate(session: Session, /) -> int:
     workers."""
     from towpath.operations import maintenance
 
-    url = usable(session.url)
+    url = usable_url(session.url)
     before, after = maintenance.migrate(url)
     words = f"has schema {after} already" if before == after else f"went from schema {before} to {after}"
-    show(session.json, {"from": before, "to": after}, f"{shown(url)} {words}")
+    print_result(session.json, {"from": before, "to": after}, f"{without_password(url)} {words}")
     return OK
 
 
@@ -119,12 +119,13 @@ def vacuum(session: Session, /) -> int:
     everybody who writes waits."""
     from towpath.operations import maintenance
 
-    url = must_be_there(session.url)
+    url = existing_url(session.url)
     told = maintenance.vacuum(url)
-    show(
+    print_result(
         session.json,
         told,
-        f"{shown(url)}: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items()),
+        f"{without_password(url)}: "
+        + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items()),
     )
     return OK
 
@@ -145,17 +146,19 @@ def copy(session: Session, /, source: str, target: str, force: bool) -> int:
     where it was."""
     from towpath.operations import maintenance
 
-    usable(target)
-    busy = maintenance.occupants(must_be_there(source))
+    usable_url(target)
+    busy = maintenance.occupants(existing_url(source))
     if busy and not force:
         step = "`towpath workers drain` ends workers; leases of who was killed run out by themselves. --force copies anyway."
-        raise Failure(f"{shown(source)} is in use: {names(busy)}.", REFUSED, step)
+        raise Failure(f"{without_password(source)} is in use: {join_names(busy)}.", REFUSED, step)
     with _progress(quiet=session.json) as progress:
         copied = maintenance.copy(source, target, progress)
     rows = sum(copied.rows.values())
     words = "the rest was copied" if copied.resumed else "copied"
-    people = f"{shown(target)}: {words}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 {copied.sha256})"
-    show(session.json, {"rows": copied.rows, "sha256": copied.sha256, "resumed": copied.resumed}, people)
+    people = f"{without_password(target)}: {words}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 {copied.sha256})"
+    print_result(
+        session.json, {"rows": copied.rows, "sha256": copied.sha256, "resumed": copied.resumed}, people
+    )
     return OK
 
 

@@ -14,20 +14,20 @@ import msgspec
 
 from towpath import After, Claim, Key, KeyPolicy, Ledger, Spec, State, commands, new_id
 from towpath.cli.base import (
-    NOTHING,
+    NOT_FOUND,
     OK,
     REFUSED,
     Failure,
     Session,
-    all_of,
     bad_input,
+    combine,
     command,
-    names,
+    join_names,
     pass_session,
-    say,
+    print_stderr,
 )
-from towpath.cli.doors import load_app
-from towpath.cli.output import body, moment, pairs, show, shown_body
+from towpath.cli.output import decode_body, format_body, format_pairs, format_time, print_result
+from towpath.cli.targets import load_app
 from towpath.cli.values import Header, Json, Moment, Priority, Receipt, ReceiptType, Span
 from towpath.errors import InvalidInput, LostClaim, Refused, UnknownJob
 from towpath.settings import resolve
@@ -99,7 +99,7 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
         return given if queue is None else {**given, "queue": queue}
 
 
-spec_options = all_of(
+spec_options = combine(
     click.option("--delay", type=Span(), help="Not before this span has passed."),
     click.option("--at", type=Moment(past=False), help="Not before this time (ISO 8601)."),
     click.option("--ttl", type=Span(), help="Give it up if it has not started after this span."),
@@ -131,7 +131,7 @@ def append(ledger: Ledger, spec: Spec) -> dict[str, Any]:
     """Append one job; what became of it. `new` is false where its id or key was taken: `id` is then the job
     that has it."""
     before = ledger.get(spec.id) is not None
-    answer = tell(ledger, commands.Append((spec,)))
+    answer = apply_one(ledger, commands.Append((spec,)))
     assert isinstance(answer, commands.Appended)
     [placed] = answer.jobs
     return {
@@ -142,7 +142,7 @@ def append(ledger: Ledger, spec: Spec) -> dict[str, Any]:
     }
 
 
-def tell(ledger: Ledger, command: commands.Command) -> commands.Result:
+def apply_one(ledger: Ledger, command: commands.Command) -> commands.Result:
     """Apply one command and raise if it is refused."""
     [answer] = ledger.apply([command])
     if isinstance(answer, Refused):
@@ -172,7 +172,7 @@ def enqueue(
     needed."""
     wanted = SpecOptions(**options)
     if target is not None:
-        placed = _by_app(session, target, kind, arguments, wanted.call_options(queue))
+        placed = _append_by_task(session, target, kind, arguments, wanted.call_options(queue))
     elif queue is None:
         raise click.UsageError(
             "Missing option '--queue' (or '--app', which knows the task's queue).",
@@ -182,11 +182,11 @@ def enqueue(
         spec = Spec(queue=queue, kind=kind, payload=arguments, **wanted.fields())
         with session.ledger(make=True) as ledger:
             placed = append(ledger, spec)
-    show(session.json, placed, placed["id"])
+    print_result(session.json, placed, placed["id"])
     return OK
 
 
-def _by_app(
+def _append_by_task(
     session: Session, target: str, kind: str, arguments: bytes, options: dict[str, Any]
 ) -> dict[str, Any]:
     """The spec that the task itself would make: its queue, its options, its key; the arguments checked by its
@@ -194,14 +194,14 @@ def _by_app(
     app = load_app(target, session.url)
     task = app.tasks.get(kind)
     if task is None:
-        raise bad_input(f"{target} has no task {kind}.", f"Its tasks: {names(sorted(app.tasks))}")
+        raise bad_input(f"{target} has no task {kind}.", f"Its tasks: {join_names(sorted(app.tasks))}")
     args, kwargs = task.codec.decode(arguments)
     spec = task.options(**options).spec_for(args, kwargs)
     with app:
         return append(app.ledger, spec)
 
 
-LOOK_AGAIN = 0.25
+POLL_INTERVAL = 0.25
 """Seconds after which a waiting `get` looks again, for jobs that come due without anybody's commit."""
 
 
@@ -218,12 +218,12 @@ def put(session: Session, /, queue: str, data: str | None, content_type: str | N
     empty."""
     payload = sys.stdin.buffer.read() if data == "-" else os.fsencode(data or "")
     kind = content_type or {"json": "application/json", "text": "text/plain"}.get(
-        body(payload)[1], "application/octet-stream"
+        decode_body(payload)[1], "application/octet-stream"
     )
     spec = Spec(queue=queue, payload=payload, content_type=kind, **SpecOptions(**options).fields())
     with session.ledger(make=True) as ledger:
         placed = append(ledger, spec)
-    show(session.json, placed, placed["id"])
+    print_result(session.json, placed, placed["id"])
     return OK
 
 
@@ -251,8 +251,8 @@ def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name
     with session.ledger(make=True) as ledger:
         claims = _wait_for(ledger, claim, wait / 1_000_000)
         if not claims:
-            _say_why(ledger, queue, session.json)
-            return NOTHING
+            _explain_empty(ledger, queue, session.json)
+            return NOT_FOUND
         for number, each in enumerate(claims):
             if not session.json and number:
                 click.echo()
@@ -273,24 +273,26 @@ def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[Cl
         left = deadline - time.monotonic()
         if answer.claims or left <= 0:
             return answer.claims
-        ledger.wait(seen, min(left, LOOK_AGAIN))
+        ledger.wait(seen, min(left, POLL_INTERVAL))
 
 
-def _say_why(ledger: Ledger, queue: str, as_json: bool) -> None:
+def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
     known = ledger.queues()
     if as_json:
         return
     if "*" not in queue and "," not in queue and queue not in known:
-        say([f"There is no message: nothing was ever put into {queue}. Queues: {names(sorted(known))}"])
+        print_stderr(
+            [f"There is no message: nothing was ever put into {queue}. Queues: {join_names(sorted(known))}"]
+        )
     elif queue in known and known[queue].paused:
-        say([f"There is no message: {queue} is paused. `towpath queues resume {queue}` opens it."])
+        print_stderr([f"There is no message: {queue} is paused. `towpath queues resume {queue}` opens it."])
     else:
-        say(["There is no message."])
+        print_stderr(["There is no message."])
 
 
 def _show_claim(session: Session, claim: Claim) -> None:
     job, receipt = claim.job, f"{claim.id}:{claim.fence}"
-    value, encoding = body(job.payload, job.content_type)
+    value, encoding = decode_body(job.payload, job.content_type)
     data = {
         "id": job.id,
         "fence": job.fence,
@@ -298,7 +300,7 @@ def _show_claim(session: Session, claim: Claim) -> None:
         "queue": job.queue,
         "kind": job.kind,
         "attempt": job.attempts,
-        "lease_until": moment(job.lease_until),
+        "lease_until": format_time(job.lease_until),
         "headers": job.headers,
         "content_type": job.content_type,
         "payload": value,
@@ -309,14 +311,14 @@ def _show_claim(session: Session, claim: Claim) -> None:
         "fence": job.fence,
         "receipt": receipt,
         "attempt": job.attempts,
-        "lease until": moment(job.lease_until),
+        "lease until": format_time(job.lease_until),
     }
     # A header must not stand in the place of what is ours.
     headers = {
         f"header {name}" if name in (*people, "payload") else name: value
         for name, value in job.headers.items()
     }
-    show(session.json, data, pairs({**people, **headers, "payload": shown_body(job.payload)}))
+    print_result(session.json, data, format_pairs({**people, **headers, "payload": format_body(job.payload)}))
 
 
 @command("ack")
@@ -344,14 +346,14 @@ def nack(session: Session, /, receipt: Receipt, delay: int, reason: str | None, 
 
 def _settle(session: Session, settle: commands.Settle) -> int:
     with session.ledger() as ledger:
-        _known(ledger, settle.id)
-        answer = tell(ledger, settle)
+        _require_job(ledger, settle.id)
+        answer = apply_one(ledger, settle)
     assert isinstance(answer, commands.Settled)
     # A receipt that was used before gets the answer it got then, which need not be what is asked now.
     if (answer.state is State.DONE) is not isinstance(settle.outcome, commands.Done):
         step = "Each delivery has its own receipt; `towpath jobs show` says where the message is now."
         raise Failure(f"This receipt was used before: the message became {answer.state} then.", REFUSED, step)
-    show(session.json, {"id": answer.id, "state": answer.state}, f"{answer.id} is {answer.state}")
+    print_result(session.json, {"id": answer.id, "state": answer.state}, f"{answer.id} is {answer.state}")
     return OK
 
 
@@ -363,18 +365,18 @@ def extend(session: Session, /, receipt: Receipt, span: int) -> int:
     """Keep the message for SECONDS from now."""
     renew = commands.Renew(((receipt.id, receipt.fence),), span)
     with session.ledger() as ledger:
-        _known(ledger, receipt.id)
-        answer = tell(ledger, renew)
+        _require_job(ledger, receipt.id)
+        answer = apply_one(ledger, renew)
     assert isinstance(answer, commands.Renewed)
     if answer.lost:
         raise LostClaim(id=receipt.id, fence=receipt.fence)
     asked = next((reason for _, reason in answer.cancel), None)
-    data = {"id": receipt.id, "lease_until": moment(answer.until), "cancel_requested": asked}
+    data = {"id": receipt.id, "lease_until": format_time(answer.until), "cancel_requested": asked}
     stop = f"; it was asked to stop ({asked})" if asked else ""
-    show(session.json, data, f"{receipt.id} is yours until {moment(answer.until)}{stop}")
+    print_result(session.json, data, f"{receipt.id} is yours until {format_time(answer.until)}{stop}")
     return OK
 
 
-def _known(ledger: Ledger, id: str) -> None:
+def _require_job(ledger: Ledger, id: str) -> None:
     if ledger.get(id) is None:
         raise UnknownJob(id=id)

@@ -24,17 +24,17 @@ _SPANS = ("timeout", "retention", "lease_len")
 _BODIES = ("payload", "result", "cursor")
 
 
-def emit(data: object) -> None:
+def print_json(data: object) -> None:
     """One JSON document on one line."""
     click.echo(escape_json(msgspec.json.encode(data).decode()))
     sys.stdout.flush()
 
 
-def show(as_json: bool, data: object, people: str | list[str] | Callable[[], object]) -> None:
+def print_result(as_json: bool, data: object, people: str | list[str] | Callable[[], object]) -> None:
     """The same fact for a machine or for people. `people` is one line, a list of lines, or a function that
     returns these or something rich. A line stays one line whatever is in it."""
     if as_json:
-        emit(data)
+        print_json(data)
         return
     shown = people() if callable(people) else people
     if isinstance(shown, str | list):
@@ -75,10 +75,10 @@ def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], num
     )
 
 
-def pairs(values: Mapping[str, object]) -> list[str]:
+def format_pairs(values: Mapping[str, object]) -> list[str]:
     """Lines with names and values. Further lines of a value are indented, so that none of them looks like
     another name."""
-    shown = [(escape(name), _plain(value).split("\n")) for name, value in values.items()]
+    shown = [(escape(name), _text(value).split("\n")) for name, value in values.items()]
     width = min(max((len(name) for name, _ in shown), default=0), MAX_NAME)
     lines = [
         f"{'' if number else name:{width}}  {line}"
@@ -89,16 +89,16 @@ def pairs(values: Mapping[str, object]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    return escape(_plain(value))
+    return escape(_text(value))
 
 
-def _plain(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return "-"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def moment(at: int | None) -> str | None:
+def format_time(at: int | None) -> str | None:
     """A ledger time as ISO 8601."""
     if at is None:
         return None
@@ -110,11 +110,11 @@ def moment(at: int | None) -> str | None:
     )
 
 
-def seconds(span: int | None) -> float | None:
+def to_seconds(span: int | None) -> float | None:
     return None if span is None else span / 1_000_000
 
 
-def spell(span: int | None) -> str:
+def format_span(span: int | None) -> str:
     """A span for people: `350ms`, `2.5s`, `12m`, `3h`, `5d`."""
     if span is None:
         return "-"
@@ -125,16 +125,16 @@ def spell(span: int | None) -> str:
     return f"{size:.3g}s" if size >= 1 or span == 0 else f"{size * 1000:.0f}ms"
 
 
-def ago(at: int | None, now: int) -> str:
-    return "-" if at is None else spell(max(0, now - at))
+def format_age(at: int | None, now: int) -> str:
+    return "-" if at is None else format_span(max(0, now - at))
 
 
-def rate(value: Rate | None) -> str | None:
+def format_rate(value: Rate | None) -> str | None:
     """As `--rate` takes it."""
     return None if value is None else str(value)
 
 
-def body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:
+def decode_body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:
     """(value, encoding): JSON as it is, other text as text, the rest as base64."""
     if data is None:
         return None, "none"
@@ -149,7 +149,7 @@ def body(data: bytes | None, content_type: str = "application/json") -> tuple[An
         return base64.b64encode(data).decode(), "base64"
 
 
-def shown_body(data: bytes | None) -> str:
+def format_body(data: bytes | None) -> str:
     """Bytes for people."""
     if data is None:
         return "-"
@@ -167,13 +167,13 @@ def job_data(job: Job, bodies: bool = True) -> dict[str, Any]:
         value = getattr(job, name)
         if name in _BODIES:
             if bodies:
-                data[name], data[f"{name}_encoding"] = body(
+                data[name], data[f"{name}_encoding"] = decode_body(
                     value, job.content_type if name == "payload" else "application/json"
                 )
         elif name.endswith("_at") or name == "lease_until":
-            data[name] = moment(value)
+            data[name] = format_time(value)
         elif name in _SPANS:
-            data[name] = seconds(value)
+            data[name] = to_seconds(value)
         elif bodies or name not in ("headers", "error"):
             data[name] = value
     return data

@@ -17,32 +17,32 @@ from pathlib import Path
 from sysconfig import get_paths
 from types import FrameType
 
-from towpath.cli.base import OK, say
-from towpath.cli.doors import files_of
+from towpath.cli.base import OK, print_stderr
+from towpath.cli.targets import module_files
 
-LIFELINE = "TOWPATH_LIFELINE"
+PARENT_PIPE = "TOWPATH_PARENT_PIPE"
 """The variable with the number of a pipe that closes when the parent is gone."""
-LEAVE = 2.0
+FORCED_STOP = 2.0
 """Seconds for a child that was asked twice."""
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Child:
+class ChildProcess:
     """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through
     us, once."""
 
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False
     ) -> None:
-        self.told = False
+        self.stop_requested = False
         """Was it asked to stop?"""
-        near, self._lifeline = os.pipe()
+        near, self._parent_pipe = os.pipe()
         output = subprocess.DEVNULL if quiet else None
         command = [sys.executable, "-m", "towpath", *arguments]
         try:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **(environment or {}), LIFELINE: str(near)},
+                env={**os.environ, **(environment or {}), PARENT_PIPE: str(near)},
                 pass_fds=(near,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -58,7 +58,7 @@ class Child:
         return self.process.poll()
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        self.told = self.told or how in STOPS
+        self.stop_requested = self.stop_requested or how in STOP_SIGNALS
         if self.process.poll() is None:
             self.process.send_signal(how)
 
@@ -72,20 +72,20 @@ class Child:
 
     def close(self, grace: float = 0.0) -> int:
         """Ask it to end, ask it to leave at once, end it; its exit code."""
-        for patience in (grace, LEAVE):
+        for patience in (grace, FORCED_STOP):
             self.stop()
             if self.wait(patience):
                 break
         else:
             self.process.kill()
         code = self.process.wait()
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
         return code
 
 
-def hold_on_to_parent() -> None:
+def stop_with_parent() -> None:
     """In a child: if the parent dies without a word, do as if it had said to stop."""
-    number = os.environ.pop(LIFELINE, None)
+    number = os.environ.pop(PARENT_PIPE, None)
     if number is None:
         return
     pipe = int(number)
@@ -95,11 +95,13 @@ def hold_on_to_parent() -> None:
         os.read(pipe, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="towpath-lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="towpath-parent-pipe", daemon=True).start()
 
 
 @contextmanager
-def caught(children: list[Child], asked: threading.Event, reload: bool = False) -> Iterator[None]:
+def forward_signals(
+    children: list[ChildProcess], asked: threading.Event, reload: bool = False
+) -> Iterator[None]:
     """Pass every stop signal on to the children, and remember that one came. Each one counts: the second means at once. With
     `reload` SIGHUP is passed on too, unless it says that the terminal was closed: the children have none."""
     terminal = os.isatty(0)
@@ -113,7 +115,8 @@ def caught(children: list[Child], asked: threading.Event, reload: bool = False) 
             child.stop(number)
 
     before = {
-        number: signal.signal(number, pass_on) for number in (*STOPS, *([signal.SIGHUP] if reload else []))
+        number: signal.signal(number, pass_on)
+        for number in (*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
     }
     try:
         yield
@@ -122,73 +125,77 @@ def caught(children: list[Child], asked: threading.Event, reload: bool = False) 
             signal.signal(number, handler)
 
 
-REPORT = "TOWPATH_DEV_FILES"
+IMPORTS_FILE = "TOWPATH_DEV_FILES"
 """The variable with the file into which the child writes what it has imported."""
-LOOK = 0.5
-GRACE = 5.0
+POLL_INTERVAL = 0.5
+RESTART_GRACE = 5.0
 
-Times = dict[Path, int | None]
+FileTimes = dict[Path, int | None]
 
 
-def keep_running(arguments: list[str], target: str) -> int:
+def run_with_reload(arguments: list[str], target: str) -> int:
     """Until a stop signal; the exit code."""
     asked = threading.Event()
-    children: list[Child] = []
-    with tempfile.TemporaryDirectory(prefix="towpath-dev-") as folder, caught(children, asked):
+    children: list[ChildProcess] = []
+    with tempfile.TemporaryDirectory(prefix="towpath-dev-") as folder, forward_signals(children, asked):
         report = Path(folder) / "files"
         while not asked.is_set():
             report.write_text("")
-            times = {path: _time(path) for path in files_of(target)}
-            child = Child(arguments, {REPORT: str(report)})
+            times = {path: _mtime(path) for path in module_files(target)}
+            child = ChildProcess(arguments, {IMPORTS_FILE: str(report)})
             children[:] = [child]
-            changed = _until_change(child, times, asked, report)
+            changed = _wait_for_change(child, times, asked, report)
             if changed is None:
                 child.wait()  # it was asked to stop and has its own grace; a second Ctrl-C reaches it too
-            child.close(GRACE)
+            child.close(RESTART_GRACE)
             if changed is not None:
-                say([f"Changed: {changed}. Starting again."])
+                print_stderr([f"Changed: {changed}. Starting again."])
     return OK
 
 
-def _until_change(child: Child, times: Times, asked: threading.Event, report: Path) -> Path | None:
+def _wait_for_change(
+    child: ChildProcess, times: FileTimes, asked: threading.Event, report: Path
+) -> Path | None:
     """The file that changed; None if we are asked to stop."""
     told = False
-    while not asked.wait(LOOK):
+    while not asked.wait(POLL_INTERVAL):
         times = _reported(report) | times
         for path, then in times.items():
-            if _time(path) != then:
+            if _mtime(path) != then:
                 return path
         if child.code is not None and not told:
             told = True
-            say([f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C ends)."])
+            print_stderr(
+                [f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C ends)."]
+            )
     return None
 
 
-def _reported(report: Path) -> Times:
+def _reported(report: Path) -> FileTimes:
     lines = (line.partition(" ") for line in report.read_text("utf-8").splitlines())
     return {Path(path): None if then == "None" else int(then) for then, _, path in lines}
 
 
-def _time(path: Path) -> int | None:
+def _mtime(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return None
 
 
-class Reporter:
+class ImportReporter:
     """In the child: keeps the list of the program's files up to date for as long as it lives."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._lock = threading.Lock()
-        self._times: Times = {}
+        self._times: FileTimes = {}
         threading.Thread(target=self._keep, name="towpath-dev", daemon=True).start()
 
     @classmethod
-    def of_dev(cls) -> Reporter | None:
+    def of_dev(cls) -> ImportReporter | None:
         """None unless `dev` started this process."""
-        target = os.environ.pop(REPORT, None)
+        target = os.environ.pop(IMPORTS_FILE, None)
         return None if target is None else cls(Path(target))
 
     def loaded(self) -> None:
@@ -209,18 +216,18 @@ class Reporter:
     def _keep(self) -> None:
         """A program may import more while it works."""
         while True:
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
             self.loaded()
 
     def _add(self, files: Iterable[str]) -> None:
         with self._lock:
-            new = {path: _time(path) for path in map(Path, files) if path not in self._times}
+            new = {path: _mtime(path) for path in map(Path, files) if path not in self._times}
             if new:
                 self._times |= new
-                _write(self._target, (f"{then} {path}" for path, then in self._times.items()))
+                _replace_file(self._target, (f"{then} {path}" for path, then in self._times.items()))
 
 
-def _write(path: Path, lines: Iterable[str]) -> None:
+def _replace_file(path: Path, lines: Iterable[str]) -> None:
     """Whole or not at all: the parent reads it at any time."""
     beside = path.with_suffix(".new")
     try:

@@ -9,10 +9,18 @@ import click
 from msgspec import UNSET
 
 from towpath import Ledger, PartView, QueueView, Rate, commands
-from towpath.cli.base import OK, REFUSED, Branch, Session, all_of, names, nothing, pass_session
-from towpath.cli.jobs import queue_must_exist
-from towpath.cli.messages import tell
-from towpath.cli.output import moment, pairs, rate, seconds, show, spell, table
+from towpath.cli.base import OK, REFUSED, CliGroup, Session, combine, join_names, not_found, pass_session
+from towpath.cli.jobs import require_queue
+from towpath.cli.messages import apply_one
+from towpath.cli.output import (
+    format_pairs,
+    format_rate,
+    format_span,
+    format_time,
+    print_result,
+    table,
+    to_seconds,
+)
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
 from towpath.commands import GroupState
@@ -20,17 +28,17 @@ from towpath.errors import UnknownGroup
 from towpath.queues.queue import check_depth, warn_depths, write_depth
 
 
-@click.group("queues", cls=Branch)
+@click.group("queues", cls=CliGroup)
 def queues() -> None:
     """List queues, pause them, set their limits."""
 
 
-@click.group("parts", cls=Branch)
+@click.group("parts", cls=CliGroup)
 def parts() -> None:
     """Parts of a queue, each with limits of its own."""
 
 
-_gate = all_of(
+_gate_options = combine(
     click.option(
         "--cap", type=Whole(optional=True), help="At most so many run at once, everywhere; none lifts it."
     ),
@@ -48,7 +56,7 @@ _gate = all_of(
 )
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
     """What was said, as SetQueue and SetPart take it: left out stays as it is, `none` lifts the limit."""
     burst = options.pop("burst", None)
     if burst is not None:
@@ -69,33 +77,37 @@ def queue_data(view: QueueView, depth: int | None) -> dict[str, Any]:
         "capacity": view.capacity,
         "warn_depth": depth,
         "cap": view.cap,
-        "rate": rate(view.rate),
+        "rate": format_rate(view.rate),
         "keep": view.keep,
     }
     return {
         **queue_counts(view, at),
         **limits,
-        "retention": seconds(view.retention),
-        "not_before": _held(view),
+        "retention": to_seconds(view.retention),
+        "not_before": _not_before(view),
     }
 
 
-def _data_of(ledger: Ledger, queue: str) -> dict[str, Any]:
+def _read_queue_data(ledger: Ledger, queue: str) -> dict[str, Any]:
     return queue_data(ledger.queues()[queue], warn_depths(ledger).get(queue))
 
 
 def part_data(view: PartView) -> dict[str, Any]:
     fields = ("queue", "ready", "running", "paused", "why", "cap", "weight", "capacity")
-    settings = {"rate": rate(view.rate), "append_rate": rate(view.append_rate), "not_before": _held(view)}
+    settings = {
+        "rate": format_rate(view.rate),
+        "append_rate": format_rate(view.append_rate),
+        "not_before": _not_before(view),
+    }
     return {"part": view.name, **{name: getattr(view, name) for name in fields}, **settings}
 
 
-def _held(view: QueueView | PartView) -> str | None:
-    return moment(view.next_at) if view.next_at > now() else None
+def _not_before(view: QueueView | PartView) -> str | None:
+    return format_time(view.next_at) if view.next_at > now() else None
 
 
-def _shown(as_json: bool, data: dict[str, Any], sentence: str) -> int:
-    show(as_json, data, sentence)
+def _print_settings(as_json: bool, data: dict[str, Any], sentence: str) -> int:
+    print_result(as_json, data, sentence)
     return OK
 
 
@@ -106,7 +118,7 @@ def list_queues(session: Session, /) -> int:
     with session.ledger() as ledger:
         views, depths = sorted(ledger.queues().items()), warn_depths(ledger)
     data = [queue_data(view, depths.get(name)) for name, view in views]
-    show(session.json, {"queues": data}, lambda: _queue_table([view for _, view in views], depths))
+    print_result(session.json, {"queues": data}, lambda: _queue_table([view for _, view in views], depths))
     return OK
 
 
@@ -132,8 +144,8 @@ def _queue_table(views: list[QueueView], depths: dict[str, int]) -> object:
             view.capacity,
             depths.get(view.name),
             view.cap,
-            rate(view.rate),
-            spell(view.retention),
+            format_rate(view.rate),
+            format_span(view.retention),
             view.keep,
         )
         rows.append((view.name, view.counts.waiting, view.counts.running, view.paused, *limits, view.why))
@@ -150,8 +162,8 @@ def pause_queue(session: Session, /, queue: str, why: str | None, new: bool) -> 
     with session.ledger(make=new) as ledger:
         if not new:
             _known_queue(ledger, queue)
-        tell(ledger, commands.SetQueue(queue=queue, paused=True, why=why))
-        return _shown(session.json, _data_of(ledger, queue), f"{queue} is paused")
+        apply_one(ledger, commands.SetQueue(queue=queue, paused=True, why=why))
+        return _print_settings(session.json, _read_queue_data(ledger, queue), f"{queue} is paused")
 
 
 @queues.command("resume")
@@ -161,8 +173,8 @@ def resume_queue(session: Session, /, queue: str) -> int:
     """Let a paused queue go on."""
     with session.ledger() as ledger:
         _known_queue(ledger, queue)
-        tell(ledger, commands.SetQueue(queue=queue, paused=False, why=None))
-        return _shown(session.json, _data_of(ledger, queue), f"{queue} goes on")
+        apply_one(ledger, commands.SetQueue(queue=queue, paused=False, why=None))
+        return _print_settings(session.json, _read_queue_data(ledger, queue), f"{queue} goes on")
 
 
 @queues.command("set")
@@ -173,7 +185,7 @@ def resume_queue(session: Session, /, queue: str) -> int:
 @click.option(
     "--warn-depth", type=Whole(optional=True), help="When so many wait, the log says so, once. none lifts it."
 )
-@_gate
+@_gate_options
 @click.option(
     "--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days."
 )
@@ -186,30 +198,30 @@ def resume_queue(session: Session, /, queue: str) -> int:
 @pass_session
 def set_queue(session: Session, /, queue: str, **options: Any) -> int:
     """Set limits of a queue. What is left out stays as it is. A queue that is not there is made."""
-    given = _given(options)
+    given = _given_settings(options)
     depth = given.pop("warn_depth")
     command = commands.SetQueue(queue=queue, **given)
     check_depth(None if depth is UNSET else depth, given["capacity"])
     with session.ledger(make=True) as ledger:
         new = queue not in ledger.queues()
-        tell(ledger, command)
+        apply_one(ledger, command)
         if depth is not UNSET:
-            write_depth(ledger.note, partial(tell, ledger), queue, depth)
-        data = _data_of(ledger, queue)
+            write_depth(ledger.note, partial(apply_one, ledger), queue, depth)
+        data = _read_queue_data(ledger, queue)
     limits = ", ".join(
         f"{name} {data[name]}"
         for name in ("capacity", "warn_depth", "cap", "rate", "retention", "keep", "not_before")
         if data[name] is not None
     )
-    return _shown(session.json, data, f"{queue}{' (new)' * new}: {limits or 'no limits'}")
+    return _print_settings(session.json, data, f"{queue}{' (new)' * new}: {limits or 'no limits'}")
 
 
 def _known_queue(ledger: Ledger, queue: str) -> None:
     commands.SetQueue(queue=queue)  # refuses what no queue can be called
     known = ledger.queues()
     if queue not in known:
-        step = f"Queues: {names(sorted(known))}. `pause --new` and `set` make one before its first job."
-        raise nothing(f"There is no queue {queue}.", step)
+        step = f"Queues: {join_names(sorted(known))}. `pause --new` and `set` make one before its first job."
+        raise not_found(f"There is no queue {queue}.", step)
 
 
 @parts.command("list")
@@ -218,7 +230,7 @@ def _known_queue(ledger: Ledger, queue: str) -> None:
 def list_parts(session: Session, /, queue: str) -> int:
     """The parts of a queue that have jobs ready or running, or limits of their own."""
     with session.ledger() as ledger:
-        queue_must_exist(ledger, queue)
+        require_queue(ledger, queue)
         views = sorted(ledger.parts(queue).items())
     columns = (
         "part",
@@ -239,17 +251,17 @@ def list_parts(session: Session, /, queue: str) -> int:
         for _, view in views:
             limits = (
                 view.capacity,
-                rate(view.append_rate),
+                format_rate(view.append_rate),
                 view.cap,
-                rate(view.rate),
+                format_rate(view.rate),
                 view.weight,
-                _held(view),
+                _not_before(view),
             )
             rows.append((view.name, view.ready, view.running, view.paused, *limits, view.why))
         numbers = ("ready", "running", "capacity", "cap", "weight")
         return table(columns, rows, numbers=numbers) if rows else f"{queue} has no parts."
 
-    show(session.json, {"parts": [part_data(view) for _, view in views]}, people)
+    print_result(session.json, {"parts": [part_data(view) for _, view in views]}, people)
     return OK
 
 
@@ -287,29 +299,29 @@ def resume_part(session: Session, /, queue: str, part: str) -> int:
     type=RateType(optional=True),
     help="At most so many are appended: 10/s, 10/s:20; none lifts it.",
 )
-@_gate
+@_gate_options
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
 @click.option("--why", help="The reason, for whoever asks; none takes it away.")
 @pass_session
 def set_part(session: Session, /, queue: str, part: str, **options: Any) -> int:
     """Set limits of a part. What is left out stays as it is. A part that is not there is made."""
-    return _set_part(session, commands.SetPart(queue=queue, part=part, **_given(options)), "is set")
+    return _set_part(session, commands.SetPart(queue=queue, part=part, **_given_settings(options)), "is set")
 
 
 def _set_part(session: Session, command: commands.SetPart, became: str, known: bool = False) -> int:
     with session.ledger() as ledger:
-        queue_must_exist(ledger, command.queue)
+        require_queue(ledger, command.queue)
         there = ledger.parts(command.queue)
         if known and command.part not in there:
-            raise nothing(
-                f"There is no part {command.part} of {command.queue}.", f"Parts: {names(sorted(there))}"
+            raise not_found(
+                f"There is no part {command.part} of {command.queue}.", f"Parts: {join_names(sorted(there))}"
             )
-        tell(ledger, command)
+        apply_one(ledger, command)
         data = part_data(ledger.parts(command.queue)[command.part])
-    return _shown(session.json, data, f"part {command.part} of {command.queue} {became}")
+    return _print_settings(session.json, data, f"part {command.part} of {command.queue} {became}")
 
 
-@click.group("groups", cls=Branch)
+@click.group("groups", cls=CliGroup)
 def groups() -> None:
     """Groups of jobs with one fate."""
 
@@ -320,7 +332,7 @@ def groups() -> None:
 @pass_session
 def pause_group(session: Session, /, id: str, why: str | None) -> int:
     """Start nothing of this group until `resume`. What runs goes on."""
-    return _told(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
+    return _set_group_state(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
 
 
 @groups.command("resume")
@@ -328,18 +340,18 @@ def pause_group(session: Session, /, id: str, why: str | None) -> int:
 @pass_session
 def resume_group(session: Session, /, id: str) -> int:
     """Let a paused group go on."""
-    return _told(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
+    return _set_group_state(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
 
 
-def _told(
+def _set_group_state(
     session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]
 ) -> int:
     with session.ledger() as ledger:
-        tell(ledger, command)
+        apply_one(ledger, command)
         view = ledger.group(command.group)
     assert view is not None
     well = view.state in states
-    show(
+    print_result(
         session.json,
         {"id": view.id, "state": view.state},
         f"group {view.id} {became if well else f'stays {view.state}'}",
@@ -357,6 +369,8 @@ def show_group(session: Session, /, id: str) -> int:
     if view is None:
         raise UnknownGroup(group=id)
     data = {name: getattr(view, name) for name in view.__struct_fields__}
-    data |= {"created_at": moment(view.created_at), "closed_at": moment(view.closed_at)}
-    show(session.json, data, pairs({name.replace("_", " "): value for name, value in data.items()}))
+    data |= {"created_at": format_time(view.created_at), "closed_at": format_time(view.closed_at)}
+    print_result(
+        session.json, data, format_pairs({name.replace("_", " "): value for name, value in data.items()})
+    )
     return OK

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from towpath.cli.base import OK, Branch, Session, names, nothing, pass_session
-from towpath.cli.doors import must_be_there
-from towpath.cli.output import body, moment, seconds, show, spell, table
+from towpath.cli.base import OK, CliGroup, Session, join_names, not_found, pass_session
+from towpath.cli.output import decode_body, format_span, format_time, print_result, table, to_seconds
+from towpath.cli.targets import existing_url
 from towpath.cli.values import Json, Span, now
 
 if TYPE_CHECKING:
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from towpath.operations.schedules import Schedule
 
 
-@click.group("schedules", cls=Branch)
+@click.group("schedules", cls=CliGroup)
 def schedules() -> None:
     """Schedules: jobs that come again. Programs declare them; here they are looked at and changed while work
     goes on."""
 
 
 @contextmanager
-def _host(session: Session, name: str | None = None) -> Iterator[App]:
+def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
     """The App that edits them. With a name, only if there is such a schedule."""
     from towpath.app import App
     from towpath.operations import schedules as library
 
-    with App(must_be_there(session.url)) as app:
+    with App(existing_url(session.url)) as app:
         if name is not None:
             known = [schedule.name for schedule in library.list_schedules(app)]
             if name not in known:
-                raise nothing(f"There is no schedule {name}.", f"Schedules: {names(known)}")
+                raise not_found(f"There is no schedule {name}.", f"Schedules: {join_names(known)}")
         yield app
 
 
-def data_of(schedule: Schedule) -> dict[str, Any]:
-    value, encoding = body(schedule.spec.payload, schedule.spec.content_type)
+def schedule_data(schedule: Schedule) -> dict[str, Any]:
+    value, encoding = decode_body(schedule.spec.payload, schedule.spec.content_type)
     return {
         "name": schedule.name,
         "cron": schedule.cron,
-        "every": seconds(schedule.every),
+        "every": to_seconds(schedule.every),
         "tz": schedule.tz,
         "missed": schedule.missed,
         "paused": schedule.paused,
-        "next_at": None if schedule.paused else moment(schedule.next_at),
-        "last_at": moment(schedule.last_at),
+        "next_at": None if schedule.paused else format_time(schedule.next_at),
+        "last_at": format_time(schedule.last_at),
         "queue": schedule.spec.queue,
         "kind": schedule.spec.kind,
         "payload": value,
@@ -62,9 +62,11 @@ def list_all(session: Session, /) -> int:
     """Every schedule with its times and its next fire."""
     from towpath.operations import schedules as library
 
-    with _host(session) as app:
+    with _open_app(session) as app:
         found = library.list_schedules(app)
-    show(session.json, {"schedules": [data_of(schedule) for schedule in found]}, lambda: _table(found))
+    print_result(
+        session.json, {"schedules": [schedule_data(schedule) for schedule in found]}, lambda: _table(found)
+    )
     return OK
 
 
@@ -73,9 +75,11 @@ def _table(found: list[Schedule]) -> object:
         return "There are no schedules. Programs declare them with @app.cron and @app.every."
     at, rows = now(), []
     for each in found:
-        times = f"{each.cron} {each.tz}" if each.cron is not None else f"every {spell(each.every)}"
-        due = "paused" if each.paused else f"in {spell(max(0, each.next_at - at))}"
-        rows.append((each.name, times, due, moment(each.last_at), each.spec.queue, each.spec.kind or None))
+        times = f"{each.cron} {each.tz}" if each.cron is not None else f"every {format_span(each.every)}"
+        due = "paused" if each.paused else f"in {format_span(max(0, each.next_at - at))}"
+        rows.append(
+            (each.name, times, due, format_time(each.last_at), each.spec.queue, each.spec.kind or None)
+        )
     return table(("name", "times", "next", "last", "queue", "kind"), rows)
 
 
@@ -86,8 +90,8 @@ def pause(session: Session, /, name: str) -> int:
     """It does not fire until `resume`."""
     from towpath.operations import schedules as library
 
-    with _host(session, name) as app:
-        return _shown(session, library.pause(app, name), f"{name} is paused")
+    with _open_app(session, name) as app:
+        return _print_schedule(session, library.pause(app, name), f"{name} is paused")
 
 
 @schedules.command("resume")
@@ -97,9 +101,9 @@ def resume(session: Session, /, name: str) -> int:
     """Fire again from the next time on; what passed meanwhile was not missed."""
     from towpath.operations import schedules as library
 
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         changed = library.resume(app, name)
-        return _shown(session, changed, f"{name} goes on, next at {moment(changed.next_at)}")
+        return _print_schedule(session, changed, f"{name} goes on, next at {format_time(changed.next_at)}")
 
 
 @schedules.command("set")
@@ -118,12 +122,16 @@ def set_times(
     """Change a schedule. It stays so until the program declares something new."""
     from towpath.operations import schedules as library
 
-    changes = {**options, "every": seconds(every), "args": None if arguments is None else body(arguments)[0]}
+    changes = {
+        **options,
+        "every": to_seconds(every),
+        "args": None if arguments is None else decode_body(arguments)[0],
+    }
     if all(value is None for value in changes.values()):
         raise click.UsageError("Nothing to set.", click.get_current_context())
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         changed = library.set_schedule(app, name, **changes)
-        return _shown(session, changed, f"{name}: next at {moment(changed.next_at)}")
+        return _print_schedule(session, changed, f"{name}: next at {format_time(changed.next_at)}")
 
 
 @schedules.command("remove")
@@ -133,9 +141,9 @@ def remove(session: Session, /, name: str) -> int:
     """Forget it. A program that still declares it brings it back with its next start: pause it instead."""
     from towpath.operations import schedules as library
 
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         library.remove(app, name)
-    show(session.json, {"name": name, "removed": True}, f"{name} is gone")
+    print_result(session.json, {"name": name, "removed": True}, f"{name} is gone")
     return OK
 
 
@@ -146,12 +154,12 @@ def trigger(session: Session, /, name: str) -> int:
     """One more job now, whatever the times say; prints its id."""
     from towpath.operations import schedules as library
 
-    with _host(session, name) as app:
+    with _open_app(session, name) as app:
         id = library.trigger(app, name)
-    show(session.json, {"name": name, "id": id}, id)
+    print_result(session.json, {"name": name, "id": id}, id)
     return OK
 
 
-def _shown(session: Session, schedule: Schedule, sentence: str) -> int:
-    show(session.json, data_of(schedule), sentence)
+def _print_schedule(session: Session, schedule: Schedule, sentence: str) -> int:
+    print_result(session.json, schedule_data(schedule), sentence)
     return OK

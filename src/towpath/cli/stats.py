@@ -9,16 +9,16 @@ from typing import Any
 import click
 
 from towpath import Job, Ledger, Query, QueueView, State
-from towpath.cli.base import OK, Session, command, names, nothing, pass_session
-from towpath.cli.output import ago, console, emit, seconds, show, table
+from towpath.cli.base import OK, Session, command, join_names, not_found, pass_session
+from towpath.cli.output import console, format_age, print_json, print_result, table, to_seconds
 from towpath.cli.values import now
 from towpath.escapes import escape
 from towpath.fleet import WorkerView, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
-MOST_LINES = 20
+MAX_RUNNING_ROWS = 20
 """Running jobs that are shown one by one."""
-BREATH = 0.1
+MIN_INTERVAL = 0.1
 """Seconds between two looks at least, however busy the ledger is."""
 
 
@@ -48,15 +48,15 @@ def stats(
         if watch:
             _watch(session, ledger, queue, interval, count)
         else:
-            data = look(ledger, queue)
-            show(session.json, data, lambda: _table(data))
+            data = read_counts(ledger, queue)
+            print_result(session.json, data, lambda: _table(data))
     return OK
 
 
-def look(ledger: Ledger, only: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_counts(ledger: Ledger, only: tuple[str, ...] = ()) -> dict[str, Any]:
     views, at = ledger.queues(), now()
     if missing := [name for name in only if name not in views]:
-        raise nothing(f"There is no queue {', '.join(missing)}.", f"Queues: {names(sorted(views))}")
+        raise not_found(f"There is no queue {', '.join(missing)}.", f"Queues: {join_names(sorted(views))}")
     chosen = [views[name] for name in sorted(views) if not only or name in only]
     total = {state.value: sum(getattr(view.counts, state) for view in chosen) for state in State}
     return {"queues": [queue_counts(view, at) for view in chosen], "total": total}
@@ -68,7 +68,7 @@ def queue_counts(view: QueueView, at: int) -> dict[str, Any]:
     return {
         "queue": view.name,
         **counts,
-        "oldest_ready_seconds": seconds(age),
+        "oldest_ready_seconds": to_seconds(age),
         "paused": view.paused,
         "why": view.why,
     }
@@ -80,7 +80,7 @@ def _table(data: dict[str, Any]) -> object:
     rows = []
     for entry in data["queues"]:
         age = entry["oldest_ready_seconds"]
-        oldest = "-" if age is None else ago(0, round(age * 1_000_000))
+        oldest = "-" if age is None else format_age(0, round(age * 1_000_000))
         note = "paused" + (f": {entry['why']}" if entry["why"] else "") if entry["paused"] else ""
         rows.append([entry["queue"], *(entry[state] for state in State), oldest, note])
     if len(rows) > 1:
@@ -90,7 +90,7 @@ def _table(data: dict[str, Any]) -> object:
     return table(COLUMNS[:shown], [row[:shown] for row in rows], numbers=(*State, "oldest"))
 
 
-class Transfers:
+class RunningJobs:
     """The running jobs of all workers that say how far they are, and how fast they are between two looks."""
 
     def __init__(self, ledger: Ledger, only: tuple[str, ...]) -> None:
@@ -100,10 +100,10 @@ class Transfers:
 
     def lanes(self, running: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
         """How many run in each lane that somebody has, by kind."""
-        names = sorted({lane.name for worker in self._workers.values() for lane in worker.lanes})
-        return {name: Counter(entry["kind"] for entry in running if entry["lane"] == name) for name in names}
+        lanes = sorted({lane.name for worker in self._workers.values() for lane in worker.lanes})
+        return {name: Counter(entry["kind"] for entry in running if entry["lane"] == name) for name in lanes}
 
-    def look(self, at: float) -> list[dict[str, Any]]:
+    def read(self, at: float) -> list[dict[str, Any]]:
         jobs = self._ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=1000)).jobs
         mine = [job for job in jobs if not self._only or job.queue in self._only]
         self._workers = {worker.owner: worker for worker in workers_of(self._ledger)}
@@ -122,7 +122,7 @@ class Transfers:
         return {**place, "done": done, "total": job.progress_total, "per_second": speed}
 
 
-def _picture(data: dict[str, Any]) -> object:
+def _render(data: dict[str, Any]) -> object:
     """The queues, a line for each job that says how far it is, and all that runs in a sentence."""
     from rich.console import Group
 
@@ -132,7 +132,7 @@ def _picture(data: dict[str, Any]) -> object:
     rows = []
     for entry in sorted(
         (entry for entry in running if entry["done"] is not None), key=lambda entry: str(entry["id"])
-    )[:MOST_LINES]:
+    )[:MAX_RUNNING_ROWS]:
         share = f"{entry['done'] / entry['total']:.0%}" if entry["total"] else "-"
         rows.append([entry["kind"], entry["id"], entry["done"], entry["total"], share, entry["per_second"]])
     if rows:
@@ -159,34 +159,34 @@ def _watch(
     session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None
 ) -> None:
     """A change wakes it; ages grow without one, so it also looks by the clock."""
-    looks, transfers = 0, Transfers(ledger, only)
+    looks, running_jobs = 0, RunningJobs(ledger, only)
     if session.json or not console().is_terminal:
         while count is None or looks < count:
-            seen, data = ledger.version(), _live(ledger, only, transfers)
+            seen, data = ledger.version(), _read_live(ledger, only, running_jobs)
             if session.json:
-                emit(data)
+                print_json(data)
             else:
-                console().print(_picture(data))
+                console().print(_render(data))
             looks += 1
             if looks != count:
-                _rest(ledger, seen, interval)
+                _wait_for_change(ledger, seen, interval)
         return
     from rich.live import Live
 
     with Live(console=console(), auto_refresh=False) as live:
         while count is None or looks < count:
-            seen, data = ledger.version(), _live(ledger, only, transfers)
-            live.update(_picture(data), refresh=True)  # type: ignore[arg-type]
+            seen, data = ledger.version(), _read_live(ledger, only, running_jobs)
+            live.update(_render(data), refresh=True)  # type: ignore[arg-type]
             looks += 1
             if looks != count:
-                _rest(ledger, seen, interval)
+                _wait_for_change(ledger, seen, interval)
 
 
-def _live(ledger: Ledger, only: tuple[str, ...], transfers: Transfers) -> dict[str, Any]:
-    running = transfers.look(time.monotonic())
-    return {**look(ledger, only), "running": running, "lanes": transfers.lanes(running)}
+def _read_live(ledger: Ledger, only: tuple[str, ...], running_jobs: RunningJobs) -> dict[str, Any]:
+    running = running_jobs.read(time.monotonic())
+    return {**read_counts(ledger, only), "running": running, "lanes": running_jobs.lanes(running)}
 
 
-def _rest(ledger: Ledger, seen: int, interval: float) -> None:
+def _wait_for_change(ledger: Ledger, seen: int, interval: float) -> None:
     ledger.wait(seen, interval)
-    time.sleep(min(interval, BREATH))
+    time.sleep(min(interval, MIN_INTERVAL))

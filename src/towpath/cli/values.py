@@ -25,7 +25,7 @@ def now() -> int:
     return SystemClock().now()
 
 
-class _Type(click.ParamType[Any]):
+class _ParamType(click.ParamType[Any]):
     def __init__(self, optional: bool = False) -> None:
         self.optional = optional
 
@@ -43,7 +43,7 @@ class _Type(click.ParamType[Any]):
         raise NotImplementedError
 
 
-class Span(_Type):
+class Span(_ParamType):
     """Microseconds from `30`, `1.5`, `30s`, `5m`, `2h`, `7d`."""
 
     name = "span"
@@ -59,7 +59,7 @@ class Span(_Type):
         return micros(float(found[1]) * _UNITS[found[2]], self.name)
 
 
-class Moment(_Type):
+class Moment(_ParamType):
     """Ledger time from an ISO date and time (UTC unless it says otherwise), or a span before (`past`) or
     after now."""
 
@@ -85,7 +85,7 @@ class Moment(_Type):
         return micros(max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()), self.name)
 
 
-class RateType(_Type):
+class RateType(_ParamType):
     """`10/s`, `100/m`, `5/10s`; `:20` after it is the burst."""
 
     name = "rate"
@@ -94,7 +94,7 @@ class RateType(_Type):
         return Rate.of(text)
 
 
-class Whole(_Type):
+class Whole(_ParamType):
     """A whole number, or `none`."""
 
     name = "number"
@@ -107,7 +107,7 @@ class Whole(_Type):
         return int(text)
 
 
-class Priority(_Type):
+class Priority(_ParamType):
     """high, normal, low, or a number (smaller is sooner)."""
 
     name = "priority"
@@ -116,7 +116,7 @@ class Priority(_Type):
         return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else text
 
 
-class Json(_Type):
+class Json(_ParamType):
     """JSON, kept as the bytes that were typed; `@file` reads a file."""
 
     name = "json"
@@ -153,7 +153,7 @@ class Receipt(msgspec.Struct, frozen=True):
     fence: int
 
 
-class ReceiptType(_Type):
+class ReceiptType(_ParamType):
     name = "receipt"
 
     def read(self, text: str) -> Receipt:
@@ -165,7 +165,7 @@ class ReceiptType(_Type):
         return Receipt(id, int(fence))
 
 
-class Header(_Type):
+class Header(_ParamType):
     """`name=value`."""
 
     name = "header"

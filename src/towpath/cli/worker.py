@@ -14,10 +14,26 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from towpath.cli.base import OK, REFUSED, Failure, Session, all_of, bad_input, command, pass_session, say
-from towpath.cli.doors import load_app, shown
-from towpath.cli.output import emit
-from towpath.cli.processes import Child, Reporter, caught, hold_on_to_parent, keep_running
+from towpath.cli.base import (
+    OK,
+    REFUSED,
+    Failure,
+    Session,
+    bad_input,
+    combine,
+    command,
+    pass_session,
+    print_stderr,
+)
+from towpath.cli.output import print_json
+from towpath.cli.processes import (
+    ChildProcess,
+    ImportReporter,
+    forward_signals,
+    run_with_reload,
+    stop_with_parent,
+)
+from towpath.cli.targets import load_app, without_password
 from towpath.cli.values import Span
 from towpath.escapes import EscapeFilter
 from towpath.events import WorkerStarted
@@ -28,7 +44,7 @@ if TYPE_CHECKING:
 
 LAST_PORT = 65_535
 
-metrics_options = all_of(
+metrics_options = combine(
     click.option(
         "--metrics",
         metavar="PORT",
@@ -65,7 +81,7 @@ class Exporter(msgspec.Struct, frozen=True):
 
     def check(self, processes: int) -> None:
         """Can they all answer? A process that cannot would be started again and again."""
-        _library()
+        _require_prometheus()
         if self.of_process(processes).port > LAST_PORT:
             last = f"{processes} processes need the ports {self.port} to {self.port + processes - 1}"
             raise bad_input(
@@ -94,12 +110,12 @@ class Exporter(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def serving(app: App, exporter: Exporter | None) -> Iterator[None]:
+def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
     """Answer while the block lasts, with what the program itself has put into the default registry too."""
     if exporter is None:
         yield
         return
-    _library()
+    _require_prometheus()
     from towpath.observe.metrics import install, serve
 
     try:
@@ -112,7 +128,7 @@ def serving(app: App, exporter: Exporter | None) -> Iterator[None]:
             stop = serve(exporter.port, exporter.host)
         except (OSError, UnicodeError) as error:
             raise exporter.refused(error) from error
-        say([f"Metrics: {stop.url}"])
+        print_stderr([f"Metrics: {stop.url}"])
         try:
             yield
         finally:
@@ -121,22 +137,22 @@ def serving(app: App, exporter: Exporter | None) -> Iterator[None]:
         remove()
 
 
-def _library() -> None:
+def _require_prometheus() -> None:
     try:
         import towpath.observe.metrics  # noqa: F401
     except ImportError as error:
         raise Failure("--metrics needs prometheus-client.", step="pip install 'towpath[metrics]'") from error
 
 
-LOOK = 0.2
+POLL_INTERVAL = 0.2
 """Seconds between two looks at the children."""
-PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0)
+RESTART_DELAYS = (1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before a process that died is started again, the last one again and again."""
-STABLE = 60.0
+STABLE_AFTER = 60.0
 """A process that lived so long starts anew with the shortest pause."""
 
 
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
     """As given; None means the settings decide."""
 
     queues: str | None
@@ -179,7 +195,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [*words, "--burst"] if self.burst else words
 
 
-worker_options = all_of(
+worker_options = combine(
     click.option(
         "--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."
     ),
@@ -222,11 +238,11 @@ def worker(
 
     Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost
     either way. SIGHUP has the settings read again."""
-    hold_on_to_parent()
-    wanted = WorkerOptions(**options, burst=burst)
+    stop_with_parent()
+    wanted = WorkerArguments(**options, burst=burst)
     given = wanted.given()
     exporter = Exporter.of(metrics, metrics_host)
-    reporter = Reporter.of_dev()
+    reporter = ImportReporter.of_dev()
     try:
         app = load_app(target, session.url)
     except Failure as failure:
@@ -238,8 +254,8 @@ def worker(
     if (count := processes or app.settings.processes) > 1:
         if exporter is not None:
             exporter.check(count)
-        each = [_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
-        return _several(session, each)
+        each = [_child_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
+        return _run_processes(session, each)
     if wanted.name is not None:
         app.name = wanted.name
     handler = logging.StreamHandler()
@@ -248,49 +264,51 @@ def worker(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
-    app.bus.subscribe(WorkerStarted, lambda started: _greet(target, app.url, started))
+    app.bus.subscribe(WorkerStarted, lambda started: _print_banner(target, app.url, started))
     # Closed at the end, so that another process can do the upkeep at once.
-    with app, serving(app, exporter):
+    with app, serve_metrics(app, exporter):
         app.run(**given)
     return OK
 
 
-def _greet(target: str, url: str, started: WorkerStarted) -> None:
+def _print_banner(target: str, url: str, started: WorkerStarted) -> None:
     queues = ",".join(started.queues)
-    say(
+    print_stderr(
         [
-            f"Worker {os.getpid()} of {target} on {shown(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."
+            f"Worker {os.getpid()} of {target} on {without_password(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."
         ]
     )
 
 
-def _several(session: Session, processes: list[list[str]]) -> int:
+def _run_processes(session: Session, processes: list[list[str]]) -> int:
     """A parent that starts the processes, starts those again that die, and passes signals on. It ends when
     each of them has ended well: after a burst, or because all were drained."""
     asked = threading.Event()
-    slots = [_Slot(arguments, number) for number, arguments in enumerate(processes, 1)]
-    children: list[Child] = []
-    with caught(children, asked, reload=True):
-        while any(slot.alive or not (slot.over or asked.is_set()) for slot in slots):
+    slots = [_ProcessSlot(arguments, number) for number, arguments in enumerate(processes, 1)]
+    children: list[ChildProcess] = []
+    with forward_signals(children, asked, reload=True):
+        while any(slot.alive or not (slot.finished or asked.is_set()) for slot in slots):
             for slot in slots:
-                slot.look(stopping=asked.is_set())
+                slot.poll(stopping=asked.is_set())
             children[:] = [slot.child for slot in slots if slot.child is not None]
             for child in children:
-                if asked.is_set() and not child.told:
+                if asked.is_set() and not child.stop_requested:
                     # The signal came while this one was being started, and it was not among those that heard
                     # of it.
                     child.stop()
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
         for slot in slots:
-            slot.look(stopping=True)
+            slot.poll(stopping=True)
     codes = [slot.code for slot in slots]
     if session.json:
-        emit({"processes": len(slots), "codes": codes, "restarts": sum(slot.restarts for slot in slots)})
+        print_json(
+            {"processes": len(slots), "codes": codes, "restarts": sum(slot.restarts for slot in slots)}
+        )
     return OK if all(code == OK for code in codes) else REFUSED
 
 
-def _arguments(
-    session: Session, target: str, wanted: WorkerOptions, number: int, exporter: Exporter | None = None
+def _child_arguments(
+    session: Session, target: str, wanted: WorkerArguments, number: int, exporter: Exporter | None = None
 ) -> list[str]:
     url = [] if session.url is None else ["--url", session.url]
     name = [] if wanted.name is None else ["--name", f"{wanted.name}-{number}"]
@@ -298,14 +316,14 @@ def _arguments(
     return [*url, "worker", target, *wanted.arguments(), *name, *metrics, "--processes", "1"]
 
 
-class _Slot:
+class _ProcessSlot:
     """One of the processes, and its successors."""
 
     def __init__(self, arguments: list[str], number: int) -> None:
         self._arguments, self._number = arguments, number
-        self.over = False
+        self.finished = False
         """Has it done all that it was for?"""
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self.code: int | None = OK
         self.restarts = self._deaths = 0
         self._since = self._due = 0.0
@@ -314,22 +332,24 @@ class _Slot:
     def alive(self) -> bool:
         return self.child is not None and self.child.code is None
 
-    def look(self, stopping: bool) -> None:
+    def poll(self, stopping: bool) -> None:
         now = time.monotonic()
         if self.child is not None and (code := self.child.code) is not None:
             self.code = self.child.close()
             self.child = None
             # A child that ended well did so because it was told to: its burst is over, or somebody drained
             # it.
-            self.over = code == OK
-            if stopping or self.over:
+            self.finished = code == OK
+            if stopping or self.finished:
                 return
-            self._deaths = 0 if now - self._since > STABLE else self._deaths + 1
-            pause = PAUSES[min(max(self._deaths, 1), len(PAUSES)) - 1]
+            self._deaths = 0 if now - self._since > STABLE_AFTER else self._deaths + 1
+            pause = RESTART_DELAYS[min(max(self._deaths, 1), len(RESTART_DELAYS)) - 1]
             self._due, self.restarts = now + pause, self.restarts + 1
-            say([f"Worker process {self._number} ended with code {code}; a new one starts in {pause:g} s."])
-        if self.child is None and not (stopping or self.over) and now >= self._due:
-            self.child, self._since = Child(self._arguments), now
+            print_stderr(
+                [f"Worker process {self._number} ended with code {code}; a new one starts in {pause:g} s."]
+            )
+        if self.child is None and not (stopping or self.finished) and now >= self._due:
+            self.child, self._since = ChildProcess(self._arguments), now
 
 
 @command("dev")
@@ -341,4 +361,4 @@ def dev(session: Session, /, target: str, **options: Any) -> int:
 
     Like `worker`, in a child process; the files of your program that it has imported are looked at twice a
     second."""
-    return keep_running(_arguments(session, target, WorkerOptions(**options), 1), target)
+    return run_with_reload(_child_arguments(session, target, WorkerArguments(**options), 1), target)

@@ -13,7 +13,7 @@ import pytest
 import towpath
 from tests.support.shell import Shell
 from towpath import Spec, commands
-from towpath.cli.doors import shown
+from towpath.cli.targets import without_password
 from towpath.clock import SystemClock
 from towpath.errors import NotInstalled
 from towpath.ledger.tables.database import steps
@@ -334,4 +334,4 @@ def test_without_the_driver(shell: ServerShell, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_password_is_never_shown(url: str, told: str) -> None:
-    assert shown(url) == told
+    assert without_password(url) == told

@@ -18,7 +18,7 @@ from tests.support import frozen
 from tests.support.running import working
 from tests.support.waiting import WAIT, in_thread, until
 from towpath import App, State, current
-from towpath.cli.doctor import of_server, server_facts
+from towpath.cli.doctor import server_facts, server_findings
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Upkept, Want
 from towpath.core.job import Spec
@@ -80,7 +80,7 @@ def test_the_wait_for_the_lock_has_a_limit_and_the_doctor_names_its_holder(postg
         result = in_thread(lambda: refused(task.options(key="k").enqueue))
 
         def waiting() -> list[str]:
-            return [each.what for each in of_server(server_facts(url)) if "lock on keys" in each.what]
+            return [each.what for each in server_findings(server_facts(url)) if "lock on keys" in each.what]
 
         findings = until(waiting)
         assert f"a report (process {holder.info.backend_pid} of the server" in findings[0]

@@ -38,12 +38,12 @@ def is_server(url: str) -> bool:
     return urlsplit(url).scheme in ("postgresql", "postgres")
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """The URL without its password."""
     return _SECRET.sub(r"\1\2***", url) if is_server(url) else url
 
 
-def resolved(url: str | None) -> tuple[str, str]:
+def resolve_url(url: str | None) -> tuple[str, str]:
     """The URL and where it came from."""
     from towpath.settings import resolve
 
@@ -51,13 +51,13 @@ def resolved(url: str | None) -> tuple[str, str]:
     return found.url, "--url" if url is not None else found.origin
 
 
-def open_door(given: str | None, make: bool) -> Ledger:
-    return towpath.open_ledger(usable(given) if make else must_be_there(given))
+def open_target(given: str | None, make: bool) -> Ledger:
+    return towpath.open_ledger(usable_url(given) if make else existing_url(given))
 
 
-def usable(given: str | None) -> str:
+def usable_url(given: str | None) -> str:
     """The URL, unless it names something that a command cannot share with anybody."""
-    url, origin = resolved(given)
+    url, origin = resolve_url(given)
     check_slashes(url, origin)
     if urlsplit(url).scheme == "memory":
         step = "Name a file: --url sqlite:///work.db"
@@ -73,26 +73,28 @@ def check_slashes(url: str, origin: str) -> None:
         raise bad_input(f"{url} (from {origin}) has too few slashes.", step)
 
 
-def must_be_there(given: str | None) -> str:
+def existing_url(given: str | None) -> str:
     """The URL of a ledger that exists: a typing error must not make a new, empty one."""
-    url = usable(given)
+    url = usable_url(given)
     path = file_of(url)
     if path is not None and is_missing(path):
         step = "Check the URL; the first `towpath put`, `towpath enqueue` or worker makes a new ledger."
-        raise unavailable(f"There is no ledger at {path} ({url}, from {resolved(given)[1]}).", step)
-    if is_server(url) and not is_on_server(url):
+        raise unavailable(f"There is no ledger at {path} ({url}, from {resolve_url(given)[1]}).", step)
+    if is_server(url) and not server_has_ledger(url):
         step = "Check the URL, and ?schema= in it; `towpath ledger migrate`, a `towpath put` or a worker makes a new ledger."
-        raise unavailable(f"There is no ledger in {shown(url)} (from {resolved(given)[1]}).", step)
+        raise unavailable(
+            f"There is no ledger in {without_password(url)} (from {resolve_url(given)[1]}).", step
+        )
     return url
 
 
-def is_on_server(url: str) -> bool:
+def server_has_ledger(url: str) -> bool:
     from towpath.operations import maintenance
 
     return maintenance.is_there(url)
 
 
-def load(target: str) -> Any:
+def load_object(target: str) -> Any:
     """The object `module:attribute` names. The working directory comes first on the path, as for `python
     -m`."""
     module, colon, attribute = target.partition(":")
@@ -115,13 +117,13 @@ def load_app(target: str, url: str | None = None) -> App:
     agree."""
     if url is not None:
         os.environ["TOWPATH_URL"] = url
-    found = load(target)
+    found = load_object(target)
     if not _is_app(found):
         step = "Name the object that `towpath.App(...)` made."
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
     if url is not None and found.url != url:
         raise bad_input(
-            f"{target} opens {shown(found.url)} by itself, not {shown(url)}.",
+            f"{target} opens {without_password(found.url)} by itself, not {without_password(url)}.",
             "Leave --url out, or the URL in the program.",
         )
     return found  # type: ignore[no-any-return]
@@ -140,20 +142,20 @@ def _module(name: str) -> Any:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             step = f"Is it spelled right, and is {os.getcwd()} the directory it lies in?"
             raise bad_input(f"There is no module {name}.", step) from error
-        raise _broken(name, error) from error
+        raise _import_failure(name, error) from error
     except (Exception, SystemExit) as error:
-        raise _broken(name, error) from error
+        raise _import_failure(name, error) from error
 
 
-def _broken(name: str, error: BaseException) -> Failure:
+def _import_failure(name: str, error: BaseException) -> Failure:
     """The module is there but fails while it is imported: that is the user's own program, so say where in
     it."""
-    where = _line_of(error)
+    where = _location_of(error)
     step = f"{where}. TOWPATH_DEBUG=1 shows the whole way there." if where else "TOWPATH_DEBUG=1 shows where."
     return bad_input(f"Module {name} cannot be imported: {type(error).__name__}: {error}", step)
 
 
-def _line_of(error: BaseException) -> str:
+def _location_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     trace, last = error.__traceback__, ""
@@ -165,7 +167,7 @@ def _line_of(error: BaseException) -> str:
     return last
 
 
-def files_of(target: str) -> list[Path]:
+def module_files(target: str) -> list[Path]:
     """Where the module of `module:attribute` is or would be."""
     module = target.partition(":")[0]
     try:
