@@ -34,7 +34,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("fleet flows", "core ledger errors"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger {_BASE}"),
-    ("apps", "towpath commands flows errors"),
+    ("apps contrib", "towpath commands clock flows errors escapes"),
     ("cli __main__", f"towpath app cli fleet http apps commands queues operations settings {_BASE}"),
     (
         "testing",

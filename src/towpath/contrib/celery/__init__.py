@@ -21,6 +21,7 @@ from towpath.contrib.celery.canvas import Signature, chain, chord, group
 from towpath.contrib.celery.options import CeleryOption, MaxRetriesExceededError
 from towpath.contrib.celery.options import CeleryRetry as Retry
 from towpath.contrib.celery.results import AsyncResult, GroupResult, current_app
+from towpath.escapes import get_logger
 
 __all__ = [
     "AsyncResult",
@@ -44,7 +45,7 @@ __all__ = [
 
 
 def get_task_logger(name: str) -> logging.Logger:
-    return logging.getLogger(name)
+    return get_logger(name)
 
 
 def install() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -33,8 +32,9 @@ from towpath.contrib.celery.results import (
     has_current_app,
     set_current_app,
 )
+from towpath.escapes import get_logger
 
-log = logging.getLogger("towpath.contrib.celery")
+log = get_logger("towpath.contrib.celery")
 
 DEFAULT_RETRY_DELAY = 180
 DEFAULT_MAX_RETRIES = 3
@@ -155,7 +155,6 @@ class CeleryTask:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         exc: BaseException | None = None,
-        throw: bool = True,
         eta: datetime | None = None,
         countdown: float | None = None,
         max_retries: int | None = None,
@@ -168,6 +167,7 @@ class CeleryTask:
                 value=args or kwargs,
                 expected="self.apply_async(...) for other arguments",
             )
+        throw = options.pop("throw", True)
         check_options("retry", options, frozenset())
         limit = self.max_retries if max_retries is None else max_retries
         retries = self.request.retries
