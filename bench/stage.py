@@ -79,7 +79,7 @@ class Ours:
             with contextlib.closing(apsw.Connection(str(ledger.path))) as connection:
                 connection.execute(text.format(key="INTEGER"))
         else:
-            with psycopg.connect(self.app.url) as theirs:
+            with psycopg.connect(self.app.engine.url) as theirs:
                 theirs.execute(text.format(key="bigserial"))
         mark = "?" if isinstance(ledger, SqliteLedger) else "%s"
         self._text = f"INSERT INTO paid (job, amount) VALUES ({mark}, {mark})"

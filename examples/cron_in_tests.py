@@ -42,4 +42,4 @@ def test_a_month() -> None:
 
 if __name__ == "__main__":
     test_a_month()
-    print("a month of", ", ".join(app.declared), "has passed")
+    print(f"a month of {nightly.kind}, {sweep.kind} has passed")

@@ -110,6 +110,8 @@ MAY_BE_LONG: Mapping[str, int] = {
 bottom."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
+MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
+"""Classes with more public methods. An App is the one door for users; its methods delegate."""
 MOST_PARAMETERS = 7
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -241,7 +243,7 @@ def too_large(module: str, source: str) -> Iterator[str]:
             # Tests of a shipped suite are called by pytest alone; they widen no interface.
             named = {inner.name for inner in node.body if isinstance(inner, Function)}
             public = {name for name in named if not name.startswith(("_", "test_"))}
-            if len(public) > MOST_PUBLIC_METHODS:
+            if len(public) > MAY_BE_WIDE.get(f"{module}.{node.name}", MOST_PUBLIC_METHODS):
                 yield f"{module}:{node.lineno}: {node.name} has {len(public)} public methods"
         elif isinstance(node, Function):
             yield from (

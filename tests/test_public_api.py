@@ -20,6 +20,7 @@ import towpath
 import towpath.commands
 import towpath.core.commands
 from towpath.core import job
+from towpath.runtime.engine import Engine
 from towpath.tasks import new_jobs
 
 SURFACE = [
@@ -67,6 +68,7 @@ SURFACE = [
 ]
 
 MOST_NAMES = 60
+MOST_APP_NAMES = 32
 
 
 def test_the_surface_is_exactly_this() -> None:
@@ -75,6 +77,16 @@ def test_the_surface_is_exactly_this() -> None:
 
 def test_the_surface_is_small() -> None:
     assert len(towpath.__all__) == len(set(towpath.__all__)) <= MOST_NAMES
+
+
+def test_an_app_has_few_public_names() -> None:
+    names = [name for name in dir(towpath.App("memory://")) if not name.startswith("_")]
+    assert len(names) <= MOST_APP_NAMES, names
+
+
+def test_an_app_has_an_engine_and_is_none() -> None:
+    assert towpath.App.__mro__ == (towpath.App, object)
+    assert isinstance(towpath.App("memory://").engine, Engine)
 
 
 @pytest.mark.parametrize("name", SURFACE)

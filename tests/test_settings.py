@@ -110,13 +110,13 @@ def test_the_app_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TOWPATH_URL", raising=False)
     (tmp_path / "towpath.toml").write_text('url = "memory://"\n')
     app = App()
-    assert (app.url, app.name, app.settings.origins["name"]) == (
+    assert (app.engine.url, app.engine.name, app.settings.origins["name"]) == (
         "memory://",
         "ada",
         "the environment variable TOWPATH_NAME",
     )
     with app:
-        assert app.owner.startswith("ada#")
+        assert app.engine.owner.startswith("ada#")
 
 
 LANES = """
@@ -237,7 +237,7 @@ def test_the_names_of_an_app_replace_those_of_the_file(
     (tmp_path / "towpath.toml").write_text("[priorities]\nurgent = -10\n")
     monkeypatch.chdir(tmp_path)
     with App("memory://", priorities={"bulk": 100}) as app:
-        assert app.priorities == {"high": 0, "normal": 5, "low": 10, "bulk": 100}
+        assert app.engine.priorities == {"high": 0, "normal": 5, "low": 10, "bulk": 100}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def run() -> int:
     with Simulator(platforms) as simulator, work.app, Api() as api:
         work.prepare()
         # This process looks after the ledger, so that the jobs of a killed worker are back at once.
-        work.app.attend()
+        work.app.engine.start_caretaker()
         for n in range(REPORTS):
             submit(api.url, platforms, n, random.Random(n))
         workers = [start_worker(n, simulator.url) for n in (1, 2)]
@@ -139,7 +139,7 @@ class Story:
                 self._mend(seconds, counts)
         elif sum(each["failed"] for each in counts.values()):
             # Also those that were refused just before, and that ended only now.
-            work.app.call(Revive(where=Selector(queue=work.queue_of(LOCKED), states=(State.FAILED,))))
+            work.app.engine.call(Revive(where=Selector(queue=work.queue_of(LOCKED), states=(State.FAILED,))))
         else:
             return not at_work
         return False
@@ -199,7 +199,7 @@ class Screen:
 
 def breaker_states() -> dict[str, str]:
     """`open (5 failures in 60 s)`, by platform."""
-    now = work.app.clock.now()
+    now = work.app.engine.clock.now()
     return {
         record.breaker.name: record.status.phase(now).value
         + (f" ({record.status.why})" if record.status.why else "")

@@ -65,7 +65,7 @@ def reconcile(
         "clicks": clicks,
         "conversions": conversions,
     }
-    now = app.clock.now() // 1_000_000
+    now = app.engine.clock.now() // 1_000_000
     # The row, the trust and the end of the job are one transaction: all of it or nothing, wherever the worker
     # is killed.
     current().commit(lambda db: store.record(db, row, verdict, now))

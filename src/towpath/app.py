@@ -1,34 +1,37 @@
-"""The front door. An `App` knows the tasks and where the ledger is; it opens the ledger when it is first
-needed."""
+"""The front door: an `App` holds the tasks and the engine of a program, which opens the ledger on first use."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from towpath.clock import Clock
-from towpath.core import checks
 from towpath.core.commands import Result
 from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
+from towpath.events import Bus
+from towpath.ledger import Ledger
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
 from towpath.operations.schedules import CronOptions, Scheduled, Scheduler, Schedules, make_schedule
-from towpath.operations.service import RunOptions, Service
-from towpath.operations.steering import Steering
-from towpath.runtime.caretaker import DepthMonitor
-from towpath.runtime.worker.worker import Worker
-from towpath.settings import resolve
+from towpath.operations.service import Configuration, RunOptions, Service
+from towpath.operations.workers import Lanes, Workers
+from towpath.runtime.engine import Engine
+from towpath.settings import Settings, resolve
 from towpath.tasks.codec import decode
 from towpath.tasks.compose import Batch, Chain, Group, Then
-from towpath.tasks.handles import GroupHandle, JobHandle
+from towpath.tasks.handles import GroupHandle, JobHandle, acancel_key, cancel_key
 from towpath.tasks.options import TaskOptions
 from towpath.tasks.outcomes import Span
+from towpath.tasks.registry import Registry
 from towpath.tasks.task import AsyncTask, Call, Decorator, Task, make_task
 
 if TYPE_CHECKING:
+    from towpath.operations.progress import KindHistory, Live, Snapshot
     from towpath.queues.message import Queue
     from towpath.testing.app import Bench
 
@@ -36,42 +39,66 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App(Steering):
-    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for what the
-    settings say.
+class App:
+    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for the URL of the
+    settings.
 
     Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a
-    forked child opens a ledger of its own. `name` is how it appears as the owner of what it runs.
-    `priorities` are names for priorities (`{"urgent": -10}`), beside `high` 0, `normal` 5 and `low` 10 or
-    instead of them; smaller runs sooner."""
+    forked child opens a ledger of its own. `name` is part of the owner of its claims. `priorities` are names
+    for priorities (`{"urgent": -10}`), beside `high` 0, `normal` 5 and `low` 10 or instead of them; smaller
+    runs sooner.
+
+    `ledger` is an opened ledger, instead of a URL. The caller closes it, after the app: `app.close()` does
+    not."""
 
     def __init__(
         self,
         url: str | None = None,
         *,
+        ledger: Ledger | None = None,
         name: str | None = None,
         clock: Clock | None = None,
         priorities: Mapping[str, int] | None = None,
     ) -> None:
-        self.settings = resolve(url, {"name": name, "priorities": priorities})
-        super().__init__(self.settings.url, self.settings.name, clock)
-        self.priorities = self.settings.priorities
-        self.tasks: dict[str, Task[..., Any]] = {}
-        """The tasks by their names, which are the kinds of their jobs."""
-        self.declared: dict[str, Schedule] = {}
-        """The schedules that the code declares. A worker writes them down when it starts."""
-        self.local_workers: list[Worker] = []
-        """The workers that run in this process."""
-        self.bandwidth = Bandwidth(clock=clock, **self.settings.bandwidth)
-        """The limits of the settings (`[bandwidth]`), without any if there are none: wrap streams with it. A
-        reload changes it."""
-        self.resources: dict[str, Bounds] = {}
-        """The services whose load its workers watch, by name."""
-        self._scheduler = Scheduler(self)
-        self._depths = DepthMonitor(self)
+        if url is not None and ledger is not None:
+            raise InvalidInput(field="url", value=url, expected="either a URL or an opened ledger")
+        self._configuration = Configuration(resolve(url, {"name": name, "priorities": priorities}), clock)
+        settings = self.settings
+        place = settings.url if ledger is None else type(ledger).__name__
+        self.engine = Engine(place, settings.name, clock, ledger, settings.priorities)
+        """The open ledger, its committer and the services built on them. For the rooms of this package."""
+        self._registry = Registry(self.engine)
+        self._live: Live | None = None
+        self.engine.due.append(Scheduler(self.engine).due)
 
     def __repr__(self) -> str:
-        return f"<App {self.url}>"
+        return f"<App {self.engine.url}>"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger; opens it."""
+        return self.engine.ledger
+
+    @property
+    def bus(self) -> Bus:
+        """The events of this process: `app.bus.subscribe(JobSettled, listener)`."""
+        return self.engine.bus
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in use. A reload replaces them."""
+        return self._configuration.settings
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """The limits of the settings (`[bandwidth]`); without any, streams pass unlimited. A reload changes
+        them."""
+        return self._configuration.bandwidth
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The tasks by their names, which are the kinds of their jobs."""
+        return self._registry.tasks
 
     @overload
     def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
@@ -86,34 +113,25 @@ class App(Steering):
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", max_attempts=5)`; see
         `TaskOptions`."""
         if function is None:
-            return lambda function: self.add_task(make_task(self, function, options))
-        return self.add_task(make_task(self, function, options))
+            return lambda function: self.add_task(make_task(self._registry, function, options))
+        return self.add_task(make_task(self._registry, function, options))
 
     def add_task(self, task: Task[P, R]) -> Task[P, R]:
-        """Let jobs of its kind be run by this app's workers. `task` does it."""
-        if task.kind in self.tasks:
-            raise InvalidInput(
-                field="name", value=task.kind, expected="a name that no other task of this app has"
-            )
+        """Let the workers of this app run the jobs of a task. `task` calls it."""
         breakers.check_together(self.tasks.values(), task)
-        self.tasks[task.kind] = task
+        self._registry.add_task(task)
         return task
 
     def queue(self, name: str) -> Queue:
         """A queue: its limits, pause and counts, and messages by hand (put, get, ack, nack)."""
         from towpath.queues.message import Queue
 
-        return Queue(self, name)
+        return Queue(self.engine, name)
 
     def resource(self, name: str, *, min: int = 1, max: int = 64) -> None:
         """Declare a service that tasks use (`@app.task(resource=name)`): each worker learns how many of them
         it takes at once, within these bounds. See `docs/flow.md`."""
-        checks.name("resource", name)
-        if name in self.resources:
-            raise InvalidInput(
-                field="resource", value=name, expected="a name that no other resource of this app has"
-            )
-        self.resources[name] = Bounds(min, max)
+        self._registry.add_resource(name, Bounds(min, max))
 
     def cron(self, expression: str, **options: Unpack[CronOptions]) -> Scheduled:
         """Run a task (or a function, which becomes one) at these times: `@app.cron("*/5 * * * *",
@@ -131,23 +149,18 @@ class App(Steering):
 
     def _declare(self, function: Callable[..., Any], make: Callable[[Task[..., Any]], Schedule]) -> Any:
         task = function if isinstance(function, Task) else self.task(function)
-        schedule = make(task)
-        if schedule.name in self.declared:
-            raise InvalidInput(
-                field="name", value=schedule.name, expected="a name that no other schedule of this app has"
-            )
-        self.declared[schedule.name] = schedule
+        self._registry.add_schedule(make(task))
         return task
 
     @property
     def schedules(self) -> Schedules:
         """The schedules in the ledger, to look at and to change while work goes on."""
-        return Schedules(self, self._plain_arguments)
+        return Schedules(self.engine, self._plain_arguments)
 
     @property
     def breakers(self) -> breakers.Desk:
         """The circuit breakers in the ledger, to look at and to open and close by hand."""
-        return breakers.Desk(self)
+        return breakers.Desk(self.engine)
 
     def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments as the JSON they are stored as, checked if the task is known here."""
@@ -158,21 +171,21 @@ class App(Steering):
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle on a job that is already there. Its result is plain JSON."""
-        return JobHandle(self, id, lambda data: None if data is None else decode(data))
+        return JobHandle(self.engine, id, lambda data: None if data is None else decode(data))
 
     def batch(self, on: Any = None) -> Batch:
         """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit. With `on`, a
         connection of yours to the ledger's database, it is part of the transaction there."""
-        return Batch(self, on)
+        return Batch(self.engine, on)
 
     def chain(self, *calls: Call[Any]) -> JobHandle[Any]:
         """Run calls one after the other, each when the one before it is done; the handle of the last."""
-        chain = Chain(self, calls)
-        return chain.handle(self.call(chain.command))
+        chain = Chain(self.engine, calls)
+        return chain.handle(self.engine.call(chain.command))
 
     async def achain(self, *calls: Call[Any]) -> JobHandle[Any]:
-        chain = Chain(self, calls)
-        return chain.handle(await self.acall(chain.command))
+        chain = Chain(self.engine, calls)
+        return chain.handle(await self.engine.acall(chain.command))
 
     def group(
         self,
@@ -182,8 +195,10 @@ class App(Steering):
         id: str | None = None,
     ) -> GroupHandle[R]:
         """Run calls side by side, and `then` when all have ended. `abort` cancels the rest when one fails."""
-        group = Group(self, id, on_failure)
-        answers: list[Result] = [each for step in group.commands(calls, then) for each in self.call_all(step)]
+        group = Group(self.engine, id, on_failure)
+        answers: list[Result] = [
+            each for step in group.commands(calls, then) for each in self.engine.call_all(step)
+        ]
         return group.handle(answers)
 
     async def agroup(
@@ -193,24 +208,69 @@ class App(Steering):
         on_failure: Literal["continue", "abort"] = "continue",
         id: str | None = None,
     ) -> GroupHandle[R]:
-        group = Group(self, id, on_failure)
+        group = Group(self.engine, id, on_failure)
         answers: list[Result] = [
-            each for step in group.commands(calls, then) for each in await self.acall_all(step)
+            each for step in group.commands(calls, then) for each in await self.engine.acall_all(step)
         ]
         return group.handle(answers)
+
+    def cancel(self, key: str) -> int:
+        """Cancel the jobs with this key: waiting ones end now, a running one is asked to stop at once. Returns
+        how many were canceled or asked; jobs that have finished, or were asked before, do not count."""
+        return cancel_key(self.engine, key)
+
+    async def acancel(self, key: str) -> int:
+        return await acancel_key(self.engine, key)
+
+    def progress(self, group: str | None = None) -> Snapshot:
+        """The running jobs of this process, their progress, and how many jobs wait, without a query. The
+        measurement starts with the first call."""
+        from towpath.operations.progress import Live
+
+        if self._live is None or self._live.bus is not self.bus:
+            self._live = Live(self.engine)
+        return self._live.snapshot(group)
+
+    def show_progress(
+        self,
+        transfers: Mapping[str, str] | None = None,
+        *,
+        group: str | None = None,
+        file: IO[str] | None = None,
+    ) -> AbstractContextManager[None]:
+        """`with app.show_progress({"fetch": "downloading"}):` shows the progress live on a terminal (`file`,
+        else stderr). `transfers` maps the kinds whose progress counts bytes to their labels."""
+        from towpath.operations.display import shown
+
+        return shown(lambda: self.progress(group), transfers or {}, file)
+
+    def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
+        """The jobs in the ledger, counted by kind and state, whichever process ran them. Reads all of them."""
+        from towpath.operations.progress import history
+
+        return history(self.ledger, group)
+
+    @property
+    def workers(self) -> Workers:
+        """The workers on this ledger, in any process: list, pause, resume and drain them."""
+        return Workers(self.engine)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of these workers: list, pause and resume them."""
+        return Lanes(self.engine, self.settings.lanes)
 
     def run(self, **options: Unpack[RunOptions]) -> None:
         """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once.
         With `burst=True` also until there is nothing left to run now."""
-        Service(self, options).run()
+        self._service(options).run()
 
     async def arun(self, **options: Unpack[RunOptions]) -> None:
         """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
-        await Service(self, options).arun()
+        await self._service(options).arun()
 
-    def _due(self, now: int) -> int | None:
-        times = (self._scheduler.due(now), self._depths.due(now), self.parts.rounds.due(now))
-        return min((time for time in times if time is not None), default=None)
+    def _service(self, options: RunOptions) -> Service:
+        return Service(self._registry, self._configuration, options)
 
     def testing(self, *, database: bool = False) -> AbstractContextManager[Bench]:
         """For unit tests: inside, this app's tasks run inline on a fresh memory ledger with a clock that you
@@ -218,4 +278,29 @@ class App(Steering):
         as in production."""
         from towpath.testing.app import bench
 
-        return bench(self, database)
+        return bench(self, self._registry, database)
+
+    def close(self) -> None:
+        """Deliver the pending events, commit the waiting commands, then close the ledger, unless it was given
+        as `ledger`. Later calls raise `LedgerClosed`."""
+        self.engine.close()
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        self.engine.reopen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

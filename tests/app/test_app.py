@@ -35,7 +35,7 @@ def test_it_is_opened_once(url: str) -> None:
 
         def look() -> None:
             start.wait()
-            seen.append(app.parts)
+            seen.append(app.engine.components)
 
         threads = [threading.Thread(target=look) for _ in range(16)]
         for thread in threads:
@@ -77,7 +77,7 @@ def test_what_waits_is_committed_before_it_closes(tmp_path: Path) -> None:
     replies: list[object] = []
     with App(url) as app:
         spec = app.task(name="t")(nothing).spec_for((), {})
-        app.committer.post([commands.Append((spec,))], replies.extend)
+        app.engine.committer.post([commands.Append((spec,))], replies.extend)
     assert len(replies) == 1
     with App(url) as app:
         assert app.job(spec.id).status().state is State.READY
@@ -97,24 +97,24 @@ def test_the_async_door(url: str) -> None:
 def test_several_commands_at_once(app: App) -> None:
     spec = app.task(nothing).spec_for((), {})
     opened: list[commands.Command] = [commands.Open("g"), commands.Append((spec,)), commands.Seal("g")]
-    assert [type(each) for each in app.call_all(opened)] == [
+    assert [type(each) for each in app.engine.call_all(opened)] == [
         commands.GroupSet,
         commands.Appended,
         commands.GroupSet,
     ]
     with pytest.raises(UnknownGroup):
-        asyncio.run(app.acall_all([commands.Seal("g"), commands.Seal("nothing")]))
+        asyncio.run(app.engine.acall_all([commands.Seal("g"), commands.Seal("nothing")]))
     with pytest.raises(GroupClosed):
-        app.call_all([commands.Append((app.tasks[spec.kind].options(group="g").spec_for((), {}),))])
+        app.engine.call_all([commands.Append((app.tasks[spec.kind].options(group="g").spec_for((), {}),))])
 
 
 def test_owners_differ(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'work.db'}"
     with App(url, name="ada") as one, App(url, name="ada") as two:
-        assert one.owner != two.owner
-        assert one.owner.startswith("ada#")
+        assert one.engine.owner != two.engine.owner
+        assert one.engine.owner.startswith("ada#")
     with App(url) as app:
-        assert f":{os.getpid()}#" in app.owner
+        assert f":{os.getpid()}#" in app.engine.owner
     with pytest.raises(InvalidInput, match="name"):
         App(url, name="x" * 300)
 
@@ -125,7 +125,7 @@ def test_a_duplicate_schedule(app: App) -> None:
     with pytest.raises(InvalidInput, match="no other schedule"):
         app.cron("* * * * *")(task)
     app.cron("* * * * *", name="other")(task)
-    assert sorted(app.declared) == ["other", "tests.app.test_app.nothing"]
+    assert sorted(app._registry.schedules) == ["other", "tests.app.test_app.nothing"]
     with pytest.raises(InvalidInput, match="colour"):
         app.cron("* * * * *", colour=1)(task)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="cron"):
@@ -160,7 +160,7 @@ def test_a_schedule_that_cannot_be_says_what_would_be_right(options: dict[str, A
     with pytest.raises(InvalidInput) as caught:
         declare(**options)
     assert str(caught.value).startswith(says)
-    assert app.declared == {}
+    assert app._registry.schedules == {}
 
 
 def in_a_child(work: str) -> bytes:
@@ -190,7 +190,7 @@ def _child_enqueue() -> str:
     left = len(engine._left_to_the_parent)
     handle = app.tasks["t"].enqueue()
     asyncio.run(app.tasks["t"].aenqueue())
-    owner = app.owner
+    owner = app.engine.owner
     app.close()
     return f"{handle.id} {left} {owner}"
 
@@ -205,12 +205,12 @@ def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
         task.enqueue()
         _app[:] = [app]
         # As if another thread were just opening or committing.
-        with app._opening, app.committer._lock:
+        with app.engine._opening, app.engine.committer._lock:
             answer = in_a_child("enqueue").decode().split()
         assert len(answer) == 3, answer
         id, left, owner = answer
         assert left == "1"
-        assert owner != app.owner
+        assert owner != app.engine.owner
         assert app.job(id).status().state is State.READY
         assert task.enqueue().status().state is State.READY
         assert app.ledger.queues()["default"].counts.ready == 4

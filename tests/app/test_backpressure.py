@@ -197,7 +197,7 @@ def test_the_hint_has_bounds_and_grows_while_nothing_ends(monkeypatch: pytest.Mo
         assert orders.after(1, done=10) == 0.1
         assert orders.after(1, done=0, asked=5000) == 60.0
         # Retention takes finished jobs away: no rate is better than a wrong one.
-        app.call(Purge(where=Selector(queue="orders", states=(State.DONE,))))
+        app.engine.call(Purge(where=Selector(queue="orders", states=(State.DONE,))))
         assert orders.after(1, done=1) == 1.0
         monkeypatch.setattr(
             app.ledger, "queues", lambda: (_ for _ in ()).throw(LedgerBusy(path="x", seconds=1))
@@ -214,20 +214,20 @@ async def _refused(app: App) -> float:
 def test_every_door_gives_the_hint() -> None:
     with App("memory://") as app:
         orders = Draining(app)
-        app.committer._retry_hints = orders.drains
+        app.engine.committer._retry_hints = orders.drains
         orders.after(0, done=0)
         orders.after(4, done=2)
         assert asyncio.run(_refused(app)) == 2.0
         with pytest.raises(QueueFull, match=r"try again in 6.0 s"):
             orders.queue.put_many([b"x"] * 3)
         with pytest.raises(QueueFull, match=r"try again in 2.0 s"):
-            app.call_all([Append((Spec(id="y", queue="orders"),))])
+            app.engine.call_all([Append((Spec(id="y", queue="orders"),))])
 
 
 def test_a_deep_queue_is_told_once_until_it_was_below(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     with App("memory://", clock=clock) as app, app.bus.collect(QueueDeep) as told:
-        queue, depths = app.queue("deep"), DepthMonitor(app)
+        queue, depths = app.queue("deep"), DepthMonitor(app.ledger, app.bus)
         assert depths.due(clock.now()) is None
         queue.configure(warn_depth=3, capacity=10)
         assert queue.warn_depth() == 3
@@ -261,7 +261,7 @@ def test_a_worker_tells_of_a_deep_queue() -> None:
     with App("memory://") as app, app.bus.collect(QueueDeep) as told:
         app.queue("deep").configure(warn_depth=2)
         app.queue("deep").put_many([b"1", b"2"])
-        app.attend()
+        app.engine.start_caretaker()
         assert told.expect(timeout=10) == [QueueDeep("deep", 2, 2)]
 
 

@@ -109,7 +109,7 @@ def test_what_is_held_by_hand_is_left(app: App, hold: SetQueue | SetPart, left: 
     @app.task(queue="q")
     def fine() -> None: ...
 
-    app.call(hold)
+    app.engine.call(hold)
     for n in range(6):
         fine.options(part=["p", "r", None][n % 3]).enqueue()
     app.run(burst=True)
@@ -120,8 +120,8 @@ def test_a_rate_is_waited_for(app: App) -> None:
     @app.task(queue="q")
     def fine() -> None: ...
 
-    app.call(SetQueue(queue="q", rate=Rate(50)))
-    app.call(SetPart(queue="q", part="p", rate=Rate(20)))
+    app.engine.call(SetQueue(queue="q", rate=Rate(50)))
+    app.engine.call(SetPart(queue="q", part="p", rate=Rate(20)))
     for n in range(10):
         fine.options(part="p" if n % 2 else None).enqueue()
     app.run(burst=True)
@@ -140,7 +140,7 @@ def test_a_serial_key_is_waited_for(app: App) -> None:
 
 
 def taken(app: App, seconds: float) -> Given:
-    answer = app.call(Claim(owner="somebody", wants=(Want("*"),), lease=round(seconds * SECOND)))
+    answer = app.engine.call(Claim(owner="somebody", wants=(Want("*"),), lease=round(seconds * SECOND)))
     assert isinstance(answer, Claimed)
     [claim] = answer.claims
     return claim
@@ -157,7 +157,7 @@ def test_others_that_work_are_waited_for(app: App) -> None:
         # By now at least one claim has come back empty, and it was looked around.
         batches.expect(5, timeout=20)
     more = Spec(id="more", queue="q", kind=fine.kind, payload=b"{}")
-    app.call(Settle(claim.id, claim.fence, Done(), spawn=(more,)))
+    app.engine.call(Settle(claim.id, claim.fence, Done(), spawn=(more,)))
     ended()
     assert states(app) == {"done": 2}
 
@@ -176,9 +176,9 @@ def test_other_queues_are_not_its_business(app: App) -> None:
     @app.task(queue="mine")
     def fine() -> None: ...
 
-    app.call(Append((Spec(id="theirs", queue="theirs"),)))
+    app.engine.call(Append((Spec(id="theirs", queue="theirs"),)))
     taken(app, 600)
-    app.call(Append((Spec(id="theirs too", queue="theirs"),)))
+    app.engine.call(Append((Spec(id="theirs too", queue="theirs"),)))
     fine.enqueue()
     app.run(burst=True)
     assert states(app) == {"ready": 1, "running": 1, "done": 1}
@@ -188,7 +188,7 @@ def test_a_job_that_nobody_here_knows_does_not_keep_it(app: App) -> None:
     @app.task(queue="q")
     def fine() -> None: ...
 
-    app.call(Append((Spec(id="strange", queue="q", kind="strange"),)))
+    app.engine.call(Append((Spec(id="strange", queue="q", kind="strange"),)))
     fine.enqueue()
     app.run(burst=True)
     assert states(app) == {"scheduled": 1, "done": 1}
@@ -201,7 +201,7 @@ def test_schedules_that_are_due_belong_to_it() -> None:
         @app.every(3600, missed="once")
         def tick() -> None: ...
 
-        write_down(app, app.declared)
+        write_down(app.engine, app._registry.schedules)
         app.run(burst=True)
         assert states(app) == {}
         clock.advance(7200)
@@ -233,13 +233,13 @@ def test_all_fires_that_were_missed_belong_to_it(
 
 
 def test_rest_is_read_from_the_ledger(app: App) -> None:
-    app.call(Append((Spec(id="a", queue="q"),)))
-    now = app.clock.now()
+    app.engine.call(Append((Spec(id="a", queue="q"),)))
+    now = app.engine.clock.now()
     assert not at_rest(app.ledger, "q", now)
     assert at_rest(app.ledger, "other,r*", now)
     claim = taken(app, 600)
     assert not at_rest(app.ledger, "other,q*", now)
-    app.call(Settle(claim.id, claim.fence, Done()))
+    app.engine.call(Settle(claim.id, claim.fence, Done()))
     assert at_rest(app.ledger, "*", now)
 
 

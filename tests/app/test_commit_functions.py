@@ -38,7 +38,7 @@ def ask(app: App, statement: str) -> list[Any]:
         with closing(apsw.Connection(str(ledger.path))) as mine:
             mine.set_busy_timeout(10_000)
             return list(mine.execute(statement))
-    with psycopg.connect(app.url, autocommit=True) as theirs:
+    with psycopg.connect(app.engine.url, autocommit=True) as theirs:
         found = theirs.execute(statement)
         return found.fetchall() if found.description else []
 
@@ -131,7 +131,7 @@ def test_functions_share_transactions_and_are_called_once(app: App) -> None:
             if isinstance(db, psycopg.Connection):
                 transactions.update(db.execute("SELECT txid_current()").fetchall())
             else:
-                transactions.add(app.committer._batches)
+                transactions.add(app.engine.committer._batches)
             pay(db, n)
 
         current().commit(function)
@@ -148,7 +148,7 @@ def test_functions_share_transactions_and_are_called_once(app: App) -> None:
 def held(app: App, count: int) -> list[commands.Settle]:
     """Claimed jobs, as settles that lack their function."""
     ids = [app.queue("q").put("x") for _ in range(count)]
-    answer = app.call(commands.Claim(owner="me", wants=(Want("q", count),), lease=60_000_000))
+    answer = app.engine.call(commands.Claim(owner="me", wants=(Want("q", count),), lease=60_000_000))
     assert isinstance(answer, Claimed)
     assert [claim.id for claim in answer.claims] == ids
     return [commands.Settle(claim.id, claim.fence, Done()) for claim in answer.claims]

@@ -42,8 +42,8 @@ def calls(app: App) -> dict[str, Callable[[Any], object]]:
         "put": lambda db: app.queue("mail").put("x"),
         "get": lambda db: app.queue("mail").get(wait=WAIT),
         "aget": lambda db: asyncio.run(_wait(app.queue("mail").aget(wait=WAIT))),
-        "call_all": lambda db: app.call_all([commands.Upkeep(), commands.Upkeep()]),
-        "acall_all": lambda db: asyncio.run(_wait(app.acall_all([commands.Upkeep()]))),
+        "call_all": lambda db: app.engine.call_all([commands.Upkeep(), commands.Upkeep()]),
+        "acall_all": lambda db: asyncio.run(_wait(app.engine.acall_all([commands.Upkeep()]))),
         "read": lambda db: app.ledger.queues(),
         "result": lambda db: app.job("x").result(WAIT),
         "pause": lambda db: app.queue("mail").pause(),
@@ -179,7 +179,7 @@ def test_a_worker_with_a_hanging_commit_function_ends_at_the_first_signal(app: A
     app.task(name="note")(_note)
     hangs = app.task(name="hangs")(lambda n: None)
     handle = hangs.enqueue(1)
-    command = [sys.executable, "-c", HANGS, app.url]
+    command = [sys.executable, "-c", HANGS, app.engine.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "inside\n"

@@ -118,7 +118,8 @@ def test_messages_and_schedules(app: App) -> None:
             message.ack([math.inf])
         message.ack([0.5])
     register(
-        app, Schedule(name="often", spec=Spec(id="often", queue="orders", kind="tick"), every=60_000_000)
+        app.engine,
+        Schedule(name="often", spec=Spec(id="often", queue="orders", kind="tick"), every=60_000_000),
     )
     with pytest.raises(InvalidInput, match=r"^args\.n\[0\] is nan"):
         app.schedules.set("often", args={"n": [math.nan]})

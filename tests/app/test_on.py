@@ -27,7 +27,9 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
 
 def connect(app: App, tmp_path: Path) -> Any:
     return (
-        apsw.Connection(str(tmp_path / "a.db")) if app.url.startswith("sqlite") else psycopg.connect(app.url)
+        apsw.Connection(str(tmp_path / "a.db"))
+        if app.engine.url.startswith("sqlite")
+        else psycopg.connect(app.engine.url)
     )
 
 
@@ -39,7 +41,7 @@ def test_everything_in_one_transaction(app: App, tmp_path: Path, kept: bool) -> 
 
     app.ledger.queues()
     with closing(connect(app, tmp_path)) as mine:
-        mine.execute("BEGIN") if app.url.startswith("sqlite") else None
+        mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         mine.execute("CREATE TABLE orders (id INTEGER)")
         one = ship.options(on=mine, delay=0).enqueue(1)
         two = ship.options(on=mine, after=one).enqueue(2)
@@ -65,7 +67,7 @@ def test_a_batch_that_raises_leaves_the_transaction_alone(app: App, tmp_path: Pa
 
     app.ledger.queues()
     with closing(connect(app, tmp_path)) as mine:
-        mine.execute("BEGIN") if app.url.startswith("sqlite") else None
+        mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         with pytest.raises(ZeroDivisionError), app.batch(on=mine):
             ship.enqueue(1 // 0)
         ship.options(on=mine).enqueue(2)
@@ -79,7 +81,7 @@ def test_on_goes_where_it_says_also_inside_a_batch(app: App, tmp_path: Path) -> 
 
     app.ledger.queues()
     with closing(connect(app, tmp_path)) as mine:
-        mine.execute("BEGIN") if app.url.startswith("sqlite") else None
+        mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         with app.batch():
             ship.options(on=mine).enqueue(1)
         mine.execute("ROLLBACK")
@@ -126,7 +128,7 @@ def test_coroutines_on_postgresql(postgres_url: str) -> None:
             return order
 
         async def go() -> list[Any]:
-            async with await psycopg.AsyncConnection.connect(app.url) as mine:
+            async with await psycopg.AsyncConnection.connect(app.engine.url) as mine:
                 one = await ship.options(on=mine).aenqueue(1)
                 more = await ship.options(on=mine).aenqueue_many([ship.of(2)])
                 async with app.batch(on=mine):

@@ -76,7 +76,9 @@ def finish(
 
 def test_claims_of_a_lost_reply_are_released_at_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     error: LedgerError = (
-        LedgerBusy(path="x", seconds=0.1) if app.url.startswith("sqlite") else LedgerAway(path="x", why="cut")
+        LedgerBusy(path="x", seconds=0.1)
+        if app.engine.url.startswith("sqlite")
+        else LedgerAway(path="x", why="cut")
     )
     ran, lost = finish(app, monkeypatch, error, times=3)
     assert lost
@@ -91,7 +93,7 @@ def test_claims_of_an_interrupted_batch_are_released(app: App, monkeypatch: pyte
     queue.put({"n": 1}, max_attempts=1)
     monkeypatch.setattr(app.ledger, "apply", Cut(app.ledger.apply, KeyboardInterrupt(), 1))
     with pytest.raises(KeyboardInterrupt):
-        app.call(Claim(owner=app.owner, wants=(Want("mail"),), lease=600_000_000))
+        app.engine.call(Claim(owner=app.engine.owner, wants=(Want("mail"),), lease=600_000_000))
     message = queue.get(wait=WAIT)
     assert message is not None
     assert (message.job.attempts, message.job.losses) == (1, 0)
@@ -138,6 +140,6 @@ def test_jobs_of_a_killed_worker_run_again_soon(app: App, tmp_path: Path, careta
         until(lambda: running(app, "second") == HELD)
         took = time.monotonic() - began
         print(f"all running again after {took:.2f} s")
-        assert took < SOON[app.url.partition(":")[0]]
+        assert took < SOON[app.engine.url.partition(":")[0]]
         jobs = app.ledger.find(Query(states=(State.RUNNING,), limit=1000)).jobs
         assert {(job.attempts, job.losses) for job in jobs} == {(2, 1)}

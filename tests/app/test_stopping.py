@@ -18,7 +18,6 @@ from tests.support.shell import Shell
 from tests.support.waiting import WAIT
 from towpath import App, Query, State, current
 from towpath.errors import JobCanceled
-from towpath.operations.service import Service
 from towpath.tasks.handles import JobHandle
 from towpath.tasks.outcomes import StopRequested
 
@@ -29,7 +28,7 @@ import asyncio, os, threading
 from towpath import App, current
 
 app = App(os.environ["LEDGER"])
-TABLE = "shipped" if app.url.startswith("sqlite") else "public.shipped"
+TABLE = "shipped" if app.engine.url.startswith("sqlite") else "public.shipped"
 
 @app.task(name="leaf", queue="leaves")
 def leaf() -> None: ...
@@ -136,7 +135,7 @@ def test_an_orderly_stop_of_a_worker_releases_what_is_unfinished(url: str, tmp_p
                 0,
             ), name
             assert (job.progress_done, job.cursor) == (34, b"34"), name
-            assert app.document(f"state/{job.id}").value == {"at": 34}
+            assert app.engine.document(f"state/{job.id}").value == {"at": 34}
         assert jobs["insists"].status().state is State.DONE
         assert shipped.rows() == ["insists"]
         assert _leaves(app) == 1
@@ -144,7 +143,7 @@ def test_an_orderly_stop_of_a_worker_releases_what_is_unfinished(url: str, tmp_p
         assert [jobs[name].result(0) for name in names] == [34, 34, 34, 34]
         assert shipped.rows() == sorted(names)
         assert _leaves(app) == len(names)
-        assert app.document(f"state/{jobs['looks'].id}").value is None
+        assert app.engine.document(f"state/{jobs['looks'].id}").value is None
         assert app.ledger.check() == []
 
 
@@ -171,17 +170,17 @@ class _Shipped:
     def _do(self, statement: str) -> list[Any]:
         app = self._app
         app.ledger.queues()
-        if app.url.startswith("sqlite"):
+        if app.engine.url.startswith("sqlite"):
             import apsw
 
-            connection = apsw.Connection(app.url.removeprefix("sqlite:///"))
+            connection = apsw.Connection(app.engine.url.removeprefix("sqlite:///"))
             found: list[Any] = connection.execute(statement).fetchall()
             connection.close()
             return found
         import psycopg
 
         with psycopg.connect(
-            app.url,
+            app.engine.url,
             autocommit=True,
         ) as other:
             cursor = other.execute(statement)
@@ -280,7 +279,7 @@ def test_a_coroutine_that_is_stopped_before_its_first_step_is_released() -> None
         job = work.enqueue()
 
         async def main() -> None:
-            service = Service(app, {"concurrency": 1, "grace": 0})
+            service = app._service({"concurrency": 1, "grace": 0})
             begin = service._worker._begin
 
             def begin_and_stop(run: Any) -> None:

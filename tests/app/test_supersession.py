@@ -139,17 +139,19 @@ def test_a_claim_that_was_asked_before_it_was_held(app: App) -> None:
     the picture stale."""
     task = app.task(name="t")(lambda: None)
     id = task.enqueue().id
-    answer = app.call(Claim(owner=app.owner, wants=(Want("*"),), lease=LEASE * 1_000_000))
+    answer = app.engine.call(Claim(owner=app.engine.owner, wants=(Want("*"),), lease=LEASE * 1_000_000))
     assert isinstance(answer, Claimed)
     app.job(id).cancel()
     told: list[tuple[str, Reason]] = []
-    app.leases.refresh()
-    app.leases.hold(answer.claims, 600_000_000, lambda lost: None, lambda job, why: told.append((job, why)))
-    assert app.leases.stale
-    app.leases.refresh()
-    app.leases.refresh()
-    app.leases.renew(0.0)
-    app.call(Claim(owner=app.owner, wants=(Want("none"),), lease=1))
+    app.engine.leases.refresh()
+    app.engine.leases.hold(
+        answer.claims, 600_000_000, lambda lost: None, lambda job, why: told.append((job, why))
+    )
+    assert app.engine.leases.stale
+    app.engine.leases.refresh()
+    app.engine.leases.refresh()
+    app.engine.leases.renew(0.0)
+    app.engine.call(Claim(owner=app.engine.owner, wants=(Want("none"),), lease=1))
     assert told == [(id, Reason.REQUESTED)]
 
 

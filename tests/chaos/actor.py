@@ -37,7 +37,7 @@ class Work(Tasks):
 
     def __init__(self, app: App, folder: Path | None = None, name: str = "") -> None:
         super().__init__(app, folder, name)
-        mark = "?" if app.url.startswith("sqlite") else "%s"
+        mark = "?" if app.engine.url.startswith("sqlite") else "%s"
         insert = f"INSERT INTO {TABLE} VALUES ({mark}, {mark})"
         dice = random.Random(name)
 

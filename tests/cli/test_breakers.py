@@ -16,7 +16,7 @@ def _job(shell: Shell) -> str:
         @app.task(name="fetch", queue="orders", breaker=X)
         def fetch() -> None: ...
 
-        declare(app)
+        declare(app._registry)
         return fetch.enqueue().id
 
 
@@ -56,7 +56,7 @@ def test_open_close_and_reset(shell: Shell) -> None:
 def test_a_breaker_with_a_ratio_is_listed_with_its_calls(shell: Shell) -> None:
     with App(shell.url) as app:
         app.task(name="fetch", breaker=Breaker("x", ratio=0.5, volume=10))(print)
-        declare(app)
+        declare(app._registry)
     [listed] = shell("breakers", "list", "--json").json["breakers"]
     assert (listed["ratio"], listed["volume"], listed["calls"], listed["failed"]) == (0.5, 10, 0, 0)
     assert "0 of 0 calls in 60 s, opens at 50%" in shell("breakers", "list").out

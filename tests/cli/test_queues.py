@@ -143,8 +143,8 @@ def test_parts(shell: Shell) -> None:
 def nightly(shell: Shell) -> Shell:
     spec = Spec(id="template", queue="work", kind="clean", payload=b'{"deep": true}')
     with App(shell.url) as app:
-        schedules.register(app, Schedule(name="nightly", spec=spec, cron="30 2 * * *"))
-        schedules.register(app, Schedule(name="often", spec=spec, every=60_000_000))
+        schedules.register(app.engine, Schedule(name="nightly", spec=spec, cron="30 2 * * *"))
+        schedules.register(app.engine, Schedule(name="often", spec=spec, every=60_000_000))
     return shell
 
 

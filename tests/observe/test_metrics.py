@@ -274,7 +274,7 @@ def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
     with app:
         remove = metrics.install(app.bus, app.ledger, registry, clock)
         stop = metrics.serve(0, registry=registry)
-        app.call(SetQueue(queue="attic", capacity=2))
+        app.engine.call(SetQueue(queue="attic", capacity=2))
         app.queue("attic").put_many(["a", "b"])
         with pytest.raises(QueueFull):
             app.queue("attic").put("c")
@@ -287,7 +287,7 @@ def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
             settles.expect(3, timeout=WAIT)
             lost = slow.enqueue()
             assert started.wait(WAIT)
-            app.call(SetQueue(queue="sums", paused=True))
+            app.engine.call(SetQueue(queue="sums", paused=True))
             expire(app.ledger, lost.status())
             seen = scraped(stop.url)
             go_on.set()

@@ -117,13 +117,13 @@ def test_limits_set_by_hand_outlive_an_outage(bench: Bench, platform: Platform) 
 def test_a_claimed_job_goes_back_without_spending_anything(bench: Bench, platform: Platform) -> None:
     app, platform.down = bench.app, True
     jobs = [app.tasks["fetch"].enqueue(n) for n in range(8)]
-    answer = app.call(Claim(owner="w", wants=(Want("default", 5),), lease=60 * SECOND))
+    answer = app.engine.call(Claim(owner="w", wants=(Want("default", 5),), lease=60 * SECOND))
     assert isinstance(answer, Claimed)
     settles = []
     for claim in answer.claims:
-        made = attempt(app, claim, app.tasks["fetch"])
+        made = attempt(app._registry, claim, app.tasks["fetch"])
         settles.append(made if isinstance(made, Settle) else made.run())
-        app.call(settles[-1])
+        app.engine.call(settles[-1])
     assert platform.calls == 3
     assert [settle.outcome for settle in settles[3:]] == [Release(), Release()]
     assert [(job.status().state, job.status().attempts) for job in jobs[3:]] == [(State.READY, 0)] * 5
@@ -300,7 +300,7 @@ def test_probes_that_never_report_cannot_wedge_it(bench: Bench, platform: Platfo
         app.tasks["fetch"].enqueue(n)
     bench.drain()
     bench.clock.advance(31)
-    stuck = app.call(Claim(owner="stuck", wants=(Want("default", 9),), lease=24 * 3600 * SECOND))
+    stuck = app.engine.call(Claim(owner="stuck", wants=(Want("default", 9),), lease=24 * 3600 * SECOND))
     assert isinstance(stuck, Claimed)
     assert len(stuck.claims) == 2
     platform.down = False
@@ -324,13 +324,13 @@ def _app(url: str, clock: ManualClock, platform: Platform) -> App:
 
 
 def _one(app: App, most: int = 1) -> list[object]:
-    answer = app.call(Claim(owner=app.owner, wants=(Want("default", most),), lease=60 * SECOND))
+    answer = app.engine.call(Claim(owner=app.engine.owner, wants=(Want("default", most),), lease=60 * SECOND))
     assert isinstance(answer, Claimed)
     outcomes: list[object] = []
     for claim in answer.claims:
-        made = attempt(app, claim, app.tasks["fetch"])
+        made = attempt(app._registry, claim, app.tasks["fetch"])
         settle = made if isinstance(made, Settle) else made.run()
-        app.call(settle)
+        app.engine.call(settle)
         outcomes.append(type(settle.outcome).__name__)
     return outcomes
 
@@ -369,7 +369,7 @@ def test_many_at_once_count_every_failure_once(tmp_path: Path, platform: Platfor
     def fail(app: App, first: int) -> None:
         starting.wait()
         for n in range(10):
-            app.parts.breakers.report(
+            app.engine.components.breakers.report(
                 many, ("q", "breaker:many"), False, clock.now(), clock.now() + first + n
             )
 
@@ -392,7 +392,7 @@ def test_many_at_once_count_every_failure_once(tmp_path: Path, platform: Platfor
         app = apps[1]
         assert app.breakers.phase("many") is Phase.CLOSED
         with app.bus.collect(BreakerChanged) as changed:
-            app.parts.breakers.report(many, None, False, clock.now(), clock.now())
+            app.engine.components.breakers.report(many, None, False, clock.now(), clock.now())
             changed.expect(1, where=lambda event: event.state == "open")
         assert app.breakers.phase("many") is Phase.OPEN
         part = app.ledger.parts("q")["breaker:many"]
@@ -421,7 +421,7 @@ def test_failures_among_many_successes_do_not_open_it(
         app.run(burst=True, concurrency=2)
         assert len(failed) == 8
         [record] = app.breakers.list()
-        assert (record.status.phase(app.clock.now()), record.status.trips) == (Phase.CLOSED, 0)
+        assert (record.status.phase(app.engine.clock.now()), record.status.trips) == (Phase.CLOSED, 0)
 
 
 def test_the_log_says_why_a_breaker_closed(

@@ -78,7 +78,7 @@ def test_a_ledger_that_fails_for_a_moment_does_not_silence_it(
     bench: Bench, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happened meanwhile is lost, what happens then is not: it opens one failure later."""
-    breakers, service.error = bench.app.parts.breakers, ConnectionError("down")
+    breakers, service.error = bench.app.engine.components.breakers, ConnectionError("down")
     real, calls = breakers.view, iter([True])
 
     def view(gate: Any) -> Any:
@@ -99,8 +99,8 @@ def test_one_that_opens_while_it_is_reset_leaves_no_gate_shut(
     bench: Bench, service: Service, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     _out(bench, service)
-    breakers, now = bench.app.parts.breakers, bench.clock.now()
-    another = Breakers(bench.ledger, bench.app.committer)
+    breakers, now = bench.app.engine.components.breakers, bench.clock.now()
+    another = Breakers(bench.ledger, bench.app.engine.committer)
     real: Callable[..., Any] = getattr(breakers, after)
     calls = iter([False, True] if after == "read" else [True])
 
@@ -126,7 +126,7 @@ def test_who_was_turned_away_asks_again_although_it_is_open_for_ever(bench: Benc
     bench.app.breakers.open("geo", "a migration")
     bench.app.breakers.open("x", "a migration")
     old = "from-before-it-had-a-breaker"
-    bench.app.call(Append((Spec(id=old, kind="fetch", queue="default", payload=b"{}"),)))
+    bench.app.engine.call(Append((Spec(id=old, kind="fetch", queue="default", payload=b"{}"),)))
     bench.advance(600)
     assert service.calls == 2
     before = {job.id: job.attempts for job in bench.jobs()}
@@ -142,7 +142,7 @@ def test_who_was_turned_away_asks_again_although_it_is_open_for_ever(bench: Benc
 def test_a_clock_that_is_set_back_while_it_is_half_open(bench: Bench, service: Service) -> None:
     _out(bench, service)
     bench.clock.advance(31)
-    bench.app.call(Upkeep())
+    bench.app.engine.call(Upkeep())
     bench.clock.set(bench.clock.now() - 3600 * SECOND)
     bench.drain()
     assert bench.app.breakers.phase("x") is Phase.CLOSED
@@ -212,7 +212,7 @@ def test_a_call_that_does_not_answer_is_a_failure() -> None:
 
 def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
     """Nobody declares the breaker of a call: the code that uses it brings its settings."""
-    breakers, now = bench.app.parts.breakers, bench.clock.now()
+    breakers, now = bench.app.engine.components.breakers, bench.clock.now()
     breakers.report(Breaker("y", failures=9), None, False, now, now)
     breakers.report(Breaker("y", failures=2), None, False, now, now)
     assert bench.app.breakers.phase("y") is Phase.OPEN
@@ -222,12 +222,12 @@ def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
 
 def test_a_name_that_was_lost_is_written_again(bench: Bench, service: Service) -> None:
     """Whoever writes a note may be killed before it writes the name into the list."""
-    bench.app.call(Note(key=INDEX, value=None))
+    bench.app.engine.call(Note(key=INDEX, value=None))
     assert bench.app.breakers.list() == []
     _out(bench, service)
     assert [record.breaker.name for record in bench.app.breakers.list()] == ["x"]
-    bench.app.call(Note(key=INDEX, value=None))
-    bench.app.parts.breakers.declare(X, [], bench.clock.now())
+    bench.app.engine.call(Note(key=INDEX, value=None))
+    bench.app.engine.components.breakers.declare(X, [], bench.clock.now())
     assert [record.breaker.name for record in bench.app.breakers.list()] == ["x"]
 
 
@@ -237,11 +237,11 @@ def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, servi
     for _ in range(2):
         _gate(bench).configure(cap=20)
         bench.clock.advance(1)
-        bench.app.parts.rounds.due(bench.clock.now())
+        bench.app.engine.components.rounds.due(bench.clock.now())
         assert _gate(bench).stats().cap == 2
-    bench.app.call(SetPart(queue="default", part="breaker:x", not_before=0))
+    bench.app.engine.call(SetPart(queue="default", part="breaker:x", not_before=0))
     bench.clock.advance(1)
-    bench.app.parts.rounds.due(bench.clock.now())
+    bench.app.engine.components.rounds.due(bench.clock.now())
     calls = service.calls
     assert bench.drain() == 0
     assert service.calls == calls
@@ -255,7 +255,7 @@ def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(
 ) -> None:
     _out(bench, service, 20)
     bench.clock.advance(1)
-    bench.app.call(SetPart(queue="default", part="breaker:x", not_before=0, cap=None))
+    bench.app.engine.call(SetPart(queue="default", part="breaker:x", not_before=0, cap=None))
     calls = service.calls
     assert bench.drain() == 20
     assert service.calls == calls
@@ -267,16 +267,16 @@ def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(
 def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, service: Service) -> None:
     _out(bench, service, 40)
     bench.clock.advance(31)
-    stuck = bench.app.call(Claim(owner="stuck", wants=(Want("default", 9),), lease=24 * 3600 * SECOND))
+    stuck = bench.app.engine.call(Claim(owner="stuck", wants=(Want("default", 9),), lease=24 * 3600 * SECOND))
     assert isinstance(stuck, Claimed)
     assert len(stuck.claims) == 2
-    rounds, limits = bench.app.parts.rounds, []
+    rounds, limits = bench.app.engine.components.rounds, []
     for seconds in (1, 31, 1):
         bench.clock.advance(seconds)
         rounds.due(bench.clock.now())
         limits.append(_gate(bench).stats().cap)
     for claim in stuck.claims:
-        bench.app.call(Settle(claim.id, claim.fence, Release()))
+        bench.app.engine.call(Settle(claim.id, claim.fence, Release()))
     bench.clock.advance(1)
     rounds.due(bench.clock.now())
     limits.append(_gate(bench).stats().cap)
@@ -286,7 +286,7 @@ def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, serv
 def test_a_note_that_cannot_be_read_is_begun_anew(
     bench: Bench, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.app.call(Note(key=rules.key("x"), value=b"not a record"))
+    bench.app.engine.call(Note(key=rules.key("x"), value=b"not a record"))
     _out(bench, service)
     [record] = bench.app.breakers.list()
     assert isinstance(record, Record)

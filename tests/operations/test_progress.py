@@ -120,7 +120,7 @@ def test_nobody_listens_before_somebody_asks(app: App) -> None:
 
 def test_a_picture_needs_no_query_but_the_first_look(app: App) -> None:
     now = [0.0]
-    live = Live(app, lambda: now[0])
+    live = Live(app.engine, lambda: now[0])
     app.queue("q").put(b"1")
     assert live.snapshot().waiting == {"q": 1}
     app.queue("q").put(b"2")
@@ -213,7 +213,7 @@ def test_many_transfers_are_cut_short(app: App) -> None:
 
 def test_rates_of_a_transfer_come_from_what_it_moved_while_watched(app: App) -> None:
     now = [0.0]
-    live = Live(app, lambda: now[0])
+    live = Live(app.engine, lambda: now[0])
     stepped, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
     @app.task
@@ -272,6 +272,6 @@ def test_what_a_handler_in_another_process_says_is_seen(app: App) -> None:
         raise NotImplementedError
 
     job = msgspec.structs.replace(fetch.enqueue().status(), fence=1)
-    attempt = Attempt(app, Claim(job), fetch)
+    attempt = Attempt(app._registry, Claim(job), fetch)
     assert attempt.heard(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
     assert attempt.running.at == (4, 10)

@@ -92,13 +92,13 @@ def test_what_cannot_be_changes_nothing(changes: dict[str, Any], says: str) -> N
 def test_arguments_of_a_task_that_is_not_known_here() -> None:
     with app.testing():
         kind = app.schedules.get("nightly").spec.kind
-        task = app.tasks.pop(kind)
+        task = app._registry.tasks.pop(kind)
         try:
             assert app.schedules.set("nightly", args={"town": 1}).spec.payload == b'{"town":1}'
             with pytest.raises(InvalidInput, match="stored as JSON"):
                 app.schedules.set("nightly", args={"town": object()})
         finally:
-            app.tasks[kind] = task
+            app._registry.tasks[kind] = task
 
 
 def test_trigger_and_remove() -> None:

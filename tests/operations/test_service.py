@@ -17,7 +17,7 @@ from towpath import App, JobHandle, Query, State
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
 from towpath.operations.schedules import list_schedules
-from towpath.operations.service import Service, worker_options
+from towpath.operations.service import worker_options
 from towpath.tasks.attempt import Attempt
 
 
@@ -54,7 +54,7 @@ def test_a_handler_is_asked_to_stop(app: App) -> None:
         handle = await task.aenqueue()
         await started.wait()
         await handle.acancel()
-        app.leases.renew(0.0)
+        app.engine.leases.renew(0.0)
         with pytest.raises(JobCanceled) as caught:
             await handle.aresult(20)
         return caught.value.reason
@@ -118,11 +118,11 @@ def test_declared_schedules_are_written_down(app: App) -> None:
     app.every(3600)(double_nothing)
 
     async def main() -> None:
-        while not list_schedules(app):
+        while not list_schedules(app.engine):
             await asyncio.sleep(0.001)
 
     worked(app, main)
-    [schedule] = list_schedules(app)
+    [schedule] = list_schedules(app.engine)
     assert schedule.name == "tests.operations.test_service.double_nothing"
 
 
@@ -130,7 +130,7 @@ def double_nothing() -> None: ...
 
 
 def test_stopped_before_it_began(app: App) -> None:
-    service = Service(app, {})
+    service = app._service({})
     service.stop()
     asyncio.run(service.arun())
 
@@ -146,16 +146,16 @@ def test_cancelled(app: App) -> None:
                 await task
 
     asyncio.run(main())
-    assert app.dispatcher._demands == {}
+    assert app.engine.dispatcher._demands == {}
 
 
 def test_which_queues(app: App) -> None:
-    assert worker_options(app, {}).queues == ("*",)
+    assert worker_options(app._registry, app.settings, {}).queues == ("*",)
     app.task(queue="b")(double)
     app.task(queue="a")(adouble)
-    assert worker_options(app, {}).queues == ("a", "b")
-    assert worker_options(app, {"queues": ("c",), "lease": None}).queues == ("c",)
-    assert worker_options(app, {"concurrency": 5}).concurrency == 5
+    assert worker_options(app._registry, app.settings, {}).queues == ("a", "b")
+    assert worker_options(app._registry, app.settings, {"queues": ("c",), "lease": None}).queues == ("c",)
+    assert worker_options(app._registry, app.settings, {"concurrency": 5}).concurrency == 5
 
 
 SCRIPT = """
@@ -218,7 +218,7 @@ def test_the_first_signal_drains_and_the_second_leaves(tmp_path: Path, signals: 
 def test_attempts_know_how_they_end(app: App) -> None:
     task = app.task(double)
     task.enqueue(1)
-    attempt = Attempt(app, claimed(app), task)
+    attempt = Attempt(app._registry, claimed(app), task)
     assert (attempt.mode, attempt.timeout) == ("thread", None)
     attempt.stop(Reason.REQUESTED)
     assert (attempt.running.asked, attempt.running.lost) == (Reason.REQUESTED, False)

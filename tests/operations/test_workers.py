@@ -18,7 +18,7 @@ from towpath.commands import Upkeep
 from towpath.core.bandwidth import Limits
 from towpath.errors import InvalidInput
 from towpath.operations.schedules import list_schedules
-from towpath.operations.service import Service, worker_options
+from towpath.operations.service import worker_options
 from towpath.operations.workers import TTL, Badge
 from towpath.testing import ManualClock
 
@@ -30,7 +30,7 @@ def state_of(app: App) -> tuple[bool, bool]:
 
 def test_a_worker_is_paused_and_goes_on(app: App) -> None:
     task = app.task(name="t")(lambda: 1)
-    app.name = "box-1"
+    app.engine.name = "box-1"
 
     async def main() -> None:
         async with aworking(app, concurrency=3, queues=("default",)):
@@ -160,7 +160,7 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
 
 def test_a_lane_is_paused_for_those_who_start_later_until_it_is_resumed(app: App) -> None:
     task = app.task(name="t", queue="bulk")(lambda: 1)
-    app.settings = replace(app.settings, lanes=LANES)
+    app._configuration.settings = replace(app.settings, lanes=LANES)
     app.lanes.pause("back")
     assert [(lane.name, lane.paused, lane.workers) for lane in app.lanes.list()] == [("back", True, 0)]
     handle = task.enqueue()
@@ -178,7 +178,7 @@ def test_a_lane_is_paused_for_those_who_start_later_until_it_is_resumed(app: App
 def test_an_unknown_lane_is_refused_with_those_that_exist(app: App) -> None:
     with pytest.raises(InvalidInput, match=r"lane is 'bakc': .* none"):
         app.lanes.pause("bakc")
-    app.settings = replace(app.settings, lanes=LANES)
+    app._configuration.settings = replace(app.settings, lanes=LANES)
     for verb in (app.lanes.pause, app.lanes.resume):
         with pytest.raises(InvalidInput, match="back, front"):
             verb("bakc")
@@ -229,7 +229,7 @@ def test_the_end_of_a_burst_is_not_asked_of_a_closed_app(caplog: pytest.LogCaptu
     """A batch may be under way while the worker stops and its app is closed."""
     app = App("memory://")
     app.task(name="t")(lambda: 1)
-    service = Service(app, {"burst": True})
+    service = app._service({"burst": True})
     app.close()
     service._look_around()
     assert caplog.records == []
@@ -248,7 +248,7 @@ def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
             held = [await hold.options(queue=queue).aenqueue() for queue in ("bulk", "bulk", "gone")]
             for _ in held:
                 await asyncio.wait_for(started.acquire(), 20)
-            service._change(worker_options(app, {"lanes": LANES, "concurrency": 4}))
+            service._change(worker_options(app._registry, app.settings, {"lanes": LANES, "concurrency": 4}))
             with app.batch():
                 more = [hold.options(queue=queue).enqueue() for queue in ("bulk", "default")]
             await asyncio.wait_for(started.acquire(), 20)
@@ -288,7 +288,7 @@ def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None
 
 def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> None:
     task = app.task(name="t")(lambda: 1)
-    app.name = "box"
+    app.engine.name = "box"
 
     async def main() -> None:
         async with aworking(app) as (_, running):
@@ -310,19 +310,19 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
         for owner in ("a#1", "b#1"):
-            badge = Badge(app, owner)
+            badge = Badge(app.engine, owner)
             badge.enter()
             badge.report(queues=("*",), concurrency=1, running=0)
-        app.call(Upkeep())  # what was said before it is committed
+        app.engine.call(Upkeep())  # what was said before it is committed
         assert [each.name for each in app.workers.list()] == ["a", "b"]
         clock.advance((TTL + 1) / 1_000_000)
         badge.report(queues=("*",), concurrency=1, running=0)
-        app.call(Upkeep())
+        app.engine.call(Upkeep())
         assert [each.name for each in app.workers.list()] == ["b"]
         app.workers.drain("b")
-        assert (Badge(app, "a#1").orders().drain, badge.orders().drain) == (False, True)
+        assert (Badge(app.engine, "a#1").orders().drain, badge.orders().drain) == (False, True)
         clock.advance(1000)
-        Badge(app, "c#1").enter()
+        Badge(app.engine, "c#1").enter()
         assert not badge.orders().drain, "who is gone is forgotten"
 
 
@@ -331,7 +331,7 @@ def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
     word."""
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
-        first, second = Badge(app, "first#1"), Badge(app, "second#1")
+        first, second = Badge(app.engine, "first#1"), Badge(app.engine, "second#1")
         first.enter()
         first.orders()
         clock.advance(3600)
@@ -339,7 +339,7 @@ def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
         first.orders()
         for badge in (first, second):
             badge.report(queues=(), concurrency=1, running=0, draining=False)
-        app.call(Upkeep())
+        app.engine.call(Upkeep())
         assert [view.name for view in app.workers.list()] == ["first", "second"]
 
 
@@ -377,7 +377,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     )
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
         night = Bandwidth(clock=ManualClock())  # at 22:13
-        app.bandwidth, before = night, app.bandwidth
+        app._configuration.bandwidth, before = night, app.bandwidth
         assert before.limits == Limits(up=2_000_000)
         started, let_go = asyncio.Event(), asyncio.Event()
 
@@ -406,7 +406,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     None,
                 )
                 assert app.queue("extra").warn_depth() == 40
-                assert [each.name for each in list_schedules(app)] == ["nightly"]
+                assert [each.name for each in list_schedules(app.engine)] == ["nightly"]
                 assert app.settings.concurrency == 2
                 assert night.limits == Limits(up=1_000_000)
                 for wrong, said in [
@@ -434,7 +434,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1
                 file.write_text("")
                 service.reload()
-                assert list_schedules(app) == []
+                assert list_schedules(app.engine) == []
                 assert night.limits == Limits()
                 let_go.set()
                 assert await first.aresult(20) == "done"

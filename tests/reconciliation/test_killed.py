@@ -67,7 +67,7 @@ def stage(folder: Path) -> Iterator[tuple[Platform, dict[str, str]]]:
         settings = {"RECONCILIATION_DB": str(folder / "work.db"), "RECONCILIATION_MINUTE": "0.001"}
         # We look after the ledger: a killed worker that did would be missed for five seconds.
         with App(f"sqlite:///{folder / 'work.db'}") as keeper:
-            keeper.attend()
+            keeper.engine.start_caretaker()
             while (seen := keeper.ledger.version()) is not None and keeper.ledger.note(CARETAKER) is None:
                 keeper.ledger.wait(seen, 0.1)
             yield platform, {**os.environ, **settings, "RECONCILIATION_PLATFORMS": simulator.url}

@@ -124,7 +124,7 @@ def test_nothing_fails_silently(tmp_path: Path) -> None:
         found.until(lambda: f"failed at attempt 1 and will be tried again: {said}" in found.log)
         found.one.down, found.one.status = False, 403
         found.until(lambda: "failed for good at attempt" in found.log)
-        command = [sys.executable, "-m", "towpath", "--url", found.app.url, "dead", "list"]
+        command = [sys.executable, "-m", "towpath", "--url", found.app.engine.url, "dead", "list"]
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert "clicktube refuses us" in listed.stdout
 

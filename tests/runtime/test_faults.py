@@ -100,7 +100,7 @@ def test_exceptions_that_end_programs_fail_the_attempt(app: App) -> None:
 def test_a_handler_that_takes_the_worker_with_it(app: App, where: str) -> None:
     neighbours = [enqueue(app, "pid") for _ in range(20)]
     dying = enqueue(app, f"{where}.dies")
-    app.attend()  # else the dead one's time as caretaker must pass first
+    app.engine.start_caretaker()  # else the dead one's time as caretaker must pass first
     with faulty_worker(app, lease=0.4) as first:
         assert first.process.wait(WAIT) == 9
     with faulty_worker(app, lease=0.4) as second:
@@ -285,12 +285,12 @@ def test_a_job_that_is_back_while_its_lost_run_lives_keeps_the_slots_right(app: 
         handle = stuck.enqueue()
         assert running.get(timeout=WAIT) == 1
         # Paused, or it would be claimed again while the time still jumps, and lost twice.
-        app.call(commands.SetQueue(queue="default", paused=True))
+        app.engine.call(commands.SetQueue(queue="default", paused=True))
         expire(app.ledger, handle.status())
-        app.call(commands.SetQueue(queue="default", paused=False))
+        app.engine.call(commands.SetQueue(queue="default", paused=False))
         assert running.get(timeout=WAIT) == 2
         waiting = other.enqueue()
-        app.call(commands.Upkeep())
+        app.engine.call(commands.Upkeep())
         assert waiting.status().attempts == 0
         go_on.set()
         assert waiting.result(WAIT) == "other"

@@ -72,7 +72,7 @@ def works(n: int) -> str:
         go_on.wait(20)
     return f"{n}" * 20_000
 
-service = Service(app, {"concurrency": 4})
+service = app._service({"concurrency": 4})
 thread = threading.Thread(target=service.run)
 thread.start()
 handles = [works.enqueue(n) for n in range(8)]
@@ -168,7 +168,7 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
             worker.until("started")
         else:
             enqueue(app, "pid").result(WAIT)
-        kept = app.call(towpath.commands.Note(key="k", value=b"v"))
+        kept = app.engine.call(towpath.commands.Note(key="k", value=b"v"))
         assert kept
         vanish(path)
         assert worker.process.wait(WAIT) == 1
@@ -279,8 +279,8 @@ def test_two_workers_of_one_name_share_the_work(tmp_path: Path) -> None:
         return app
 
     with hire(1) as first, hire(2) as second:
-        assert first.owner != second.owner
-        assert first.owner.startswith("box#")
+        assert first.engine.owner != second.engine.owner
+        assert first.engine.owner.startswith("box#")
         with working(second, concurrency=1, lease=0.3):
             with working(first, concurrency=1, lease=0.3):
                 # The first two need a worker each.
@@ -349,7 +349,7 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
         held = handle.status().lease_until
         for _ in range(10):
             assert beat.enqueue().result(WAIT) == 1
-        app.leases.renew(0.0)
+        app.engine.leases.renew(0.0)
         if step > 0:
             _until(app, lambda: handle.status().lease_until != held)
         go_on.set()
@@ -415,7 +415,7 @@ def test_schedules_when_the_clock_steps(app: App, clock: Stepping) -> None:
         fired.put(towpath.current().job.headers["scheduled-at"])
 
     with working(app):
-        _until(app, lambda: bool(list_schedules(app)))
+        _until(app, lambda: bool(list_schedules(app.engine)))
         clock.offset += HOUR
         first = fired.get(timeout=WAIT)
         clock.offset -= HOUR // 2

@@ -7,32 +7,25 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from tests.support.waiting import until
-from towpath.clock import Clock, SystemClock
+from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claim, Upkeep, Want
-from towpath.core.job import PRIORITIES, Job, State
+from towpath.core.job import Job, State
 from towpath.ledger import Ledger
 from towpath.queues.message import Message, Queue
-from towpath.runtime.claims.dispatcher import Dispatcher
-from towpath.runtime.claims.leases import Leases
 from towpath.runtime.commit.committer import Committer
+from towpath.runtime.engine import Components, Engine
 
 
-class BareEngine:
-    """An engine without tasks and workers. `attended` counts the calls of `attend`."""
-
-    priorities = PRIORITIES
+class BareEngine(Engine):
+    """An engine without tasks and workers. `attended` counts the starts of its caretaker; there is none."""
 
     def __init__(self, ledger: Ledger, clock: Clock | None = None, owner: str = "me") -> None:
-        self.ledger = ledger
-        self.clock: Clock = clock or SystemClock()
-        self.owner = owner
-        self.committer = Committer(ledger)
-        self.leases = Leases(self.committer, ledger)
-        self.dispatcher = Dispatcher(self.committer, owner)
+        super().__init__("test", clock=clock, ledger=ledger)
+        self._components = Components(ledger, Committer(ledger, bus=self.bus), owner, owned=False)
         self.attended = 0
 
-    def attend(self) -> None:
+    def start_caretaker(self) -> None:
         self.attended += 1
 
     def __enter__(self) -> Self:

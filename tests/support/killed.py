@@ -47,12 +47,12 @@ def two_workers(
     async def hold(n: int) -> None: ...
 
     if caretaker != "first":
-        app.attend()
+        app.engine.start_caretaker()
         until(lambda: caretaker_of(app) != "")
     hold.enqueue_many([hold.of(n) for n in range(HELD)])
-    with process(app.url, folder, "first") as first:
+    with process(app.engine.url, folder, "first") as first:
         until(lambda: running(app, "first") == HELD)
         until(lambda: (caretaker_of(app) == "first") == (caretaker == "first"))
-        with process(app.url, folder, "second") as second:
+        with process(app.engine.url, folder, "second") as second:
             until(lambda: any(worker.name == "second" for worker in app.workers.list()))
             yield first, second

@@ -62,7 +62,7 @@ def supervise(url: str, load: Load) -> Found:
     until = time.monotonic() + load.patience
     with app_of(url, load) as app:
         # The supervisor does the upkeep, so that no time passes until a dead caretaker is replaced.
-        app.attend()
+        app.engine.start_caretaker()
         poison = app.tasks["poison"].enqueue()
         innocent = app.tasks["innocent"]
         innocent.enqueue_many([innocent.of(n) for n in range(load.innocents)])

@@ -79,7 +79,7 @@ def command(shell: Shell, *arguments: str) -> Iterator[WatchedProcess]:
 def faulty_worker(app: App, **options: float) -> Iterator[WatchedProcess]:
     """A worker of the tasks of tests/support/faulty.py."""
     arguments = [f"{name}={value}" for name, value in options.items()]
-    program = [sys.executable, "-u", faulty.__file__, app.url, *arguments]
+    program = [sys.executable, "-u", faulty.__file__, app.engine.url, *arguments]
     watched = WatchedProcess(
         subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     )
@@ -93,7 +93,7 @@ def enqueue(app: App, kind: str, arguments: bytes = b"{}", **fields: Any) -> Job
     """A job of a task that another program has registered."""
     fields = {"max_attempts": 20, **fields}
     spec = Spec(id=towpath.new_id(), queue="default", kind=kind, payload=arguments, **fields)
-    app.call(commands.Append((spec,)))
+    app.engine.call(commands.Append((spec,)))
     return app.job(spec.id)
 
 

@@ -20,7 +20,7 @@ from towpath.tasks.attempt import Attempt
 @contextmanager
 def working(app: App, **options: object) -> Iterator[Service]:
     """A worker in a thread of its own; stopped, drained and joined at the end."""
-    service = Service(app, RunOptions(**options))  # type: ignore[typeddict-item]
+    service = app._service(RunOptions(**options))  # type: ignore[typeddict-item]
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -43,7 +43,7 @@ def working(app: App, **options: object) -> Iterator[Service]:
 @asynccontextmanager
 async def aworking(app: App, **options: Any) -> AsyncIterator[tuple[Service, asyncio.Task[None]]]:
     """A worker as a task of the running event loop; stopped at the end."""
-    service = Service(app, {"grace": 5, **options})  # type: ignore[typeddict-item]
+    service = app._service({"grace": 5, **options})  # type: ignore[typeddict-item]
     task = asyncio.create_task(service.arun())
     try:
         yield service, task
@@ -66,18 +66,18 @@ def work(app: App, most: int = 1000) -> int:
     """Run the ready jobs one after the other, in this thread; their number."""
     ran = 0
     while ran < most:
-        answer = app.call(Claim(owner=app.owner, wants=(Want("*"),), lease=60_000_000))
+        answer = app.engine.call(Claim(owner=app.engine.owner, wants=(Want("*"),), lease=60_000_000))
         assert isinstance(answer, Claimed)
         if not answer.claims:
             break
         for claim in answer.claims:
-            app.call(Attempt(app, claim, app.tasks[claim.job.kind]).run())
+            app.engine.call(Attempt(app._registry, claim, app.tasks[claim.job.kind]).run())
             ran += 1
     return ran
 
 
 def claimed(app: App, lease: int = 60 * SECOND) -> ClaimedJob:
     """Claim the first ready job."""
-    answer = app.call(Claim(owner="me", wants=(Want("*"),), lease=lease))
+    answer = app.engine.call(Claim(owner="me", wants=(Want("*"),), lease=lease))
     assert isinstance(answer, Claimed)
     return answer.claims[0]

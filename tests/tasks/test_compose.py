@@ -136,7 +136,7 @@ def test_a_group_made_twice_is_made_once(app: App) -> None:
 @pytest.mark.parametrize("by_ending", [False, True])
 def test_a_refused_group_runs_nothing(app: App, by_ending: bool) -> None:
     task, last = app.task(add), app.task(total)
-    app.call(commands.SetQueue(queue="default", capacity=2))
+    app.engine.call(commands.SetQueue(queue="default", capacity=2))
     with pytest.raises(QueueFull):
         app.group([task.of(n) for n in range(5)], then={"done": last.of()} if by_ending else last.of())
     assert work(app) == 0

@@ -92,11 +92,7 @@ def test_at_most_one_progress_is_on_its_way() -> None:
         committer = Committer(gate)
         committer.start()
 
-        class Host:
-            ledger, transactional, tasks = app.ledger, False, app.tasks
-
-        Host.committer = committer  # type: ignore[attr-defined]
-        running = Running(Host(), claim, app.tasks["t"])  # type: ignore[arg-type]
+        running = Running(app._registry, claim, app.tasks["t"], poster=committer)
         gate.hold()
         for n in range(50):
             running.progress(n, 50)
@@ -112,11 +108,11 @@ def test_at_most_one_progress_is_on_its_way() -> None:
 def test_asked_to_stop_comes_with_progress(app: App) -> None:
     task = app.task(nothing)
     handle = task.enqueue()
-    running = Running(app, claimed(app), task)
+    running = Running(app._registry, claimed(app), task)
     assert running.cancelled is False
     handle.cancel()
     running.progress(1)
-    app.call(commands.Upkeep())
+    app.engine.call(commands.Upkeep())
     assert running.cancelled is True
     assert running.asked is Reason.REQUESTED
 
@@ -125,10 +121,10 @@ def test_a_lost_claim_is_noticed(app: App) -> None:
     task = app.task(nothing)
     task.enqueue()
     claim = claimed(app)
-    app.call(commands.Settle(claim.id, claim.fence, commands.Release()))
-    running = Running(app, claim, task)
+    app.engine.call(commands.Settle(claim.id, claim.fence, commands.Release()))
+    running = Running(app._registry, claim, task)
     running.progress(1)
-    app.call(commands.Upkeep())
+    app.engine.call(commands.Upkeep())
     assert (running.lost, running.cancelled) == (True, True)
 
 
@@ -155,10 +151,10 @@ def test_results_of_nothing_and_of_what_is_gone(app: App) -> None:
     task, first = app.task(look), app.task(nothing).options(retention=0).enqueue()
     assert task.enqueue().status().state is State.READY
     waiting = task.options(after=first, max_attempts=1).enqueue()
-    answer = app.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
+    answer = app.engine.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
     assert isinstance(answer, commands.Claimed)
     assert answer.claims[0].id == first.id
-    app.call_all([commands.Settle(first.id, 1, commands.Done()), commands.Upkeep()])
+    app.engine.call_all([commands.Settle(first.id, 1, commands.Done()), commands.Upkeep()])
     work(app)
     assert f"there is no job {first.id}" in (waiting.status().error or "")
 
@@ -166,7 +162,9 @@ def test_results_of_nothing_and_of_what_is_gone(app: App) -> None:
 def finish(app: App, queue: str) -> None:
     """End everything in a queue as done, with its own arguments for a result."""
     while True:
-        answer = app.call(commands.Claim(owner="me", wants=(commands.Want(queue, 1000),), lease=60 * SECOND))
+        answer = app.engine.call(
+            commands.Claim(owner="me", wants=(commands.Want(queue, 1000),), lease=60 * SECOND)
+        )
         assert isinstance(answer, commands.Claimed)
         if not answer.claims:
             return
@@ -174,7 +172,7 @@ def finish(app: App, queue: str) -> None:
             commands.Settle(each.id, each.fence, commands.Done(each.job.payload[5:-1]))
             for each in answer.claims
         ]
-        app.call_all(done)
+        app.engine.call_all(done)
 
 
 def number(n: int) -> int:
@@ -239,8 +237,8 @@ def test_commit_without_a_database() -> None:
     with App("memory://") as app:
         app.task(name="t", max_attempts=1)(lambda: current().commit(print)).enqueue()
         claim = claimed(app)
-        attempt = Attempt(app, claim, app.tasks["t"])
-        app.call(attempt.run())
+        attempt = Attempt(app._registry, claim, app.tasks["t"])
+        app.engine.call(attempt.run())
         assert isinstance(attempt.error, Unsupported)
 
 

@@ -40,7 +40,7 @@ def test_a_waiting_thread_is_woken(app: App) -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append((handle.result(20), time.perf_counter())))
     thread.start()
-    until(lambda: app.watch._waiting)
+    until(lambda: app.engine.watch._waiting)
     settled = time.perf_counter()
     work(app)
     thread.join()
@@ -60,13 +60,13 @@ def test_many_waiters_share_a_thread(app: App) -> None:
 
     async def main() -> list[int]:
         waiting = [asyncio.create_task(each.aresult(30)) for each in handles]
-        await auntil(lambda: len(app.watch._waiting) == len(handles))
+        await auntil(lambda: len(app.engine.watch._waiting) == len(handles))
         assert len(watchers() - before) == 1
         await asyncio.to_thread(work, app)
         return await asyncio.gather(*waiting)
 
     assert asyncio.run(main()) == [2 * n for n in range(300)]
-    assert not app.watch._waiting
+    assert not app.engine.watch._waiting
 
 
 def test_a_failure_and_a_cancellation_are_raised(app: App) -> None:
@@ -89,7 +89,7 @@ def test_too_late(app: App) -> None:
         handle.result(0.01)
     with pytest.raises(TimeoutError, match="scheduled"):
         asyncio.run(handle.aresult(0))
-    assert not app.watch._waiting
+    assert not app.engine.watch._waiting
 
 
 def test_retry(app: App) -> None:
@@ -133,13 +133,13 @@ def test_a_job_that_goes_away_while_somebody_waits(app: App) -> None:
             got.append(error)
 
     # The job is finished and deleted in one commit: the waiter can only see that it is gone.
-    answer = app.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
+    answer = app.engine.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
     assert isinstance(answer, commands.Claimed)
     [claim] = answer.claims
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: app.watch._waiting)
-    app.call_all([commands.Settle(claim.id, claim.fence, commands.Done()), commands.Upkeep()])
+    until(lambda: app.engine.watch._waiting)
+    app.engine.call_all([commands.Settle(claim.id, claim.fence, commands.Done()), commands.Upkeep()])
     thread.join()
     assert len(got) == 1
 
@@ -163,7 +163,7 @@ def test_closing_wakes_those_who_wait(url: str) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        until(lambda: app.watch._waiting)
+        until(lambda: app.engine.watch._waiting)
     thread.join()
     assert len(got) == 1
 

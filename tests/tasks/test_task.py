@@ -327,7 +327,7 @@ def test_a_call_used_twice_makes_two_jobs(app: App) -> None:
 
 def running(app: App, task: Task[..., Any], *args: Any) -> Claim:
     task.enqueue(*args)
-    answer = app.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
+    answer = app.engine.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
     assert isinstance(answer, commands.Claimed)
     return answer.claims[0]
 
@@ -383,7 +383,7 @@ def test_a_result_that_cannot_be_stored_fails_the_job() -> None:
 
 def test_arguments_that_do_not_fit_any_more_fail_the_job(app: App) -> None:
     handle = app.task(name="t")(add).enqueue(1)
-    del app.tasks["t"]
+    del app._registry.tasks["t"]
 
     def changed(x: str) -> None: ...
 

@@ -148,7 +148,7 @@ def test_each_bench_is_fresh_and_the_app_is_given_back() -> None:
         with app.testing() as inner:
             assert inner.jobs() == []
         assert app.ledger.queues()["default"].counts.ready == 1
-    assert app._parts is None
+    assert app.engine._components is None
 
 
 def test_inside_an_event_loop() -> None:
@@ -222,16 +222,16 @@ def test_commit_in_a_bench_with_a_database() -> None:
 
 def test_an_unknown_task_is_said() -> None:
     with app.testing() as bench:
-        app.call(commands.Append((Spec(id="x", queue="q", kind="gone"),)))
+        app.engine.call(commands.Append((Spec(id="x", queue="q", kind="gone"),)))
         with pytest.raises(InvalidInput, match="'gone'"):
             bench.drain()
 
 
 def test_the_clock_of_the_app_is_the_bench_s() -> None:
-    before = app.clock
+    before = app.engine.clock
     with app.testing() as bench:
-        assert app.clock is bench.clock
-    assert app.clock is before
+        assert app.engine.clock is bench.clock
+    assert app.engine.clock is before
 
 
 def test_a_handler_that_is_interrupted() -> None:

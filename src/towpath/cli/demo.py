@@ -229,7 +229,7 @@ def _late_settle(app: App, killed: KilledWorker) -> str:
     """What the dead worker would hear if it came back and said that it is done."""
     id, fence = next(iter(killed.held.items()))
     try:
-        app.call(commands.Settle(id, fence, commands.Done(b'"I am late"')))
+        app.engine.call(commands.Settle(id, fence, commands.Done(b'"I am late"')))
     except LostClaim:
         return "refused"
     return "taken"
@@ -275,11 +275,11 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
     get_logger("towpath").addHandler(logging.NullHandler())
     path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="towpath-demo-")) / "work.db"
     output = DemoOutput(session.json)
-    app.url = f"sqlite:///{quote(str(path))}"
+    app.engine.url = f"sqlite:///{quote(str(path))}"
     with app:
         # This process looks after the ledger. It could be the doomed one, but then somebody would have to
         # notice that first.
-        app.attend()
+        app.engine.start_caretaker()
         output.line(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
         enqueued, wrote = enqueue_jobs(output, jobs)
         killed = kill_a_worker(output)
@@ -299,7 +299,7 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
             "ok": ok,
             "jobs": len(enqueued.ids),
             "seconds": round(output.seconds, 3),
-            "url": app.url,
+            "url": app.engine.url,
         }
         print_json({**facts, "cost": cost, "checks": checks, "next": tries})
     else:
@@ -347,7 +347,9 @@ def kill_a_worker(output: DemoOutput) -> KilledWorker:
     """A real worker process takes all ferries, and is killed in the middle of them."""
     output.line("\nA worker process takes the ferries ...", bold=True)
     words = ["worker", TARGET, "--queues", "ferries", "--concurrency", str(FERRIES), "--lease", f"{LEASE}s"]
-    child = ChildProcess(["--url", app.url, *words, "--processes", "1", "--name", "doomed"], quiet=True)
+    child = ChildProcess(
+        ["--url", app.engine.url, *words, "--processes", "1", "--name", "doomed"], quiet=True
+    )
     try:
         deadline = time.monotonic() + STALL_LIMIT
         while True:
@@ -370,7 +372,7 @@ def kill_a_worker(output: DemoOutput) -> KilledWorker:
         f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run"
     )
     output.line(f"  {app.ledger.explain(held[0].id)}")
-    return KilledWorker({job.id: job.fence for job in held}, app.clock.now())
+    return KilledWorker({job.id: job.fence for job in held}, app.engine.clock.now())
 
 
 async def run_worker(output: DemoOutput, enqueued: DemoJobs) -> None:
@@ -432,4 +434,4 @@ def _command_line(*words: str) -> str:
     """A command for this ledger as one types it."""
     beside = sys.argv[0] if Path(sys.argv[0]).stem == "towpath" else f"{sys.executable} -m towpath"
     program = "towpath" if shutil.which("towpath") else beside
-    return f"{program} --url {shlex.quote(app.url)} {shlex.join(words)}"
+    return f"{program} --url {shlex.quote(app.engine.url)} {shlex.join(words)}"

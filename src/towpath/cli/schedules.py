@@ -32,7 +32,7 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
 
     with App(existing_url(session.url)) as app:
         if name is not None:
-            known = [schedule.name for schedule in library.list_schedules(app)]
+            known = [schedule.name for schedule in library.list_schedules(app.engine)]
             if name not in known:
                 raise not_found(f"There is no schedule {name}.", f"Schedules: {join_names(known)}")
         yield app
@@ -63,7 +63,7 @@ def list_all(session: Session, /) -> int:
     from towpath.operations import schedules as library
 
     with _open_app(session) as app:
-        found = library.list_schedules(app)
+        found = library.list_schedules(app.engine)
     print_result(
         session.json, {"schedules": [schedule_data(schedule) for schedule in found]}, lambda: _table(found)
     )
@@ -91,7 +91,7 @@ def pause(session: Session, /, name: str) -> int:
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
-        return _print_schedule(session, library.pause(app, name), f"{name} is paused")
+        return _print_schedule(session, library.pause(app.engine, name), f"{name} is paused")
 
 
 @schedules.command("resume")
@@ -102,7 +102,7 @@ def resume(session: Session, /, name: str) -> int:
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
-        changed = library.resume(app, name)
+        changed = library.resume(app.engine, name)
         return _print_schedule(session, changed, f"{name} goes on, next at {format_time(changed.next_at)}")
 
 
@@ -130,7 +130,7 @@ def set_times(
     if all(value is None for value in changes.values()):
         raise click.UsageError("Nothing to set.", click.get_current_context())
     with _open_app(session, name) as app:
-        changed = library.set_schedule(app, name, **changes)
+        changed = library.set_schedule(app.engine, name, **changes)
         return _print_schedule(session, changed, f"{name}: next at {format_time(changed.next_at)}")
 
 
@@ -142,7 +142,7 @@ def remove(session: Session, /, name: str) -> int:
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
-        library.remove(app, name)
+        library.remove(app.engine, name)
     print_result(session.json, {"name": name, "removed": True}, f"{name} is gone")
     return OK
 
@@ -155,7 +155,7 @@ def trigger(session: Session, /, name: str) -> int:
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
-        id = library.trigger(app, name)
+        id = library.trigger(app.engine, name)
     print_result(session.json, {"name": name, "id": id}, id)
     return OK
 

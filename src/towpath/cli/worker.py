@@ -119,7 +119,7 @@ def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
     from towpath.observe.metrics import install, serve
 
     try:
-        remove = install(app.bus, app.ledger, clock=app.clock)
+        remove = install(app.bus, app.ledger, clock=app.engine.clock)
     except ValueError as error:
         message = "The program has installed towpath.observe.metrics itself already."
         raise bad_input(message, "Leave `install` out there, or --metrics here.") from error
@@ -257,14 +257,14 @@ def worker(
         each = [_child_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
         return _run_processes(session, each)
     if wanted.name is not None:
-        app.name = wanted.name
+        app.engine.name = wanted.name
     handler = logging.StreamHandler()
     handler.addFilter(EscapeFilter())  # the program's own lines may hold a job's text as well
     # What the program has set up itself stays as it is.
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
-    app.bus.subscribe(WorkerStarted, lambda started: _print_banner(target, app.url, started))
+    app.bus.subscribe(WorkerStarted, lambda started: _print_banner(target, app.engine.url, started))
     # Closed at the end, so that another process can do the upkeep at once.
     with app, serve_metrics(app, exporter):
         app.run(**given)

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,11 +23,12 @@ from towpath.core.job import Claim, Done, Job, Outcome, Reason, Release, Retry
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
-from towpath.runtime.engine import Engine, Parts
+from towpath.runtime.engine import Engine
 from towpath.tasks import outcomes
 from towpath.tasks.attempt import Attempt
-from towpath.tasks.context import Host, current
+from towpath.tasks.context import current
 from towpath.tasks.outcomes import Span
+from towpath.tasks.registry import Registry
 from towpath.tasks.task import Task
 
 Tasks = Mapping[str, Task[..., Any]]
@@ -47,7 +48,7 @@ class Guard:
 
     def __init__(self, which: str | Breaker) -> None:
         self._job = current()
-        self._engine: Engine = self._job.task.app
+        self._engine = self._job.engine
         self._breaker = which if isinstance(which, Breaker) else _named(which, self._job.tasks)
         self._began = 0
 
@@ -93,7 +94,7 @@ class Guard:
 
     @property
     def _breakers(self) -> Breakers:
-        return self._engine.parts.breakers
+        return self._engine.components.breakers
 
 
 def _counts(error: BaseException) -> bool:
@@ -133,51 +134,43 @@ def check_together(tasks: Iterable[Task[..., Any]], new: Task[..., Any]) -> None
             raise InvalidInput(field="breaker", value=(new.breaker or other.breaker), expected=expected)
 
 
-class Staff(Host, Protocol):
-    """What is needed of the App."""
-
-    @property
-    def parts(self) -> Parts: ...
-
-    @property
-    def clock(self) -> Any: ...
-
-
-def declare(app: Staff) -> None:
-    """Write down the breakers of the app's tasks. A worker does it when it starts."""
+def declare(registry: Registry) -> None:
+    """Store the breakers of the tasks in the ledger. A worker does it when it starts."""
     places: dict[Breaker, set[Place]] = {}
-    for task in app.tasks.values():
+    for task in registry.tasks.values():
         if task.breaker is not None:
             places.setdefault(task.breaker, set()).add(
                 (task.queue, None if task.shuts_queue else task.breaker.part)
             )
     for each, found in places.items():
-        app.parts.breakers.declare(each, sorted(found, key=str), app.clock.now())
+        engine = registry.engine
+        engine.components.breakers.declare(each, sorted(found, key=str), engine.clock.now())
 
 
 def attempt(
-    app: Staff, claim: Claim, task: Task[..., Any], chance: Chance = random.random
+    registry: Registry, claim: Claim, task: Task[..., Any], chance: Chance = random.random
 ) -> Attempt | Settle:
     """The attempt at a job of a task with a breaker, or how it is given back because the breaker has
     opened."""
-    job, now, breakers = claim.job, app.clock.now(), app.parts.breakers
-    report = _Report(app, task, job, now)
+    engine = registry.engine
+    job, now, breakers = claim.job, engine.clock.now(), engine.components.breakers
+    report = _Report(engine, task, job, now)
     if not breakers.is_clear(report.breaker, now):
         away = breakers.held(report.breaker, report.place, report.began, now)
         if away is not None:
             return Settle(job.id, job.fence, Release(away))
-    return Attempt(app, claim, task, chance, report)
+    return Attempt(registry, claim, task, chance, report)
 
 
 class _Report:
     """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up
     before it is needed."""
 
-    __slots__ = ("_app", "_job", "_task", "began", "breaker")
+    __slots__ = ("_engine", "_job", "_task", "began", "breaker")
 
-    def __init__(self, app: Staff, task: Task[..., Any], job: Job, now: int) -> None:
+    def __init__(self, engine: Engine, task: Task[..., Any], job: Job, now: int) -> None:
         assert task.breaker is not None
-        self._app = app
+        self._engine = engine
         self._task = task
         self._job = job
         self.breaker = task.breaker
@@ -187,7 +180,7 @@ class _Report:
         ok = type(outcome) is Done
         if not ok and type(outcome) is not Retry:
             return
-        now, breakers = self._app.clock.now(), self._app.parts.breakers
+        now, breakers = self._engine.clock.now(), self._engine.components.breakers
         if not (ok and breakers.is_clear(self.breaker, now)):
             breakers.report(self.breaker, self.place, ok, self.began, now)
 
@@ -212,14 +205,14 @@ class Desk:
 
     def list(self) -> All:
         """All of them, by name. `record.status.phase(now)` is what it is at a time."""
-        return self._engine.parts.breakers.all()
+        return self._engine.components.breakers.all()
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
     def phase(self, name: str) -> Phase:
         """What it is now."""
-        record, _ = self._engine.parts.breakers.read(name)
+        record, _ = self._engine.components.breakers.read(name)
         return self._known(name, record).status.phase(self._engine.clock.now())
 
     async def aphase(self, name: str) -> Phase:
@@ -248,16 +241,18 @@ class Desk:
 
     def reset(self, name: str) -> None:
         """Close it and forget it, its settings included: a worker that has it declares it anew."""
-        self._known(name, self._engine.parts.breakers.forget(name, self._engine.clock.now()))
+        self._known(name, self._engine.components.breakers.forget(name, self._engine.clock.now()))
 
     async def areset(self, name: str) -> None:
         await asyncio.to_thread(self.reset, name)
 
     def _edit(self, name: str, change: Any) -> Record:
-        return self._known(name, self._engine.parts.breakers.edit(name, change, self._engine.clock.now()))
+        return self._known(
+            name, self._engine.components.breakers.edit(name, change, self._engine.clock.now())
+        )
 
     def _known(self, name: str, record: Record | None) -> Record:
         if record is None:
-            names = ", ".join(self._engine.parts.breakers.names()[:20]) or "there is none"
+            names = ", ".join(self._engine.components.breakers.names()[:20]) or "there is none"
             raise InvalidInput(field="breaker", value=name, expected=f"the name of a breaker ({names})")
         return record

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -19,9 +18,9 @@ from towpath.core.fleet import spell_lanes
 from towpath.core.job import State
 from towpath.core.views import MAX_PAGE, Counts, GroupView, Query
 from towpath.errors import TowpathError, UnknownGroup
-from towpath.events import Bus, JobSettled
+from towpath.events import JobSettled
 from towpath.ledger import Ledger
-from towpath.runtime.worker.worker import Worker
+from towpath.runtime.engine import Engine
 from towpath.tasks.attempt import Attempt
 from towpath.tasks.context import Running
 
@@ -133,24 +132,12 @@ class Tally:
         return sum(count for _, count in self._added) / max(0.1, min(WINDOW, now - self._since))
 
 
-class Host(Protocol):
-    """What is needed of an App."""
-
-    local_workers: list[Worker]
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def bus(self) -> Bus: ...
-
-
 class Live:
     """Watches from the first question on. Any thread may ask."""
 
-    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
-        self._host = host
-        self.bus = host.bus
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self.bus = engine.bus
         self._clock = clock
         self._lock = threading.Lock()
         self._began = clock()
@@ -173,7 +160,7 @@ class Live:
 
     def snapshot(self, group: str | None = None) -> Snapshot:
         checks.optional_text("group", group)
-        look = self._looks.get(group) or self._looks.setdefault(group, _Look(self._host, group))
+        look = self._looks.get(group) or self._looks.setdefault(group, _Look(self._engine, group))
         if len(self._looks) > 1000:
             self._looks = {group: look}
         now = self._clock()
@@ -184,7 +171,7 @@ class Live:
 
     def _running(self, now: float, group: str | None) -> Iterable[RunningJob]:
         seen = set()
-        for worker, run in [(each, run) for each in list(self._host.local_workers) for run in each.running]:
+        for worker, run in [(each, run) for each in list(self._engine.local_workers) for run in each.running]:
             job, attempt = run.claim.job, run.attempt
             if not isinstance(attempt, Attempt):
                 continue
@@ -251,7 +238,7 @@ class Live:
 
     def _lanes(self, running: tuple[RunningJob, ...]) -> Mapping[str, Mapping[str, int]]:
         names = dict.fromkeys(
-            lane.name for worker in list(self._host.local_workers) for lane in worker.intake.lanes
+            lane.name for worker in list(self._engine.local_workers) for lane in worker.intake.lanes
         )
         return {name: Counter(job.kind for job in running if job.lane == name) for name in names}
 
@@ -259,8 +246,8 @@ class Live:
 class _Look:
     """What waits, as it was last seen. The first look is waited for."""
 
-    def __init__(self, host: Host, group: str | None) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, group: str | None) -> None:
+        self._engine = engine
         self._group = group
         self._looking = threading.Lock()
         self.at = float("-inf")
@@ -286,11 +273,11 @@ class _Look:
         if self._group is None:
             self.waiting = {
                 name: view.counts.waiting
-                for name, view in self._host.ledger.queues().items()
+                for name, view in self._engine.ledger.queues().items()
                 if view.counts.waiting
             }
         else:
-            view = self._host.ledger.group(self._group)
+            view = self._engine.ledger.group(self._group)
             if view is None:
                 raise UnknownGroup(group=self._group)
             self.view = view

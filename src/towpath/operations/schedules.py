@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar,
 import msgspec
 from msgspec.structs import replace
 
-from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Appended, Note
@@ -28,12 +27,11 @@ from towpath.errors import InvalidInput, NoteConflict, Refused
 from towpath.escapes import get_logger
 from towpath.events import ScheduleFired
 from towpath.ledger import Ledger
-from towpath.runtime.commit.committer import Committer
+from towpath.runtime.engine import Engine
 from towpath.tasks.new_jobs import new_id
 from towpath.tasks.task import AsyncTask, Task
 
 __all__ = [
-    "Host",
     "Missed",
     "Schedule",
     "Scheduler",
@@ -56,20 +54,7 @@ SCHEDULED_AT: Final = "scheduled-at"
 """The header of a fired job with the time it was meant for (ISO 8601, UTC)."""
 
 
-class Host(Protocol):
-    """What schedules need of an App."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Committer: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-
-def register(host: Host, schedule: Schedule) -> Schedule:
+def register(engine: Engine, schedule: Schedule) -> Schedule:
     """Make it what the code says, if the code says something new. The next fire stays unless the times
     changed, and so does a pause. Two that register at once agree."""
     declared = schedule.definition()
@@ -81,41 +66,41 @@ def register(host: Host, schedule: Schedule) -> Schedule:
         return replace(
             schedule,
             paused=schedule.paused if old is None else old.paused,
-            next_at=old.next_at if old is not None and same else next_fire(schedule, host.clock.now()),
+            next_at=old.next_at if old is not None and same else next_fire(schedule, engine.clock.now()),
             last_at=None if old is None else old.last_at,
             declared=declared,
         )
 
-    return _edited(host, schedule.name, change)
+    return _edited(engine, schedule.name, change)
 
 
-def list_schedules(host: Host) -> list[Schedule]:
+def list_schedules(engine: Engine) -> list[Schedule]:
     """All of them, by name."""
-    index = host.ledger.note(INDEX)
-    found = [_decode(host.ledger.note(_key(name))) for name in _names(index)]
+    index = engine.ledger.note(INDEX)
+    found = [_decode(engine.ledger.note(_key(name))) for name in _names(index)]
     return [schedule for schedule in found if schedule is not None]
 
 
-def get_schedule(host: Host, name: str) -> Schedule:
-    return _known(host, name, _decode(host.ledger.note(_key(name))))
+def get_schedule(engine: Engine, name: str) -> Schedule:
+    return _known(engine, name, _decode(engine.ledger.note(_key(name))))
 
 
-def pause(host: Host, name: str) -> Schedule:
-    return _edited(host, name, lambda old: replace(_known(host, name, old), paused=True))
+def pause(engine: Engine, name: str) -> Schedule:
+    return _edited(engine, name, lambda old: replace(_known(engine, name, old), paused=True))
 
 
-def resume(host: Host, name: str) -> Schedule:
+def resume(engine: Engine, name: str) -> Schedule:
     """Fire again, from the next time on: what passed during the pause was not missed."""
 
     def change(old: Schedule | None) -> Schedule:
-        old = _known(host, name, old)
-        return replace(old, paused=False, next_at=next_fire(old, host.clock.now())) if old.paused else old
+        old = _known(engine, name, old)
+        return replace(old, paused=False, next_at=next_fire(old, engine.clock.now())) if old.paused else old
 
-    return _edited(host, name, change)
+    return _edited(engine, name, change)
 
 
 def set_schedule(
-    host: Host,
+    engine: Engine,
     name: str,
     *,
     cron: str | None = None,
@@ -136,30 +121,30 @@ def set_schedule(
         changes["missed"] = missed_of(missed)
 
     def change(old: Schedule | None) -> Schedule:
-        old = _known(host, name, old)
+        old = _known(engine, name, old)
         spec = (
             old.spec
             if args is None
             else replace(old.spec, payload=_payload(args), content_type="application/json")
         )
         new = replace(old, spec=spec, **changes)
-        return new if new.times == old.times else replace(new, next_at=next_fire(new, host.clock.now()))
+        return new if new.times == old.times else replace(new, next_at=next_fire(new, engine.clock.now()))
 
-    return _edited(host, name, change)
+    return _edited(engine, name, change)
 
 
-def remove(host: Host, name: str) -> None:
+def remove(engine: Engine, name: str) -> None:
     """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
 
-    if host.ledger.note(_key(name)) is None:
-        _known(host, name, None)
-    _edit(host, name, lambda old: None)
+    if engine.ledger.note(_key(name)) is None:
+        _known(engine, name, None)
+    _edit(engine, name, lambda old: None)
 
 
-def trigger(host: Host, name: str, id: str | None = None) -> str:
+def trigger(engine: Engine, name: str, id: str | None = None) -> str:
     """One more job now, whatever the times say; its id."""
-    schedule, id = get_schedule(host, name), id or new_id()
-    host.committer.call(Append((_job(schedule, id, host.clock.now()),)))
+    schedule, id = get_schedule(engine, name), id or new_id()
+    engine.committer.call(Append((_job(schedule, id, engine.clock.now()),)))
     return id
 
 
@@ -184,33 +169,33 @@ class Schedules:
     it starts; what is changed here stays until the code declares something new. A name that is not there is
     `InvalidInput`."""
 
-    def __init__(self, host: Host, arguments: Arguments) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, arguments: Arguments) -> None:
+        self._engine = engine
         self._arguments = arguments
 
     def get(self, name: str) -> Schedule:
-        return get_schedule(self._host, name)
+        return get_schedule(self._engine, name)
 
     async def aget(self, name: str) -> Schedule:
         return await asyncio.to_thread(self.get, name)
 
     def list(self) -> All:
         """All of them, by name."""
-        return list_schedules(self._host)
+        return list_schedules(self._engine)
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str) -> Schedule:
         """It does not fire until `resume`."""
-        return pause(self._host, name)
+        return pause(self._engine, name)
 
     async def apause(self, name: str) -> Schedule:
         return await asyncio.to_thread(self.pause, name)
 
     def resume(self, name: str) -> Schedule:
         """Fire again, from the next time on: what passed during the pause was not missed."""
-        return resume(self._host, name)
+        return resume(self._engine, name)
 
     async def aresume(self, name: str) -> Schedule:
         return await asyncio.to_thread(self.resume, name)
@@ -219,70 +204,70 @@ class Schedules:
         """Change what is given. Arguments are checked if the task is known here."""
         if "args" in changes:
             changes["args"] = self._arguments(self.get(name).spec.kind, by_name(changes["args"]))
-        return set_schedule(self._host, name, **changes)
+        return set_schedule(self._engine, name, **changes)
 
     async def aset(self, name: str, **changes: Unpack[Changes]) -> Schedule:
         return await asyncio.to_thread(lambda: self.set(name, **changes))
 
     def remove(self, name: str) -> None:
         """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
-        remove(self._host, name)
+        remove(self._engine, name)
 
     async def aremove(self, name: str) -> None:
         await asyncio.to_thread(self.remove, name)
 
     def trigger(self, name: str, id: str | None = None) -> str:
         """One more job now, whatever the times say; its id."""
-        return trigger(self._host, name, id)
+        return trigger(self._engine, name, id)
 
     async def atrigger(self, name: str, id: str | None = None) -> str:
         return await asyncio.to_thread(self.trigger, name, id)
 
 
-def _known(host: Host, name: str, schedule: Schedule | None) -> Schedule:
+def _known(engine: Engine, name: str, schedule: Schedule | None) -> Schedule:
     if schedule is None:
-        names = ", ".join(_names(host.ledger.note(INDEX))[:20]) or "there is none"
+        names = ", ".join(_names(engine.ledger.note(INDEX))[:20]) or "there is none"
         raise InvalidInput(field="schedule", value=name, expected=f"the name of a schedule ({names})")
     return schedule
 
 
-def _edited(host: Host, name: str, change: Callable[[Schedule | None], Schedule]) -> Schedule:
-    edited = _edit(host, name, change)
+def _edited(engine: Engine, name: str, change: Callable[[Schedule | None], Schedule]) -> Schedule:
+    edited = _edit(engine, name, change)
     assert edited is not None
     return edited
 
 
-def _edit(host: Host, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule | None:
+def _edit(engine: Engine, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule | None:
     """Change the note, again from its new state if somebody else was quicker; then tell the index."""
     checks.name("schedule", name)
     while True:
-        view = host.ledger.note(_key(name))
+        view = engine.ledger.note(_key(name))
         old = _decode(view)
         new = change(old)
         if (changed := new != old or (new is None and view is not None)) and not _written(
-            host, _key(name), new, view
+            engine, _key(name), new, view
         ):
             continue
-        _list(host, name, changed)
+        _list(engine, name, changed)
         return new
 
 
-def _list(host: Host, name: str, changed: bool) -> None:
+def _list(engine: Engine, name: str, changed: bool) -> None:
     """Name it in the index if it is there. The note is read after the index: so whoever writes the index last
     is right."""
     while True:
-        index = host.ledger.note(INDEX)
+        index = engine.ledger.note(INDEX)
         names = _names(index)
-        there = host.ledger.note(_key(name)) is not None
+        there = engine.ledger.note(_key(name)) is not None
         right = sorted({*names, name} if there else {*names} - {name})
-        if (right == names and not changed) or _written(host, INDEX, right, index):
+        if (right == names and not changed) or _written(engine, INDEX, right, index):
             return
 
 
-def _written(host: Host, key: str, value: object, seen: NoteView | None) -> bool:
+def _written(engine: Engine, key: str, value: object, seen: NoteView | None) -> bool:
     content = None if value is None else _encode(value)
     try:
-        host.committer.call(Note(key=key, value=content, expect=0 if seen is None else seen.version))
+        engine.committer.call(Note(key=key, value=content, expect=0 if seen is None else seen.version))
     except NoteConflict:
         return False
     return True
@@ -335,14 +320,14 @@ def _decode(view: NoteView | None) -> Schedule | None:
 class Scheduler:
     """Fires what is due. `due` is what a Caretaker calls; any number of them may do it at the same time."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._seen: tuple[Ledger, int | None] | None = None
         self._times: dict[str, int | None] = {}
 
     def due(self, now: int) -> int | None:
         """Fire what is due at `now`; when to come again, None if only an edit can bring something."""
-        ledger = self._host.ledger
+        ledger = self._engine.ledger
         index = ledger.note(INDEX)
         # A version says nothing about another ledger, which an App may have opened since.
         seen = ledger, None if index is None else index.version
@@ -358,7 +343,7 @@ class Scheduler:
     def _fire(self, name: str, now: int) -> int | None:
         """When it fires next: it may be due again at once if much was missed."""
         while True:
-            view = self._host.ledger.note(_key(name))
+            view = self._engine.ledger.note(_key(name))
             schedule = _decode(view)
             if schedule is None or schedule.paused:
                 return None
@@ -367,15 +352,15 @@ class Scheduler:
             times, following = plan(schedule, now)
             ids = self._append(schedule, times) if times else []
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
-            if _written(self._host, _key(name), moved, view):
+            if _written(self._engine, _key(name), moved, view):
                 # Others may have appended the same jobs at the same time; one alone moves the note.
                 self._tell(name, list(zip(ids, times, strict=False)))
                 return following
 
     def _tell(self, name: str, fired: list[tuple[str, int]]) -> None:
-        bus = self._host.committer.bus
+        bus = self._engine.committer.bus
         if fired and bus.wants(ScheduleFired):
-            now = self._host.clock.now()
+            now = self._engine.clock.now()
             for id, time in fired:
                 bus.publish(ScheduleFired(name, id, time, max(0, now - time) / SECOND))
 
@@ -388,7 +373,7 @@ class Scheduler:
         """The ids of the jobs, none if they were refused."""
         jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
         try:
-            answer = self._host.committer.call(Append(tuple(jobs), inside=True), bounded=False)
+            answer = self._engine.committer.call(Append(tuple(jobs), inside=True), bounded=False)
         except Refused as refusal:
             log.error("schedule %s did not fire: %s", schedule.name, refusal)
             return []
@@ -478,7 +463,7 @@ def from_settings(
     return found
 
 
-def write_down(host: Host, schedules: Mapping[str, Schedule]) -> None:
+def write_down(engine: Engine, schedules: Mapping[str, Schedule]) -> None:
     """Tell the ledger what the code declares."""
     for schedule in schedules.values():
-        register(host, schedule)
+        register(engine, schedule)

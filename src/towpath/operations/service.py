@@ -1,26 +1,21 @@
-"""The signals of a worker: two to stop it, one to have its settings read again."""
+"""A worker of an app as a service: its options, what it declares at its start, reload and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import select
-import signal
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 from msgspec.structs import replace
 
+from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.checks import matches
 from towpath.core.commands import Settle
 from towpath.core.job import Claim
 from towpath.core.lanes import Lane
-from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
@@ -28,127 +23,17 @@ from towpath.escapes import get_logger
 from towpath.ledger import Ledger
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
-from towpath.operations.schedules import Host as ScheduleHost
 from towpath.operations.schedules import Scheduler, from_settings, remove, write_down
 from towpath.operations.workers import AGAIN, Badge, Orders
 from towpath.queues.queue import set_limits
-from towpath.runtime.engine import Parts
-from towpath.runtime.worker import executors
-from towpath.runtime.worker.options import Office, WorkerOptions
+from towpath.runtime.worker.options import WorkerOptions
+from towpath.runtime.worker.signals import signals
 from towpath.runtime.worker.worker import Worker
 from towpath.settings import BANDWIDTH, Settings, merged, resolve
 from towpath.tasks.attempt import Attempt, serve
+from towpath.tasks.registry import Registry
 
 log = get_logger("towpath.worker")
-
-ECHO = 0.5
-"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent
-its children."""
-
-
-@contextlib.contextmanager
-def signals(
-    stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
-) -> Iterator[None]:
-    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the
-    first, ends the process. SIGHUP calls `reload` in a thread of its own, unless it says that the terminal
-    was closed: then it is a SIGTERM.
-
-    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is
-    stuck. The interpreter writes it at once; so does our handler, but that is only called when the main
-    thread comes to it, which may be never if it was just about to wait for something. It is there because
-    others may take the interpreter's byte for themselves: asyncio does, for handlers of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ears = _Ears(reads, stop, reload, patience)
-    before = {
-        number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers
-    }
-    woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-
-    def restore() -> None:
-        signal.set_wakeup_fd(woken)
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    listener = threading.Thread(target=ears.listen, name="towpath-signals", daemon=True)
-    listener.start()
-    try:
-        # The pipe is shared with forked children: their signals must not stop us.
-        with executors.undo_in_children(restore):
-            yield
-    finally:
-        restore()
-        _write(writes, 0)
-        listener.join()
-        os.close(reads)
-        os.close(writes)
-
-
-_LATE = 128
-"""What the handler adds to the number of its signal."""
-
-
-def _write(pipe: int, number: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.write(pipe, bytes([number]))
-
-
-class _Ears:
-    def __init__(
-        self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
-    ) -> None:
-        self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
-        self._terminal = os.isatty(0)
-        self._early: Counter[int] = Counter()
-        self._late: Counter[int] = Counter()
-
-    def listen(self) -> None:
-        """0 is the end."""
-        while (first := self._next()) in (None, signal.SIGHUP):
-            # Not here: a ledger that is stuck must not keep us from hearing a stop.
-            if first is not None:
-                threading.Thread(target=self._reload, name="towpath-reload", daemon=True).start()
-        if not first:
-            return
-        heard = time.monotonic()
-        name = signal.Signals(first).name
-        log.warning(
-            "%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name
-        )
-        self._stop()
-        while (left := heard + self._patience() - time.monotonic()) > 0:
-            if not select.select([self._pipe], [], [], left)[0]:
-                continue
-            if (number := self._next()) == 0:
-                return
-            if number is not None and number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
-                # The ledger is consistent at every instant; what runs now is run again when its lease is
-                # over.
-                os._exit(128 + number)
-        log.critical(
-            "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
-            self._patience(),
-        )
-        os._exit(128 + first)
-
-    def _next(self) -> int | None:
-        """Which signal, 0 for the end. None if it is not one of ours, or one that we know of already."""
-        byte = os.read(self._pipe, 1)[0]
-        number = byte & ~_LATE
-        if number == 0:
-            return 0
-        known = max(self._early[number], self._late[number])
-        heard = self._late if byte & _LATE else self._early
-        heard[number] += 1
-        if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or heard[number] <= known:
-            return None
-        closed = number == signal.SIGHUP and self._terminal and not os.isatty(0)
-        return signal.SIGTERM if closed else number
 
 
 def at_rest(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
@@ -193,24 +78,17 @@ class RunOptions(TypedDict, total=False):
     burst: bool
 
 
-class Staff(Office, breakers.Staff, ScheduleHost, Protocol):
-    """What running an app needs of it."""
+class Configuration:
+    """The settings in use and the bandwidth limits made of them. A reload replaces them."""
 
-    settings: Settings
-    bandwidth: Bandwidth
-    resources: dict[str, Bounds]
-    declared: dict[str, Schedule]
-    local_workers: list[Worker]
-
-    @property
-    def parts(self) -> Parts: ...
-
-    def attend(self) -> None: ...
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.bandwidth = Bandwidth(clock=clock, **settings.bandwidth)
 
 
-def worker_options(app: Staff, given: Mapping[str, Any], settings: Settings | None = None) -> WorkerOptions:
+def worker_options(registry: Registry, settings: Settings, given: Mapping[str, Any]) -> WorkerOptions:
     """The options given, else the settings; without lanes and queues, the queues that the tasks name."""
-    chosen = {name: getattr(settings or app.settings, name) for name in RELOADED}
+    chosen = {name: getattr(settings, name) for name in RELOADED}
     told = {name: value for name, value in given.items() if value is not None and name != "burst"}
     if told.get("queues") and "lanes" not in told:
         # Whoever names the queues of a worker wants no lanes of the settings.
@@ -225,21 +103,25 @@ def worker_options(app: Staff, given: Mapping[str, Any], settings: Settings | No
         queues = tuple(queue for lane in chosen["lanes"].values() for queue in lane.queues)
     else:
         queues = (
-            tuple(chosen["queues"]) or tuple(sorted({task.queue for task in app.tasks.values()})) or ("*",)
+            tuple(chosen["queues"])
+            or tuple(sorted({task.queue for task in registry.tasks.values()}))
+            or ("*",)
         )
-    return WorkerOptions(**{**chosen, "queues": queues, **resource_options(app, queues)})
+    return WorkerOptions(**{**chosen, "queues": queues, **resource_options(registry, queues)})
 
 
-def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
+def resource_options(registry: Registry, queues: Sequence[str]) -> dict[str, Any]:
     """What the worker must know of the resources that the tasks use. A queue with such a task has only these,
     so that what may not start is never claimed."""
-    needs = {task.kind: task.resource for task in app.tasks.values() if task.resource is not None}
+    needs = {task.kind: task.resource for task in registry.tasks.values() if task.resource is not None}
     for kind, name in needs.items():
-        if name not in app.resources:
-            expected = f"one that app.resource(...) declares: {', '.join(app.resources) or 'none yet'}"
+        if name not in registry.resources:
+            expected = f"one that app.resource(...) declares: {', '.join(registry.resources) or 'none yet'}"
             raise InvalidInput(field=f"resource of {kind}", value=name, expected=expected)
-    sources = {app.tasks[kind].queue: name for kind, name in needs.items() if not app.tasks[kind].routed}
-    for task in app.tasks.values():
+    sources = {
+        registry.tasks[kind].queue: name for kind, name in needs.items() if not registry.tasks[kind].routed
+    }
+    for task in registry.tasks.values():
         owner = sources.get(task.queue, task.resource)
         if owner != task.resource and not task.routed:
             expected = f"a queue of its own: tasks with resource {owner} are in {task.queue} too"
@@ -256,7 +138,7 @@ def resource_options(app: Staff, queues: Sequence[str]) -> dict[str, Any]:
     return {
         "needs": needs,
         "sources": sources,
-        "resources": {name: app.resources[name] for name in needs.values()},
+        "resources": {name: registry.resources[name] for name in needs.values()},
     }
 
 
@@ -266,13 +148,15 @@ class Service:
 
     It is a looker as well: after every commit it reads whether it is paused or told to end."""
 
-    def __init__(self, app: Staff, options: RunOptions) -> None:
-        self._app = app
+    def __init__(self, registry: Registry, configuration: Configuration, options: RunOptions) -> None:
+        self._registry = registry
+        self._engine = registry.engine
+        self._configuration = configuration
         self._given = options
         self._burst = options.get("burst", False)
-        self._chosen = worker_options(app, options)
+        self._chosen = worker_options(registry, configuration.settings, options)
         self._worker = Worker(
-            app, self._attempt, self._chosen, serve, self._look_around if self._burst else None
+            self._engine, self._attempt, self._chosen, serve, self._look_around if self._burst else None
         )
         self._began = False
         self._stopped = False
@@ -283,10 +167,10 @@ class Service:
         self.stale = True
 
     def _attempt(self, claim: Claim) -> Attempt | Settle | None:
-        task = self._app.tasks.get(claim.job.kind)
+        task = self._registry.tasks.get(claim.job.kind)
         if task is None or task.breaker is None:
-            return None if task is None else Attempt(self._app, claim, task)
-        return breakers.attempt(self._app, claim, task)
+            return None if task is None else Attempt(self._registry, claim, task)
+        return breakers.attempt(self._registry, claim, task)
 
     def stop(self) -> None:
         """Take no more, let what runs finish. Before it has begun: end as soon as it has."""
@@ -302,16 +186,16 @@ class Service:
         lanes, paused = self._chosen.lanes, self._orders.lanes
         held = ",".join(queue for name, lane in lanes.items() if name in paused for queue in lane.queues)
         try:
-            over = at_rest(self._app.ledger, ",".join(self._chosen.queues), self._app.clock.now(), held)
+            over = at_rest(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
         except LedgerClosed:
             # The worker was stopped and its app closed while this batch was under way.
             return
         except TowpathError as error:
             log.warning("whether the burst is over cannot be seen now: %s", error)
             return
-        if over and self._app.bus.pending:
+        if over and self._engine.bus.pending:
             # A listener may enqueue. The kick causes another claim.
-            self._app.bus.then(self._app.committer.kick)
+            self._engine.bus.then(self._engine.committer.kick)
         elif over and not self._stopped:
             log.info(
                 "nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues)
@@ -389,29 +273,33 @@ class Service:
     def _write_down(self) -> None:
         """What the code declares and what the settings say, before the first job is taken."""
         write_down(
-            self._app, {**self._app.declared, **from_settings(self._app.tasks, self._app.settings.schedules)}
+            self._engine,
+            {
+                **self._registry.schedules,
+                **from_settings(self._registry.tasks, self._configuration.settings.schedules),
+            },
         )
-        for limits in self._app.settings.limits.values():
-            set_limits(self._app, limits.setting, limits.warn_depth)
+        for limits in self._configuration.settings.limits.values():
+            set_limits(self._engine, limits.setting, limits.warn_depth)
         self._badge.enter()
         self._orders = self._badge.orders()
 
     async def arun(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._badge = Badge(self._app, self._app.owner)
+        self._badge = Badge(self._engine, self._engine.owner)
         await asyncio.to_thread(self._write_down)
-        await asyncio.to_thread(breakers.declare, self._app)
+        await asyncio.to_thread(breakers.declare, self._registry)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(
-                Scheduler(self._app).fire_all, self._app.clock.now(), lambda: self._stopped
+                Scheduler(self._engine).fire_all, self._engine.clock.now(), lambda: self._stopped
             )
         self._obey(self._orders)
-        lookout = self._app.parts.lookout
+        lookout = self._engine.components.lookout
         lookout.add(self)
-        self._app.attend()
+        self._engine.start_caretaker()
         working = asyncio.create_task(self._worker.run())
-        self._app.local_workers.append(self._worker)
+        self._engine.local_workers.append(self._worker)
         reporting = asyncio.create_task(self._keep_reporting())
         try:
             # With its first step it can be stopped.
@@ -421,7 +309,7 @@ class Service:
                 self._worker.stop()
             await working
         finally:
-            self._app.local_workers.remove(self._worker)
+            self._engine.local_workers.remove(self._worker)
             lookout.remove(self)
             reporting.cancel()
             with contextlib.suppress(TowpathError):
@@ -429,8 +317,8 @@ class Service:
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
-        if self._app.bus.pending:
-            await asyncio.to_thread(self._app.bus.flush)
+        if self._engine.bus.pending:
+            await asyncio.to_thread(self._engine.bus.flush)
 
     def reload(self) -> None:
         """From any thread: read the settings again and work by them, without dropping anything. If they are
@@ -438,8 +326,8 @@ class Service:
         with self._reloading:
             try:
                 found = resolve(None)
-                chosen = worker_options(self._app, self._given, found)
-                declared = from_settings(self._app.tasks, found.schedules)
+                chosen = worker_options(self._registry, found, self._given)
+                declared = from_settings(self._registry.tasks, found.schedules)
                 self._apply(found, declared)
             except TowpathError as error:
                 log.error("the settings were not reloaded, the last good ones stay: %s", error)
@@ -450,17 +338,17 @@ class Service:
 
     def _apply(self, found: Settings, declared: Mapping[str, Schedule]) -> None:
         """What concerns the fleet. A limit or a schedule that the settings had and have no more is lifted."""
-        before = self._app.settings
+        before = self._configuration.settings
         for queue in sorted(before.limits.keys() | found.limits.keys()):
             limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
-            set_limits(self._app, limits.setting, limits.warn_depth)
-        write_down(self._app, declared)
-        for name in before.schedules.keys() - found.schedules.keys() - self._app.declared.keys():
+            set_limits(self._engine, limits.setting, limits.warn_depth)
+        write_down(self._engine, declared)
+        for name in before.schedules.keys() - found.schedules.keys() - self._registry.schedules.keys():
             with contextlib.suppress(InvalidInput):
-                remove(self._app, name)
-        self._app.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
+                remove(self._engine, name)
+        self._configuration.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
         kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules", "bandwidth")}
-        self._app.settings = replace(
+        self._configuration.settings = replace(
             before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}}
         )
 

@@ -12,11 +12,10 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note
@@ -25,9 +24,8 @@ from towpath.core.fleet import LaneView as LaneView
 from towpath.core.fleet import WorkerView as WorkerView
 from towpath.errors import InvalidInput, NoteConflict
 from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
-from towpath.ledger import Ledger
-from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
+from towpath.runtime.engine import Engine
 
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10
@@ -36,19 +34,6 @@ DEPARTED: Final = 60 * SECOND
 """How long a worker whose report ran out is kept in the list of those who may report again."""
 
 T = TypeVar("T")
-
-
-class Host(Protocol):
-    """What is needed of an App."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Committer: ...
-
-    @property
-    def clock(self) -> Clock: ...
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -65,12 +50,12 @@ class Workers:
     """Who works on this ledger. `name` is a worker's name or a pattern with `*`, which also means every worker. A pause stays until
     `resume`, also for workers that start later; a drain is for those who are there now."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def list(self) -> Sequence[WorkerView]:
         """Those that are there, by name."""
-        return workers_of(self._host.ledger)
+        return workers_of(self._engine.ledger)
 
     async def alist(self) -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.list)
@@ -85,7 +70,7 @@ class Workers:
             fleet.paused[name] = why
             return self._named(fleet, name)
 
-        return _edit(self._host, change)
+        return _edit(self._engine, change)
 
     async def apause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.pause, name, why)
@@ -100,14 +85,14 @@ class Workers:
                 del fleet.paused[each]
             return lifted
 
-        return _edit(self._host, change)
+        return _edit(self._engine, change)
 
     async def aresume(self, name: str = "*") -> Sequence[str]:
         return await asyncio.to_thread(self.resume, name)
 
     def paused(self) -> dict[str, str | None]:
         """The pauses in force: names or patterns, each with the reason given."""
-        return _read(self._host)[1].paused
+        return _read(self._engine)[1].paused
 
     async def apaused(self) -> dict[str, str | None]:
         return await asyncio.to_thread(self.paused)
@@ -118,16 +103,16 @@ class Workers:
 
         def change(fleet: Fleet) -> Sequence[WorkerView]:
             told = self._named(fleet, name)
-            fleet.drain |= dict.fromkeys([each.owner for each in told], self._host.clock.now())
+            fleet.drain |= dict.fromkeys([each.owner for each in told], self._engine.clock.now())
             return told
 
-        return _edit(self._host, change)
+        return _edit(self._engine, change)
 
     async def adrain(self, name: str = "*") -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.drain, name)
 
     def _named(self, fleet: Fleet, name: str) -> Sequence[WorkerView]:
-        return [each for each in present(self._host.ledger, fleet) if fnmatchcase(each.name, name)]
+        return [each for each in present(self._engine.ledger, fleet) if fnmatchcase(each.name, name)]
 
 
 class Lanes:
@@ -135,13 +120,13 @@ class Lanes:
     name, also for those that start later, and stays until `resume`. `declared` are the names that the
     settings have."""
 
-    def __init__(self, host: Host, declared: Iterable[str] = ()) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, declared: Iterable[str] = ()) -> None:
+        self._engine = engine
         self._declared = tuple(declared)
 
     def list(self) -> Sequence[LaneView]:
         """Those that are there, and those that are paused, as the workers said at most ten seconds ago."""
-        return lanes_of(self._host.ledger)
+        return lanes_of(self._engine.ledger)
 
     async def alist(self) -> Sequence[LaneView]:
         return await asyncio.to_thread(self.list)
@@ -155,7 +140,7 @@ class Lanes:
             self._must_know(fleet, name)
             fleet.lanes[name] = why
 
-        _edit(self._host, change)
+        _edit(self._engine, change)
 
     async def apause(self, name: str, why: str | None = None) -> None:
         await asyncio.to_thread(self.pause, name, why)
@@ -169,13 +154,13 @@ class Lanes:
             fleet.lanes.pop(name, None)
             return paused
 
-        return _edit(self._host, change)
+        return _edit(self._engine, change)
 
     async def aresume(self, name: str) -> bool:
         return await asyncio.to_thread(self.resume, name)
 
     def _must_know(self, fleet: Fleet, name: str) -> None:
-        found = {lane.name for lane in lanes_together(present(self._host.ledger, fleet), fleet.lanes)}
+        found = {lane.name for lane in lanes_together(present(self._engine.ledger, fleet), fleet.lanes)}
         known = sorted(found.union(self._declared))
         if name not in known:
             expected = f"a lane of a worker that is there or of the settings: {', '.join(known) or 'none'}"
@@ -185,11 +170,11 @@ class Lanes:
 class Badge:
     """A worker's side: it says what it does, and reads what it is told."""
 
-    def __init__(self, host: Host, owner: str) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, owner: str) -> None:
+        self._engine = engine
         self._owner = owner
         self.name = owner.rpartition("#")[0]
-        self._started_at = host.clock.now()
+        self._started_at = engine.clock.now()
         self._version: int | None = None
         self._orders = Orders()
 
@@ -197,11 +182,11 @@ class Badge:
         """Be known. Those who have not been heard of for long are forgotten by this."""
 
         def change(fleet: Fleet) -> None:
-            now = self._host.clock.now()
+            now = self._engine.clock.now()
             gone = [
                 owner
                 for owner, at in fleet.known.items()
-                if at < now - DEPARTED and report(self._host.ledger, owner) is None
+                if at < now - DEPARTED and report(self._engine.ledger, owner) is None
             ]
             for owner in gone:
                 del fleet.known[owner]
@@ -209,15 +194,15 @@ class Badge:
                 fleet.drain.pop(owner, None)
             fleet.known[self._owner] = now
 
-        _edit(self._host, change)
+        _edit(self._engine, change)
 
     def orders(self) -> Orders:
         """What it is told now. Costs one read, and nothing more if nothing has changed."""
-        version, fleet = _read(self._host)
+        version, fleet = _read(self._engine)
         if version != self._version and self._owner not in fleet.known:
             # Taken for gone: its reports ran out in an outage, or somebody's clock is ahead.
             self.enter()
-            version, fleet = _read(self._host)
+            version, fleet = _read(self._engine)
         if version != self._version:
             by = fleet.pause_of(self.name)
             why = None if by is None else fleet.paused[by]
@@ -232,35 +217,35 @@ class Badge:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_at=self._started_at,
-            seen_at=self._host.clock.now(),
+            seen_at=self._engine.clock.now(),
             paused=self._orders.paused_by is not None,
             why=self._orders.why,
             **now,
         )
-        self._host.committer.post(
+        self._engine.committer.post(
             [Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore
         )
 
     def leave(self) -> None:
-        self._host.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)
+        self._engine.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)
 
 
 def _check(name: str) -> None:
     checks.text("name", name, 200, least=1)
 
 
-def _read(host: Host) -> tuple[int, Fleet]:
-    view = host.ledger.note(KEY)
+def _read(engine: Engine) -> tuple[int, Fleet]:
+    view = engine.ledger.note(KEY)
     return (0 if view is None else view.version), decoded(view)
 
 
-def _edit(host: Host, change: Callable[[Fleet], T]) -> T:
+def _edit(engine: Engine, change: Callable[[Fleet], T]) -> T:
     """By compare-and-set: who changes it at the same time is not undone."""
     while True:
-        version, fleet = _read(host)
+        version, fleet = _read(engine)
         answer = change(fleet)
         try:
-            host.committer.call(Note(key=KEY, value=msgspec.json.encode(fleet), expect=version))
+            engine.committer.call(Note(key=KEY, value=msgspec.json.encode(fleet), expect=version))
         except NoteConflict:
             continue
         return answer

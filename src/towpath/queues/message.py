@@ -30,7 +30,8 @@ from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues.queue import QueueGate
-from towpath.runtime.claims.receiver import Host, LeaseTerms, Receiver, Steps, Subscription, arun, run
+from towpath.runtime.claims.receiver import LeaseTerms, Receiver, Steps, Subscription, arun, run
+from towpath.runtime.engine import Engine
 from towpath.runtime.notes import Document
 from towpath.tasks import codec
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
@@ -70,10 +71,10 @@ class Queue(QueueGate):
     """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and
     writes nothing."""
 
-    _host: Host
+    _engine: Engine
 
-    def __init__(self, host: Host, name: str) -> None:
-        super().__init__(host, name)
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__(engine, name)
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"
@@ -137,34 +138,34 @@ class Queue(QueueGate):
     ) -> Subscription[Message]:
         """All messages as they come, for `for` and `async for`, with `prefetch` of them in hand."""
         checks.whole("prefetch", prefetch, 1, MAX_BULK)
-        host, terms = self._host, terms_of(lease, max_hold)
+        engine, terms = self._engine, terms_of(lease, max_hold)
         return Subscription(
-            Receiver(host, self.name, terms), prefetch, lambda claim: Message(host, claim, terms)
+            Receiver(engine, self.name, terms), prefetch, lambda claim: Message(engine, claim, terms)
         )
 
     def _append(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
         on = options.get("on")
         return _ids(
-            self._host.committer.call(Append(specs))
+            self._engine.committer.call(Append(specs))
             if on is None
-            else append_on(self._host.ledger, on, specs)
+            else append_on(self._engine.ledger, on, specs)
         )
 
     async def _aappend(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
         on = options.get("on")
         return _ids(
             await (
-                self._host.committer.acall(Append(specs))
+                self._engine.committer.acall(Append(specs))
                 if on is None
-                else aappend_on(self._host.ledger, on, specs)
+                else aappend_on(self._engine.ledger, on, specs)
             )
         )
 
     def _fetch(self, n: int, wait: Span | None, terms: LeaseTerms) -> Steps[list[Message]]:
         checks.whole("n", n, 1, MAX_BULK)
         seconds = math.inf if wait is None else micros(wait, "wait") / SECOND
-        claims = yield from Receiver(self._host, self.name, terms).fetch(n, seconds)
-        return [Message(self._host, claim, terms) for claim in claims]
+        claims = yield from Receiver(self._engine, self.name, terms).fetch(n, seconds)
+        return [Message(self._engine, claim, terms) for claim in claims]
 
     def _specs(self, payloads: Iterable[object], options: PutOptions) -> tuple[Spec, ...]:
         for field in ("id", "key"):
@@ -191,7 +192,7 @@ class Queue(QueueGate):
             fields["key"] = _key(fields["key"], conflict or "keep")
         elif conflict is not None:
             raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
-        fields["priority"] = rank(fields.get("priority", "normal"), self._host.priorities)
+        fields["priority"] = rank(fields.get("priority", "normal"), self._engine.priorities)
         parent = running.get()
         fields = traced(fields) if parent is None else inherited(parent.job, fields)
         return Spec(queue=self.name, **fields)
@@ -205,8 +206,8 @@ class Message:
     """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it
     stopped; both are noticed by the heartbeat. Leaving its `with` without a word is a nack."""
 
-    def __init__(self, host: Host, claim: Claim, terms: LeaseTerms) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, claim: Claim, terms: LeaseTerms) -> None:
+        self._engine = engine
         self._claim = claim
         self._lease = terms.lease
         self._until = time.monotonic() + terms.max_hold
@@ -260,7 +261,7 @@ class Message:
     def state(self) -> State:
         """A JSON document that survives nacks and crashes, and goes with the ack."""
         if self._state is None:
-            self._state = State(self._host.ledger, self._host.committer, _state_key(self.id), STATE_TTL)
+            self._state = State(self._engine.ledger, self._engine.committer, _state_key(self.id), STATE_TTL)
         return self._state
 
     def text(self) -> str:
@@ -280,26 +281,26 @@ class Message:
 
     def ack(self, result: object = None) -> None:
         """Done, and its state goes. `result` is kept with the finished job."""
-        self._close(self._host.committer.call(self._ack(result)), JobState.DONE)
+        self._close(self._engine.committer.call(self._ack(result)), JobState.DONE)
 
     async def aack(self, result: object = None) -> None:
-        self._close(await self._host.committer.acall(self._ack(result)), JobState.DONE)
+        self._close(await self._engine.committer.acall(self._ack(result)), JobState.DONE)
 
     def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
         """Not done: deliver it again after `delay`. Counts as a failure with that reason, and the last one
         that `max_attempts` allows makes it a dead letter; `defer` is only a postponement and counts
         nothing."""
-        self._close(self._host.committer.call(self._nack(delay, reason, defer)))
+        self._close(self._engine.committer.call(self._nack(delay, reason, defer)))
 
     async def anack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
-        self._close(await self._host.committer.acall(self._nack(delay, reason, defer)))
+        self._close(await self._engine.committer.acall(self._nack(delay, reason, defer)))
 
     def extend(self, seconds: Span) -> None:
         """Keep it for so long from now, whatever `max_hold` said."""
-        self._extended(self._host.committer.call(self._renew(seconds)), seconds)
+        self._extended(self._engine.committer.call(self._renew(seconds)), seconds)
 
     async def aextend(self, seconds: Span) -> None:
-        self._extended(await self._host.committer.acall(self._renew(seconds)), seconds)
+        self._extended(await self._engine.committer.acall(self._renew(seconds)), seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -344,7 +345,7 @@ class Message:
     def _close(self, answer: Result, wanted: JobState | None = None) -> None:
         """The ledger answers a second word about the same claim with what the first one made of it."""
         assert isinstance(answer, Settled)
-        self._host.leases.drop(self.id, self.fence)
+        self._engine.leases.drop(self.id, self.fence)
         self._settled = True
         if (answer.state is JobState.DONE) != (wanted is JobState.DONE):
             raise LostClaim(id=self.id, fence=self.fence)
@@ -375,11 +376,11 @@ class Message:
             if (message := me()) is not None:
                 message.cancel_requested = reason
 
-        self._host.leases.hold((self._claim,), self._lease, on_lost, on_cancel, self._until)
+        self._engine.leases.hold((self._claim,), self._lease, on_lost, on_cancel, self._until)
 
     def _let_go(self, error: BaseException | None, failure: TowpathError) -> None:
         """The word could not be said; an error of the user's own is more important than that."""
-        self._host.leases.drop(self.id, self.fence)
+        self._engine.leases.drop(self.id, self.fence)
         if error is None:
             raise failure
         log.warning("message %s could not be given back: %s", self.id, failure)

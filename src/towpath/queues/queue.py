@@ -13,7 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from msgspec import UNSET, UnsetType
 
@@ -25,17 +25,7 @@ from towpath.core.depths import write_depth as write_depth
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, PartView, QueueView
 from towpath.ledger import Ledger
-from towpath.runtime.commit.committer import Committer
-
-
-class Host(Protocol):
-    """What is needed of an App."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Committer: ...
+from towpath.runtime.engine import Engine
 
 
 class QueueLimits(TypedDict, total=False):
@@ -76,7 +66,7 @@ class PartLimits(TypedDict, total=False):
 class Gate(ABC):
     """What a queue and a part have in common. Each verb is one command, committed when it returns."""
 
-    _host: Host
+    _engine: Engine
 
     @abstractmethod
     def _setting(self, **fields: Any) -> Command: ...
@@ -84,25 +74,25 @@ class Gate(ABC):
     def pause(self, why: str | None = None) -> None:
         """Nothing new starts until `resume`; what runs goes on, and what is enqueued waits. `why` is for
         whoever asks."""
-        self._host.committer.call(self._setting(paused=True, why=why))
+        self._engine.committer.call(self._setting(paused=True, why=why))
 
     async def apause(self, why: str | None = None) -> None:
-        await self._host.committer.acall(self._setting(paused=True, why=why))
+        await self._engine.committer.acall(self._setting(paused=True, why=why))
 
     def resume(self) -> None:
-        self._host.committer.call(self._setting(paused=False, why=None))
+        self._engine.committer.call(self._setting(paused=False, why=None))
 
     async def aresume(self) -> None:
-        await self._host.committer.acall(self._setting(paused=False, why=None))
+        await self._engine.committer.acall(self._setting(paused=False, why=None))
 
 
 class QueueGate(Gate):
     """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the
     ledger."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, engine: Engine, name: str) -> None:
         checks.name("queue", name)
-        self._host = host
+        self._engine = engine
         self.name = name
 
     def configure(self, **limits: Unpack[QueueLimits]) -> None:
@@ -111,18 +101,18 @@ class QueueGate(Gate):
         depth = fields.pop("warn_depth", UNSET)
         if depth is not UNSET:
             check_depth(depth, fields.get("capacity"))
-        set_limits(self._host, SetQueue(queue=self.name, **fields), depth)
+        set_limits(self._engine, SetQueue(queue=self.name, **fields), depth)
 
     async def aconfigure(self, **limits: Unpack[QueueLimits]) -> None:
         await asyncio.to_thread(lambda: self.configure(**limits))
 
     def warn_depth(self) -> int | None:
         """How many must wait before the log says so."""
-        return warn_depths(self._host.ledger).get(self.name)
+        return warn_depths(self._engine.ledger).get(self.name)
 
     def stats(self) -> QueueView:
         """Its exact counts and its settings, now. One that nobody has used yet is empty and has no limits."""
-        return self._host.ledger.queues().get(self.name) or QueueView(
+        return self._engine.ledger.queues().get(self.name) or QueueView(
             self.name, Counts(), None, False, None, None, None, None, 0, None, None
         )
 
@@ -131,11 +121,11 @@ class QueueGate(Gate):
 
     def part(self, name: str) -> PartGate:
         """One of its parts, such as a customer."""
-        return PartGate(self._host, self.name, name)
+        return PartGate(self._engine, self.name, name)
 
     def parts(self) -> list[PartView]:
         """The parts that have jobs ready or running, or limits of their own, by name."""
-        return [view for _, view in sorted(self._host.ledger.parts(self.name).items())]
+        return [view for _, view in sorted(self._engine.ledger.parts(self.name).items())]
 
     async def aparts(self) -> list[PartView]:
         return await asyncio.to_thread(self.parts)
@@ -147,9 +137,9 @@ class QueueGate(Gate):
 class PartGate(Gate):
     """A part of a queue."""
 
-    def __init__(self, host: Host, queue: str, name: str) -> None:
+    def __init__(self, engine: Engine, queue: str, name: str) -> None:
         checks.text("part", name, least=1)
-        self._host = host
+        self._engine = engine
         self.queue = queue
         self.name = name
 
@@ -158,15 +148,15 @@ class PartGate(Gate):
 
     def configure(self, **limits: Unpack[PartLimits]) -> None:
         """Set limits; see `PartLimits`."""
-        self._host.committer.call(self._setting(**_fields(limits, PartLimits)))
+        self._engine.committer.call(self._setting(**_fields(limits, PartLimits)))
 
     async def aconfigure(self, **limits: Unpack[PartLimits]) -> None:
-        await self._host.committer.acall(self._setting(**_fields(limits, PartLimits)))
+        await self._engine.committer.acall(self._setting(**_fields(limits, PartLimits)))
 
     def stats(self) -> PartView:
         """What is ready and runs in it, and its settings, now. One that nobody has used yet is empty and has
         no limits."""
-        return self._host.ledger.parts(self.queue).get(self.name) or PartView(
+        return self._engine.ledger.parts(self.queue).get(self.name) or PartView(
             self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0
         )
 
@@ -177,11 +167,11 @@ class PartGate(Gate):
         return SetPart(queue=self.queue, part=self.name, **fields)
 
 
-def set_limits(host: Host, setting: SetQueue, depth: int | UnsetType | None = UNSET) -> None:
+def set_limits(engine: Engine, setting: SetQueue, depth: int | UnsetType | None = UNSET) -> None:
     """The limits of a queue, and the depth to warn at if that is to change: it is in a note of its own."""
-    host.committer.call(setting)
+    engine.committer.call(setting)
     if depth is not UNSET:
-        write_depth(host.ledger.note, host.committer.call, setting.queue, depth)
+        write_depth(engine.ledger.note, engine.committer.call, setting.queue, depth)
 
 
 def warn_depths(ledger: Ledger) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from towpath.clock import Clock
 from towpath.core.checks import SECOND
@@ -400,17 +400,11 @@ RARE_DEPTH_CHECK = 10 * SECOND
 """The same on a server while no queue has a depth to warn at."""
 
 
-class Host(Protocol):
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def bus(self) -> Bus: ...
-
-
 class DepthMonitor:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    """Reports queues with more waiting jobs than their `warn_depth`."""
+
+    def __init__(self, ledger: Ledger, bus: Bus) -> None:
+        self._ledger, self._bus = ledger, bus
         self._alarm = Alarm()
         self._checked_at, self._pause = 0, 0
         self._next: int | None = None
@@ -419,18 +413,20 @@ class DepthMonitor:
         """Look, at most once a second; when to look again, None if no queue has a depth to warn at."""
         if self._checked_at <= now < self._checked_at + self._pause:
             return self._next
-        ledger = self._host.ledger
         self._checked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
-        limits = depths_of(ledger.note(KEY))
+        limits = depths_of(self._ledger.note(KEY))
         if not limits:
             self._alarm = Alarm()
-            self._pause, self._next = RARE_DEPTH_CHECK if ledger.capabilities.remote else DEPTH_CHECK, None
+            self._pause, self._next = (
+                RARE_DEPTH_CHECK if self._ledger.capabilities.remote else DEPTH_CHECK,
+                None,
+            )
             return None
-        waiting = {name: view.counts.waiting for name, view in self._host.ledger.queues().items()}
+        waiting = {name: view.counts.waiting for name, view in self._ledger.queues().items()}
         for queue in self._alarm.passed(limits, waiting):
             queues_log.warning(
                 "queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue]
             )
-            if self._host.bus.wants(QueueDeep):
-                self._host.bus.publish(QueueDeep(queue, waiting[queue], limits[queue]))
+            if self._bus.wants(QueueDeep):
+                self._bus.publish(QueueDeep(queue, waiting[queue], limits[queue]))
         return self._next

@@ -1,8 +1,7 @@
-"""What is open in this process: the ledger, its committer, and those who work with them. Opened on first use.
+"""The engine of a process: the open ledger, its committer, and the services built on them. Opened on first use.
 
-After a fork the child has nothing open: its next use opens a ledger of its own. What the parent had open is
-kept untouched in the child, because closing a copy of a database connection can destroy what the parent is
-writing."""
+After a fork the child has nothing open: its next use opens a ledger of its own. The child keeps the objects of
+its parent untouched, because closing a copy of a database connection can destroy what the parent writes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
@@ -25,7 +24,7 @@ from towpath.errors import LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.breakers import Breakers, BreakerUpkeep
-from towpath.runtime.caretaker import Caretaker, Due
+from towpath.runtime.caretaker import Caretaker, DepthMonitor, Due
 from towpath.runtime.claims.dispatcher import Dispatcher
 from towpath.runtime.claims.leases import Leases, Refresher
 from towpath.runtime.commit.committer import Committer
@@ -33,12 +32,22 @@ from towpath.runtime.commit.pending import Reply, resolve_futures
 from towpath.runtime.completion import CompletionWatcher
 from towpath.runtime.notes import Document
 
+if TYPE_CHECKING:
+    from towpath.runtime.worker.worker import Worker
 
-class Parts:
-    """Everything that is open. `owner` names this incarnation of the process in every claim."""
+
+class Components:
+    """The objects of an open engine. `owner` names this incarnation of the process in every claim.
+
+    `close` closes the ledger only if it is `owned`, that is, if the engine opened it."""
 
     def __init__(
-        self, ledger: Ledger, committer: Committer, owner: str, watch: CompletionWatcher | None = None
+        self,
+        ledger: Ledger,
+        committer: Committer,
+        owner: str,
+        watch: CompletionWatcher | None = None,
+        owned: bool = True,
     ) -> None:
         self.ledger = ledger
         self.committer = committer
@@ -50,12 +59,14 @@ class Parts:
         self.watch = watch or CompletionWatcher(ledger)
         self.breakers = Breakers(ledger, committer)
         self.rounds = BreakerUpkeep(self.breakers)
+        self.depths = DepthMonitor(ledger, committer.bus)
+        self._owned = owned
         self._caretaker: Caretaker | None = None
-        self._attending = threading.Lock()
+        self._starting = threading.Lock()
 
-    def attend(self, clock: Clock, due: Due) -> None:
-        """Have the ledger looked after from now on."""
-        with self._attending:
+    def start_caretaker(self, clock: Clock, due: Due) -> None:
+        """Start the caretaker of this process, unless it runs."""
+        with self._starting:
             if self._caretaker is None:
                 self.ledger.owners.announce(self.owner)
                 self._caretaker = Caretaker(
@@ -68,63 +79,79 @@ class Parts:
             self._caretaker.close()
         self.watch.close()
         self.leases.close()
-        if self.committer.close():
+        if self.committer.close() and self._owned:
             self.ledger.close()
 
 
 class Engine:
-    """Safe from any number of threads and event loops. After `close` it may be entered again with `with`."""
+    """The one type for "the engine" in all rooms above. Safe from any number of threads and event loops. After
+    `close` it may be entered again with `with`.
 
-    def __init__(self, url: str, name: str | None = None, clock: Clock | None = None) -> None:
+    With `ledger`, an opened one, the engine uses it and never closes it."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str | None = None,
+        clock: Clock | None = None,
+        ledger: Ledger | None = None,
+        priorities: Mapping[str, int] = PRIORITIES,
+    ) -> None:
         checks.optional_text("name", name, 200)
         self.url = url
         self.name = name
         self.clock: Clock = clock or SystemClock()
-        self.priorities: Mapping[str, int] = PRIORITIES
+        self.priorities = priorities
         """The names that a priority may have."""
         self.bus = Bus()
-        self._parts: Parts | None = None
+        self.due: list[Due] = []
+        """Called by the caretaker: each does what is due at the given time and returns the time of its next
+        call, or None."""
+        self.local_workers: list[Worker] = []
+        """The workers that run in this process."""
+        self._given = ledger
+        self._components: Components | None = None
         self._closed = False
         self._opening = threading.Lock()
         _engines.add(self)
 
     @property
-    def parts(self) -> Parts:
-        """What is open; opens it."""
-        return self._parts or self._open()
+    def components(self) -> Components:
+        """The objects of the open engine; opens it."""
+        return self._components or self._open()
 
     @property
     def ledger(self) -> Ledger:
-        return self.parts.ledger
+        return self.components.ledger
 
     @property
     def committer(self) -> Committer:
-        return self.parts.committer
+        return self.components.committer
 
     @property
     def dispatcher(self) -> Dispatcher:
-        return self.parts.dispatcher
+        return self.components.dispatcher
 
     @property
     def leases(self) -> Leases:
-        return self.parts.leases
+        return self.components.leases
 
     @property
     def watch(self) -> CompletionWatcher:
-        return self.parts.watch
+        return self.components.watch
 
     @property
     def owner(self) -> str:
-        """Who claims: the name (or host and process) and a random incarnation."""
-        return self.parts.owner
+        """The owner of its claims: the name (or host and process) and a random incarnation."""
+        return self.components.owner
 
     def call(self, command: Command) -> Result:
         """Have a command committed; its result, or its refusal raised."""
-        return (self._parts or self._open()).committer.call(command)
+        return (self._components or self._open()).committer.call(command)
 
     def acall(self, command: Command) -> Coroutine[Any, Any, Result]:
         """The same for a coroutine."""
-        return (self._parts or self._open()).committer.acall(command)
+        return (self._components or self._open()).committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
         """Several commands, in this order and in one commit. The first refusal is raised, after all were
@@ -136,9 +163,9 @@ class Engine:
             replies.extend(found)
             answered.set()
 
-        self.parts.committer.post(commands, heard, patient=False)
+        self.components.committer.post(commands, heard, patient=False)
         answered.wait()
-        return [self.parts.committer.answer(reply) for reply in replies]
+        return [self.components.committer.answer(reply) for reply in replies]
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
         loop = asyncio.get_running_loop()
@@ -147,8 +174,8 @@ class Engine:
         def heard(replies: Sequence[Reply]) -> None:
             resolve_futures(loop, [(answered, replies)])
 
-        self.parts.committer.post(commands, heard, patient=False)
-        return [self.parts.committer.answer(reply) for reply in await answered]
+        self.components.committer.post(commands, heard, patient=False)
+        return [self.components.committer.answer(reply) for reply in await answered]
 
     @property
     def transactional(self) -> bool:
@@ -157,47 +184,48 @@ class Engine:
 
     def document(self, key: str, ttl: int | None = None) -> Document:
         """A JSON document in a note."""
-        return Document(self.parts.ledger, self.parts.committer, key, ttl)
+        return Document(self.components.ledger, self.components.committer, key, ttl)
 
-    def attend(self) -> None:
-        """Have the ledger looked after (a caretaker: upkeep, schedules, other processes' commits). May be
-        called again."""
-        self.parts.attend(self.clock, self._due)
+    def start_caretaker(self) -> None:
+        """Start the caretaker (upkeep, schedules, commits of other processes), unless it runs."""
+        self.components.start_caretaker(self.clock, self._due)
 
     def _due(self, now: int) -> int | None:
-        """Do what an app has to do at `now`, and say when the next is due."""
-        return None
+        components = self.components
+        times = [due(now) for due in (*self.due, components.depths.due, components.rounds.due)]
+        return min((time for time in times if time is not None), default=None)
 
     @contextlib.contextmanager
-    def substituted(self, parts: Parts, clock: Clock) -> Iterator[None]:
-        """Work with these parts and this clock until the end of the block; what was open before stays open.
-        For tests."""
-        before = self._parts, self.clock, self._closed
-        self._parts, self.clock = parts, clock
+    def substituted(self, components: Components, clock: Clock) -> Iterator[None]:
+        """Use these components and this clock until the end of the block; the open ones stay open. For
+        tests."""
+        before = self._components, self.clock, self._closed
+        self._components, self.clock = components, clock
         try:
             yield
         finally:
-            self._parts, self.clock, self._closed = before
+            self._components, self.clock, self._closed = before
 
     def close(self) -> None:
         """Deliver the pending events, commit the waiting commands, then close the ledger. Later calls raise
         `LedgerClosed`."""
-        if self._parts is not None:
-            self._parts.committer.refuse_nested()
+        if self._components is not None:
+            self._components.committer.refuse_nested()
             # While the ledger is open, so that a listener may still enqueue.
             self.bus.flush()
         with self._opening:
-            parts, self._parts = self._parts, None
+            components, self._components = self._components, None
             self._closed = True
-        if parts is not None:
-            parts.close()
+        if components is not None:
+            components.close()
             self.bus.close()
 
-    async def aclose(self) -> None:
-        await asyncio.to_thread(self.close)
+    def reopen(self) -> None:
+        """After `close`: let the next use open the ledger again."""
+        self._closed = False
 
     def __enter__(self) -> Self:
-        self._closed = False
+        self.reopen()
         return self
 
     def __exit__(
@@ -205,36 +233,29 @@ class Engine:
     ) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _open(self) -> Parts:
+    def _open(self) -> Components:
         with self._opening:
-            if self._parts is None:
+            if self._components is None:
                 if self._closed:
                     raise LedgerClosed(path=self.url)
-                who = self.name or f"{socket.gethostname()}:{os.getpid()}"
-                ledger = open_ledger(self.url, self.clock)
+                name = self.name or f"{socket.gethostname()}:{os.getpid()}"
+                ledger = self._given or open_ledger(self.url, self.clock)
                 committer = Committer(ledger, bus=self.bus)
                 committer.start()
-                self._parts = Parts(ledger, committer, f"{who}#{secrets.token_hex(4)}")
-            return self._parts
+                owner = f"{name}#{secrets.token_hex(4)}"
+                self._components = Components(ledger, committer, owner, owned=self._given is None)
+            return self._components
 
     def _after_fork(self) -> None:
         self._opening = threading.Lock()
         self.bus = Bus()
-        if self._parts is not None:
-            _left_to_the_parent.append(self._parts)
-            self._parts = None
+        if self._components is not None:
+            _left_to_the_parent.append(self._components)
+            self._components = None
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_left_to_the_parent: list[Parts] = []
+_left_to_the_parent: list[Components] = []
 
 
 def _after_fork() -> None:

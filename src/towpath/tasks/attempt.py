@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,15 +27,14 @@ from towpath.core.commands import Note, Progress, Progressed, Settle
 from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
-from towpath.ledger import Ledger
 from towpath.observe import tracing
 from towpath.runtime.commit.pending import Reply
-from towpath.runtime.notes import Document
 from towpath.runtime.worker import executors
 from towpath.runtime.worker.options import Mode
 from towpath.runtime.worker.settling import TimedOut
 from towpath.tasks import outcomes
-from towpath.tasks.context import Host, Running
+from towpath.tasks.context import Poster, Running
+from towpath.tasks.registry import Registry
 from towpath.tasks.task import Task, outcome_of
 
 
@@ -67,7 +66,6 @@ class Attempt:
     """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
 
     __slots__ = (
-        "_app",
         "_born",
         "_chance",
         "_report",
@@ -82,11 +80,12 @@ class Attempt:
 
     def __init__(
         self,
-        app: Host,
+        registry: Registry,
         claim: Claim,
         task: Task[..., Any],
         chance: Chance = random.random,
         report: Callable[[Outcome], None] | None = None,
+        poster: Poster | None = None,
     ) -> None:
         self.claim = claim
         self._report = report
@@ -96,10 +95,10 @@ class Attempt:
         self._chance = chance
         self._born = executors.generation()
         self.task = task
-        self.running = Running(app, claim, task, self._span() if tracing.wanted(claim.job.headers) else None)
+        span = self._span() if tracing.wanted(claim.job.headers) else None
+        self.running = Running(registry, claim, task, span, poster)
         self.mode: Mode = task.mode
         self.timeout = None if claim.job.timeout is None else claim.job.timeout / SECOND
-        self._app = app
 
     async def arun(self) -> Settle:
         try:
@@ -213,7 +212,7 @@ class Attempt:
             return self._settle_of(report)
         if report.done is not None:
             self.running.at = report.done, report.total
-        self._app.committer.post_progress(report, self.running.heard)
+        self.running.engine.committer.post_progress(report, self.running.heard)
         return None
 
     def _settle_of(self, answer: Answer) -> Settle:
@@ -257,7 +256,7 @@ def _answer(request: Request, connection: Connection) -> Answer:
         return Answer(
             Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
         )
-    attempt = Attempt(_Remote(task, connection), Claim(request.job), task)
+    attempt = Attempt(task.registry, Claim(request.job), task, poster=_Pipe(connection))
     settle = attempt.run()
     return Answer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
 
@@ -274,42 +273,17 @@ def _find(request: Request) -> Task[..., Any]:
     if isinstance(found, Task) and found.kind == request.kind:
         return found
     for value in vars(module).values():
-        task = getattr(value, "tasks", {}).get(request.kind) if hasattr(value, "add_task") else None
-        if isinstance(task, Task):
+        tasks = getattr(value, "tasks", None)
+        if isinstance(tasks, Mapping) and isinstance(task := tasks.get(request.kind), Task):
             return task
     raise LookupError(
         f"no task {request.kind} in module {request.module}; a task with process=True must be defined at its top level"
     )
 
 
-class _Remote:
-    """The app as seen by a running job in another process: progress goes through the pipe, reads through a
-    ledger of its own."""
-
-    def __init__(self, task: Task[..., Any], connection: Connection) -> None:
-        self._engine: Any = task.app
-        self.committer = _Pipe(connection)
-
-    @property
-    def ledger(self) -> Ledger:
-        ledger: Ledger = self._engine.ledger
-        return ledger
-
-    @property
-    def tasks(self) -> Any:
-        return self._engine.tasks
-
-    def document(self, key: str, ttl: int | None = None) -> Document:
-        document: Document = self._engine.document(key, ttl)
-        return document
-
-    @property
-    def transactional(self) -> bool:
-        """The transaction is in the other process."""
-        return False
-
-
 class _Pipe:
+    """Sends the progress of a job to the worker that waits for its process."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._born, self._pid = executors.generation(), os.getpid()

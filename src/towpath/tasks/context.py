@@ -18,7 +18,6 @@ from towpath.core.checks import DAY
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import Claim, Job, Reason, Spec
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
-from towpath.ledger import Ledger
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.notes import Document
 from towpath.tasks import new_jobs
@@ -27,6 +26,7 @@ from towpath.tasks.handles import JobHandle, jobs_of, members, value_of
 from towpath.tasks.new_jobs import running
 from towpath.tasks.options import waited_for
 from towpath.tasks.outcomes import StopRequested
+from towpath.tasks.registry import Registry
 from towpath.tasks.task import Call, R, Task
 
 V = TypeVar("V")
@@ -53,24 +53,6 @@ class Poster(Protocol):
     the job was settled."""
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None], /) -> None: ...
-
-
-class Host(Protocol):
-    """What a running job needs of the App."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Poster: ...
-
-    @property
-    def transactional(self) -> bool: ...
-
-    def document(self, key: str, ttl: int | None = None, /) -> Document: ...
-
-    @property
-    def tasks(self) -> Mapping[str, Task[..., Any]]: ...
 
 
 class Stoppable:
@@ -136,25 +118,35 @@ class Running(Stoppable):
     """One attempt at a job. Any thread of the handler may use it."""
 
     __slots__ = (
-        "_app",
         "_cursor",
         "_functions",
+        "_poster",
+        "_registry",
         "_span",
         "_spawn",
         "_state",
         "_token",
         "at",
+        "engine",
         "job",
         "task",
     )
 
     def __init__(
-        self, app: Host, claim: Claim, task: Task[..., Any], span: AbstractContextManager[None] | None = None
+        self,
+        registry: Registry,
+        claim: Claim,
+        task: Task[..., Any],
+        span: AbstractContextManager[None] | None = None,
+        poster: Poster | None = None,
     ) -> None:
         self.job: Job = claim.job
         self.task = task
         super().__init__(claim.job.cancel_requested)
-        self._app = app
+        self._registry = registry
+        self.engine = registry.engine
+        self._poster = poster
+        """Receives the progress instead of the committer, in the process of a task with `process=True`."""
         self._cursor = claim.job.cursor
         # Most handlers have neither, and every list that lives until the next commit is one more for the
         # garbage collector.
@@ -169,7 +161,7 @@ class Running(Stoppable):
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
         """The tasks of the app, by their names."""
-        return self._app.tasks
+        return self._registry.tasks
 
     @property
     def id(self) -> str:
@@ -199,19 +191,22 @@ class Running(Stoppable):
         """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It
         goes when the job is done."""
         if self._state is None:
-            self._state = self._app.document(f"state/{self.id}", STATE_TTL)
+            self._state = self.engine.document(f"state/{self.id}", STATE_TTL)
         return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is
         left out."""
         self.at = done, total
-        self._app.committer.post_progress(Progress(self.id, self.fence, done, total), self.heard)
+        self._post(Progress(self.id, self.fence, done, total))
 
     def checkpoint(self, cursor: Any) -> None:
         """Remember where to go on if this attempt fails. Any JSON value. Never waits."""
         self._cursor = encode(cursor, "cursor")
-        self._app.committer.post_progress(Progress(self.id, self.fence, cursor=self._cursor), self.heard)
+        self._post(Progress(self.id, self.fence, cursor=self._cursor))
+
+    def _post(self, progress: Progress) -> None:
+        (self._poster or self.engine.committer).post_progress(progress, self.heard)
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
         """A child: it is enqueued in the transaction that settles this job as done, and not at all if the
@@ -224,12 +219,12 @@ class Running(Stoppable):
                     field="id", value=spec.id, expected="an id that no other child of this attempt has"
                 )
             self._spawn[spec.id] = spec
-        return JobHandle(call.task.app, spec.id, call.task.decode_result)
+        return JobHandle(call.task.engine, spec.id, call.task.decode_result)
 
     def commit(self, function: Callable[[Any], object]) -> None:
         """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or
         neither. Needs a ledger with a database."""
-        if not self._app.transactional:
+        if self._poster is not None or not self.engine.transactional:
             raise Unsupported(
                 what="run a function in the settle of this job, which needs a ledger with a database, in this process "
                 "(in a test: app.testing(database=True))"
@@ -305,7 +300,7 @@ class Running(Stoppable):
         """What it waited for. A job that was refused for its key, or superseded, is represented by the one
         that it waited for in its place."""
         after = waited_for(self.job)
-        ledger = self._app.ledger
+        ledger = self.engine.ledger
         names = {winner.id: winner.winner or winner.id for winner in ledger.winners(job=self.id)}
         jobs = iter(jobs_of(ledger, [names.get(each.id, each.id) for each in after if not each.group]))
         awaited: list[Job] = []
@@ -317,9 +312,9 @@ class Running(Stoppable):
         return awaited
 
     def _value(self, job: Job, errors: bool) -> Any:
-        task = self._app.tasks.get(job.kind)
+        task = self._registry.tasks.get(job.kind)
         try:
-            return value_of(self._app.ledger, job, _plain if task is None else task.decode_result)
+            return value_of(self.engine.ledger, job, _plain if task is None else task.decode_result)
         except (JobFailed, JobCanceled, InvalidInput) as error:
             if errors:
                 return error

@@ -119,9 +119,36 @@ def _blamed(ledger: Ledger, job: Job) -> tuple[str | None, str | None]:
     return (job.error, None) if found is None else (blame(found), id)
 
 
-def _touched(answer: Result) -> bool:
+def cancel_key(engine: Engine, key: str) -> int:
+    """Cancel the jobs with this key; how many were canceled or asked to stop."""
+    count = 0
+    while True:
+        touched, more = _count(engine.call(_by_key(key)))
+        count += touched
+        if not more:
+            return count
+
+
+async def acancel_key(engine: Engine, key: str) -> int:
+    count = 0
+    while True:
+        touched, more = _count(await engine.acall(_by_key(key)))
+        count += touched
+        if not more:
+            return count
+
+
+def _by_key(key: str) -> Cancel:
+    return Cancel(where=Selector(key=key))
+
+
+def _count(answer: Result) -> tuple[int, bool]:
     assert isinstance(answer, Canceled)
-    return answer.canceled + answer.requested > 0
+    return answer.canceled + answer.requested, answer.more
+
+
+def _touched(answer: Result) -> bool:
+    return _count(answer)[0] > 0
 
 
 def _revived(id: str, answer: Result) -> None:

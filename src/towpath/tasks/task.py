@@ -21,7 +21,6 @@ from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Sno
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.observe.tracing import inject
-from towpath.runtime.engine import Engine
 from towpath.runtime.worker.options import Mode
 from towpath.tasks import outcomes
 from towpath.tasks.codec import Bound, Codec
@@ -37,6 +36,7 @@ from towpath.tasks.options import (
     task_terms,
     with_after,
 )
+from towpath.tasks.registry import Registry
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +54,10 @@ class Task(Generic[P, R]):
 
     __name__: str
 
-    def __init__(self, engine: Engine, function: Callable[..., Any], options: TaskOptions) -> None:
+    def __init__(self, registry: Registry, function: Callable[..., Any], options: TaskOptions) -> None:
         update_wrapper(self, function)
-        self.app = engine
+        self.registry = registry
+        self.engine = registry.engine
         self.function = function
         self.kind = options.get("name") or default_name(function)
         self.is_async = inspect.iscoroutinefunction(function)
@@ -67,7 +68,7 @@ class Task(Generic[P, R]):
         self.breaker = breaker_of(options.get("breaker"))
         self.resource = options.get("resource")
         """The service whose load is watched while its jobs run, by name."""
-        self._terms = task_terms(self.kind, options, engine.priorities)
+        self._terms = task_terms(self.kind, options, self.engine.priorities)
         self._on: Any = None
         """The connection of the user's whose transaction has what is enqueued."""
         self._model: Spec | None = None
@@ -119,7 +120,7 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[CallOptions]) -> Self:
         """The same task with options for what is enqueued through it."""
         other = copy.copy(self)
-        other._terms = call_terms(self._terms, options, self.app.priorities)
+        other._terms = call_terms(self._terms, options, self.engine.priorities)
         other._on = options.get("on", self._on)
         other._model = None
         return other
@@ -129,14 +130,14 @@ class Task(Generic[P, R]):
         batch; with `on`: when that transaction is committed)."""
         specs = (self.spec_for(args, kwargs),)
         if self._on is None and open_collector.get() is None:  # as most often; the rest is for the others
-            return self._handle(self.app.call(Append(specs)))
+            return self._handle(self.engine.call(Append(specs)))
         (handle,) = self._collected(specs) or self._handles(self._append(specs))
         return handle
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         specs = (self.spec_for(args, kwargs),)
         if self._on is None and open_collector.get() is None:
-            return self._handle(await self.app.acall(Append(specs)))
+            return self._handle(await self.engine.acall(Append(specs)))
         (handle,) = self._collected(specs) or self._handles(await self._aappend(specs))
         return handle
 
@@ -151,30 +152,32 @@ class Task(Generic[P, R]):
 
     def _collected(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
         """Handles on what the batch that is open here will append; none if none is."""
-        if self._on is not None or (batch := collecting(self.app)) is None:
+        if self._on is not None or (batch := collecting(self.engine)) is None:
             return []
         return [batch.collect(spec, self.decode_result) for spec in specs]
 
     def _append(self, specs: tuple[Spec, ...]) -> Result:
         return (
-            self.app.call(Append(specs)) if self._on is None else append_on(self.app.ledger, self._on, specs)
+            self.engine.call(Append(specs))
+            if self._on is None
+            else append_on(self.engine.ledger, self._on, specs)
         )
 
     def _aappend(self, specs: tuple[Spec, ...]) -> Coroutine[Any, Any, Result]:
         return (
-            self.app.acall(Append(specs))
+            self.engine.acall(Append(specs))
             if self._on is None
-            else aappend_on(self.app.ledger, self._on, specs)
+            else aappend_on(self.engine.ledger, self._on, specs)
         )
 
     def _handle(self, answer: Result) -> JobHandle[R]:
         assert type(answer) is Appended
-        return JobHandle(self.app, answer.jobs[0].id, self.decode_result)
+        return JobHandle(self.engine, answer.jobs[0].id, self.decode_result)
 
     def _handles(self, answer: Result) -> list[JobHandle[R]]:
         assert isinstance(answer, Appended)
-        app, decode = self.app, self.decode_result
-        return [JobHandle(app, placed.id, decode) for placed in answer.jobs]
+        engine, decode = self.engine, self.decode_result
+        return [JobHandle(engine, placed.id, decode) for placed in answer.jobs]
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
@@ -273,7 +276,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]: ...
 
 
-def make_task(engine: Engine, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+def make_task(registry: Registry, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     """The task of a function, of the class that fits it."""
     if not callable(function):
         raise InvalidInput(field="task", value=function, expected="a function")
@@ -282,7 +285,7 @@ def make_task(engine: Engine, function: Callable[..., Any], options: TaskOptions
             field="task", value=function, expected="a function that returns; generators yield to nobody"
         )
     kind = AsyncTask if inspect.iscoroutinefunction(function) else Task
-    return kind(engine, function, options)
+    return kind(registry, function, options)
 
 
 def default_name(function: Callable[..., Any]) -> str:

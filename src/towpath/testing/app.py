@@ -35,8 +35,9 @@ from towpath.runtime.caretaker import Due
 from towpath.runtime.commit.committer import Committer, Demand
 from towpath.runtime.commit.pending import Reply, outcome
 from towpath.runtime.completion import CompletionWatcher
-from towpath.runtime.engine import Parts
+from towpath.runtime.engine import Components
 from towpath.tasks.attempt import Attempt
+from towpath.tasks.registry import Registry
 from towpath.tasks.task import Task
 from towpath.testing.clock import ManualClock
 
@@ -45,19 +46,21 @@ LEASE = checks.DAY
 
 
 @contextlib.contextmanager
-def bench(app: App, database: bool = False) -> Iterator[Bench]:
-    """Put a fresh ledger behind the app until the end of the block."""
+def bench(app: App, registry: Registry, database: bool = False) -> Iterator[Bench]:
+    """Give the engine of the app a fresh ledger and a clock that you move, until the end of the block."""
+    engine = registry.engine
     clock = ManualClock()
     with contextlib.ExitStack() as stack:
         ledger: Ledger = _database(stack, clock) if database else MemoryLedger(clock)
-        parts = InlineParts(ledger, InlineCommitter(ledger, app.bus), OWNER, InlineWatch(ledger))
-        stack.callback(parts.close)
+        committer = InlineCommitter(ledger, engine.bus)
+        components = InlineComponents(ledger, committer, OWNER, InlineWatch(ledger))
+        stack.callback(components.close)
         # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
         runner = stack.enter_context(contextlib.closing(asyncio.Runner()))
-        stack.enter_context(app.substituted(parts, clock))
-        write_down(app, app.declared)
-        breakers.declare(app)
-        bench = Bench(app, clock, runner)
+        stack.enter_context(engine.substituted(components, clock))
+        write_down(engine, registry.schedules)
+        breakers.declare(registry)
+        bench = Bench(app, registry, clock, runner)
         stack.callback(bench.close)
         yield bench
 
@@ -72,11 +75,13 @@ def _database(stack: contextlib.ExitStack, clock: Clock) -> Ledger:
 class Bench:
     """The app under test. `clock` is its time; `ledger` may be read as any other."""
 
-    def __init__(self, app: App, clock: ManualClock, runner: asyncio.Runner) -> None:
+    def __init__(self, app: App, registry: Registry, clock: ManualClock, runner: asyncio.Runner) -> None:
         self.app = app
+        self._registry = registry
+        self._engine = registry.engine
         self._runner = runner
         self.clock = clock
-        self._scheduler = Scheduler(app)
+        self._scheduler = Scheduler(registry.engine)
         self._chance = random.Random(0).random
         self._by_hand: set[str] = set()
         self._connection: apsw.Connection | None = None
@@ -111,7 +116,7 @@ class Bench:
             for claim in claims:
                 attempt = self._attempt(claim)
                 if isinstance(attempt, Settle):
-                    self.app.call(attempt)
+                    self._engine.call(attempt)
                 else:
                     self._settle(attempt, self._run(attempt))
             ran += len(claims)
@@ -131,7 +136,7 @@ class Bench:
             for claim in claims:
                 attempt = self._attempt(claim)
                 if isinstance(attempt, Settle):
-                    await self.app.acall(attempt)
+                    await self._engine.acall(attempt)
                 else:
                     self._settle(attempt, await attempt.arun())
             ran += len(claims)
@@ -197,16 +202,16 @@ class Bench:
 
     def _tend(self) -> int | None:
         """Wake, expire, reap, purge and fire what is due; when the next is."""
-        upkept = self.app.call(Upkeep())
+        upkept = self._engine.call(Upkeep())
         assert isinstance(upkept, Upkept)
         while upkept.more:
-            upkept = self.app.call(Upkeep())
+            upkept = self._engine.call(Upkeep())
             assert isinstance(upkept, Upkept)
         fires = self._scheduler.due(self.clock.now())
         return min(
             (
                 due
-                for due in (upkept.next_due, fires, self.app.parts.rounds.due(self.clock.now()))
+                for due in (upkept.next_due, fires, self._engine.components.rounds.due(self.clock.now()))
                 if due is not None
             ),
             default=None,
@@ -219,7 +224,7 @@ class Bench:
             for claim in messages:
                 # Somebody's to get by hand. Its queue is left alone from now on.
                 self._by_hand.add(claim.job.queue)
-                self.app.call(Settle(claim.id, claim.fence, Release()))
+                self._engine.call(Settle(claim.id, claim.fence, Release()))
             if not messages or len(messages) < len(claims):
                 return [claim for claim in claims if claim.job.kind]
 
@@ -229,35 +234,35 @@ class Bench:
             wants = [Want(name) for name in self.ledger.queues() if name not in self._by_hand]
         if not wants:
             return ()
-        answer = self.app.call(ClaimCommand(owner=OWNER, wants=tuple(wants), lease=LEASE))
+        answer = self._engine.call(ClaimCommand(owner=OWNER, wants=tuple(wants), lease=LEASE))
         assert isinstance(answer, Claimed)
         return answer.claims
 
     def _attempt(self, claim: Claim) -> Attempt | Settle:
         task = self.app.tasks.get(claim.job.kind)
         if task is None:
-            self.app.call(Settle(claim.id, claim.fence, Release()))
+            self._engine.call(Settle(claim.id, claim.fence, Release()))
             known = ", ".join(sorted(self.app.tasks)) or "none"
             expected = f"the name of a task of this app ({known})"
             raise InvalidInput(field=f"the kind of job {claim.id}", value=claim.job.kind, expected=expected)
         if task.breaker is not None:
-            return breakers.attempt(self.app, claim, task, self._chance)
-        return Attempt(self.app, claim, task, self._chance)
+            return breakers.attempt(self._registry, claim, task, self._chance)
+        return Attempt(self._registry, claim, task, self._chance)
 
     def _settle(self, attempt: Attempt, settle: Settle) -> None:
         try:
-            self.app.call(settle)
+            self._engine.call(settle)
         except Refused as refused:
-            self.app.call(attempt.refused(refused))
+            self._engine.call(attempt.refused(refused))
         if isinstance(attempt.error, KeyboardInterrupt):
             raise attempt.error
 
 
-class InlineParts(Parts):
-    """Nothing happens by itself: time is tended to by `advance`."""
+class InlineComponents(Components):
+    """Nothing happens by itself: `advance` does the work of the caretaker."""
 
-    def attend(self, clock: Clock, due: Due) -> None:
-        """Nobody does."""
+    def start_caretaker(self, clock: Clock, due: Due) -> None:
+        """There is none."""
 
 
 class InlineCommitter(Committer):

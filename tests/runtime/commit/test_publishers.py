@@ -47,7 +47,7 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 
 def capacity(app: App, queue: str, most: int) -> None:
-    app.call(commands.SetQueue(queue=queue, capacity=most))
+    app.engine.call(commands.SetQueue(queue=queue, capacity=most))
 
 
 class TestCommitter:
@@ -88,7 +88,7 @@ class TestCommitter:
     def test_upkeep_that_found_something(self, app: App) -> None:
         add = app.task(_add)
         with app.bus.collect(UpkeepDone) as told:
-            app.attend()
+            app.engine.start_caretaker()
             add.options(delay=0.02).enqueue(1, 2)
             told.expect(timeout=WAIT)
         assert told.events == [UpkeepDone(woken=1)]
@@ -100,10 +100,12 @@ class TestCommitter:
             capacity(app, "sums", 1)
             with pytest.raises(QueueFull):
                 add.enqueue(1, 2)
-            claimed = app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
+            claimed = app.engine.call(
+                commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND)
+            )
             assert isinstance(claimed, commands.Claimed)
-            app.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
-            app.call_all(
+            app.engine.call(commands.Claim(owner="me", wants=(commands.Want("*", 5),), lease=SECOND))
+            app.engine.call_all(
                 [commands.Settle(claim.id, claim.fence, commands.Done()) for claim in claimed.claims]
             )
         assert [event.jobs for event in told.events] == [3, 0, 0, 3, 3]
@@ -115,14 +117,14 @@ def _add(a: int, b: int) -> int:
 
 class TestCaretaker:
     def test_the_elected_one_is_told_and_its_successor(self, app: App) -> None:
-        other = App(app.url)
+        other = App(app.engine.url)
         with other, app.bus.collect(CaretakerElected) as here, other.bus.collect(CaretakerElected) as there:
-            owner = other.owner
-            other.attend()
+            owner = other.engine.owner
+            other.engine.start_caretaker()
             assert there.expect(timeout=WAIT) == [CaretakerElected(owner)]
-            app.attend()
+            app.engine.start_caretaker()
             other.close()
-            assert here.expect(timeout=WAIT) == [CaretakerElected(app.owner)]
+            assert here.expect(timeout=WAIT) == [CaretakerElected(app.engine.owner)]
         assert len(there.events) == 1, "renewals are no elections"
 
     def test_a_schedule_that_fires_under_a_worker(self, app: App) -> None:
@@ -228,7 +230,7 @@ class TestBlocked:
             guilty = careless.enqueue()
             line = guilty.result(WAIT)
             other.cancel()
-            app.leases.renew(0.0)
+            app.engine.leases.renew(0.0)
         assert "by one of " in line
         assert guilty.id in line
         assert other.id in line
@@ -275,12 +277,12 @@ class TestWorker:
         with app.bus.collect(LeaseLost) as told, working(app) as service:
             handle = slow.enqueue()
             assert started.wait(WAIT)
-            app.call(commands.SetQueue(queue="default", paused=True))
+            app.engine.call(commands.SetQueue(queue="default", paused=True))
             job = handle.status()
             expire(app.ledger, job)
             assert handle.status().state is towpath.State.READY
             if noticed == "by the heartbeat":
-                app.leases.renew(0.0)
+                app.engine.leases.renew(0.0)
                 told.expect(timeout=WAIT)
             go_on.set()
             told.expect(timeout=WAIT)
@@ -307,9 +309,9 @@ class TestWorker:
         ):
             handle = slow.enqueue()
             assert started[0].wait(WAIT)
-            app.call(commands.SetQueue(queue="default", paused=True))
+            app.engine.call(commands.SetQueue(queue="default", paused=True))
             expire(app.ledger, handle.status())
-            app.call(commands.SetQueue(queue="default", paused=False))
+            app.engine.call(commands.SetQueue(queue="default", paused=False))
             assert started[1].wait(WAIT)
             go_on[0].set()
             told.expect(timeout=WAIT)

@@ -47,7 +47,7 @@ class Counted(Gated):
     def __init__(self, app: App) -> None:
         super().__init__(app.ledger)
         self.running: list[int] = []
-        app.parts.committer._ledger = self
+        app.engine.components.committer._ledger = self
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         answers = super().apply(commands, now)
@@ -118,7 +118,7 @@ def test_a_slow_commit_stops_the_handlers(app: App, kind: str, lanes: dict[str, 
         until(lambda: done(app) > count // 5)
         ledger.hold()
         assert ledger.inside.wait(WAIT)
-        (worker,) = app.local_workers
+        (worker,) = app.engine.local_workers
         until(lambda: worker.held.running == 0 and (worker.held.ended == ENDED or worker.held.claimed == 0))
         assert worker.held.ended <= ENDED
         assert tasks.ended - done(app) <= ENDED
@@ -135,7 +135,7 @@ def test_jobs_with_progress_are_not_claimed_faster_than_they_are_settled(app: Ap
     most = 0
     with working(app, concurrency=SLOTS):
         until(lambda: done(app) > 0)
-        (worker,) = app.local_workers
+        (worker,) = app.engine.local_workers
         while done(app) < 3000:
             most = max(most, worker.held.ended)
     assert most <= ENDED
@@ -153,7 +153,7 @@ def test_jobs_with_progress_are_not_claimed_faster_than_they_are_settled(app: Ap
 
 def test_processes_too(url: str) -> None:
     app = handlers.app
-    before, app.url = app.url, url
+    before, app.engine.url = app.engine.url, url
     try:
         with app:
             ledger = Counted(app)
@@ -163,7 +163,7 @@ def test_processes_too(url: str) -> None:
             assert max(ledger.running) <= 2 + MAX_AHEAD
             assert {job.progress_done for job in app.ledger.find(Query(limit=100)).jobs} == set(range(60))
     finally:
-        app.url = before
+        app.engine.url = before
 
 
 def test_a_checkpoint_is_not_lost_with_the_attempt(app: App) -> None:
@@ -199,7 +199,7 @@ def test_an_enqueue_beside_a_busy_worker_is_in_the_next_batch(app: App) -> None:
             ledger.hold()
             assert ledger.inside.wait(WAIT)
             at = len(ledger.batches)
-            committer = app.parts.committer
+            committer = app.engine.components.committer
             task: Any = tasks.tasks["loop"]
             specs = tuple([task.options(queue="later").of(n).spec() for n in range(count)])
             committer.post([Append(specs)], lambda replies: None)
@@ -231,10 +231,10 @@ def workers(url: str, count: int, *options: str) -> Iterator[list[subprocess.Pop
 
 @pytest.fixture
 def fleet(url: str) -> Iterator[App]:
-    before, idler.app.url = idler.app.url, url
+    before, idler.app.engine.url = idler.app.engine.url, url
     with idler.app:
         yield idler.app
-    idler.app.url = before
+    idler.app.engine.url = before
 
 
 def test_little_runs_again_after_a_kill(url: str, fleet: App, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_burst_ends_although_a_lane_is_paused(app: App) -> None:
     async def one(n: int) -> None:
         done.append(n)
 
-    app.settings = replace(app.settings, lanes=LANES)
+    app._configuration.settings = replace(app.settings, lanes=LANES)
     app.lanes.pause("bulk", "a new disk")
     held = one.options(queue="bulk").enqueue(1)
     one.options(queue="interactive").enqueue(2)
@@ -216,7 +216,7 @@ def test_a_burst_ends_although_a_lane_is_paused(app: App) -> None:
 
 def test_a_paused_lane_lends_its_slots(app: App) -> None:
     gate = Gate(app)
-    app.settings = replace(app.settings, lanes=LANES)
+    app._configuration.settings = replace(app.settings, lanes=LANES)
     app.lanes.pause("bulk")
     gate.put("bulk", 10)
     gate.put("interactive", 10)
@@ -265,9 +265,13 @@ def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> No
 
         def change() -> None:
             before = worker.intake
-            worker.change(worker_options(app, {"lanes": {"bulk": BULK}, "concurrency": 4}))
+            worker.change(
+                worker_options(app._registry, app.settings, {"lanes": {"bulk": BULK}, "concurrency": 4})
+            )
             late.append(one.enqueue())
-            reply = app.call(ClaimCommand(owner=app.owner, wants=(Want("interactive", 1),), lease=30_000_000))
+            reply = app.engine.call(
+                ClaimCommand(owner=app.engine.owner, wants=(Want("interactive", 1),), lease=30_000_000)
+            )
             assert isinstance(reply, Claimed)
             worker._accept(before, list(reply.claims))
 
@@ -451,8 +455,8 @@ def test_bad_resources_are_refused(app: App) -> None:
     def wrong() -> None: ...
 
     with pytest.raises(InvalidInput, match=r"resource of .*apy.*declares: api"):
-        worker_options(app, {})
-    app.tasks.clear()
+        worker_options(app._registry, app.settings, {})
+    app._registry.tasks.clear()
 
     @app.task(resource="api")
     def uses() -> None: ...
@@ -461,8 +465,8 @@ def test_bad_resources_are_refused(app: App) -> None:
     def shares() -> None: ...
 
     with pytest.raises(InvalidInput, match="a queue of its own"):
-        worker_options(app, {})
-    del app.tasks[shares.kind]
+        worker_options(app._registry, app.settings, {})
+    del app._registry.tasks[shares.kind]
     with pytest.raises(InvalidInput, match="names instead of a pattern"):
-        worker_options(app, {"queues": ("*",)})
-    assert worker_options(app, {}).sources == {"default": "api"}
+        worker_options(app._registry, app.settings, {"queues": ("*",)})
+    assert worker_options(app._registry, app.settings, {}).sources == {"default": "api"}

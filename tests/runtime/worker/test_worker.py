@@ -94,7 +94,7 @@ def test_control_exceptions(app: App) -> None:
 
 
 def test_unknown_kinds_are_put_off_and_not_failed(app: App) -> None:
-    other = App(app.url)
+    other = App(app.engine.url)
 
     @other.task(name="elsewhere")
     def elsewhere() -> None: ...
@@ -251,7 +251,7 @@ def test_a_function_inside_the_completion_that_raises_is_a_failure_like_any_othe
 
 def test_a_function_inside_the_completion_commits_with_it(app: App) -> None:
     app.ledger.apply([])
-    path = app.url.removeprefix("sqlite:///")
+    path = app.engine.url.removeprefix("sqlite:///")
     mine = apsw.Connection(path)
     mine.execute("CREATE TABLE account (who TEXT PRIMARY KEY, amount INTEGER)")
     mine.execute("INSERT INTO account VALUES ('ada', 0)")
@@ -332,14 +332,16 @@ def ask(app: App, kind: str, arguments: bytes = b"{}") -> str:
         max_attempts=1,
         timeout=timeout,
     )
-    app.call(commands.Append((spec,)))
+    app.engine.call(commands.Append((spec,)))
     return spec.id
 
 
 def test_a_worker_process_from_start_to_sigterm(app: App, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    worker = subprocess.Popen([sys.executable, str(program), app.url], stderr=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(
+        [sys.executable, str(program), app.engine.url], stderr=subprocess.PIPE, text=True
+    )
     try:
         ids = {"pid": ask(app, "pid", b'{"n": 3}'), "here": ask(app, "here")}
         there, here = app.job(ids["pid"]).result(WAIT), app.job(ids["here"]).result(WAIT)
@@ -361,7 +363,7 @@ def test_a_killed_worker_loses_nothing(app: App, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ids = [ask(app, "here") for _ in range(300)]
-    worker = subprocess.Popen([sys.executable, str(program), app.url], stderr=subprocess.DEVNULL)
+    worker = subprocess.Popen([sys.executable, str(program), app.engine.url], stderr=subprocess.DEVNULL)
     app.job(ids[50]).result(WAIT)
     worker.kill()
     worker.wait()

@@ -11,9 +11,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -21,41 +21,15 @@ from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Settle, Want
 from towpath.core.job import Claim, Reason, Release
 from towpath.errors import LedgerClosed, TowpathError
-from towpath.ledger import Ledger
-from towpath.runtime.claims.dispatcher import Dispatcher, Waiter
-from towpath.runtime.claims.leases import Leases
+from towpath.runtime.claims.dispatcher import Waiter
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
+from towpath.runtime.engine import Engine
 
 OPEN_CHECK = 1.0
 """Seconds after which one who waits looks whether the ledger is still open."""
 
 T = TypeVar("T")
-
-
-class Host(Protocol):
-    """What is needed of an App. `attend` sees to it that somebody watches the ledger for the commits of other
-    processes and for what comes due (a `Caretaker`); it may be called again and again."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Committer: ...
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def leases(self) -> Leases: ...
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def priorities(self) -> Mapping[str, int]: ...
-
-    def attend(self) -> None: ...
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
@@ -123,9 +97,9 @@ class Receiver:
     """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call
     anything."""
 
-    def __init__(self, host: Host, queue: str, terms: LeaseTerms) -> None:
-        self._host = host
-        self._committer, self._leases, self._dispatcher = host.committer, host.leases, host.dispatcher
+    def __init__(self, engine: Engine, queue: str, terms: LeaseTerms) -> None:
+        self._engine = engine
+        self._committer, self._leases, self._dispatcher = engine.committer, engine.leases, engine.dispatcher
         self._queue = queue
         self._terms = terms
         self._lock = threading.Lock()
@@ -155,7 +129,7 @@ class Receiver:
 
     def expect(self, n: int, once: int) -> None:
         """From now on take up to n claims from the dispatcher; `once` as in `Want`."""
-        self._host.attend()
+        self._engine.start_caretaker()
         self._waiter = Waiter((self._queue,), self.deliver, self._terms.lease)
         self._waiter.want, self._waiter.once = n, once
         self._dispatcher.add(self._waiter)
@@ -175,7 +149,7 @@ class Receiver:
     def check_open(self) -> None:
         """Raises LedgerClosed when nothing will come any more. A ledger that is only busy is waited for."""
         try:
-            self._host.ledger.version()
+            self._engine.ledger.version()
         except TowpathError as error:
             if not error.retryable:
                 raise
@@ -212,7 +186,9 @@ class Receiver:
             wake()
 
     def _ask(self, n: int) -> Callable[[Callable[[], None]], None]:
-        command = ClaimCommand(owner=self._host.owner, wants=(Want(self._queue, n),), lease=self._terms.lease)
+        command = ClaimCommand(
+            owner=self._engine.owner, wants=(Want(self._queue, n),), lease=self._terms.lease
+        )
 
         def start(wake: Callable[[], None]) -> None:
             def answered(replies: Sequence[Reply]) -> None:

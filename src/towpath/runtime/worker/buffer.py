@@ -11,7 +11,8 @@ from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, Claim, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.claims.dispatcher import Waiter
-from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.engine import Engine
+from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
@@ -97,7 +98,7 @@ class PlainBuffer:
 
     def __init__(
         self,
-        office: Office,
+        engine: Engine,
         options: WorkerOptions,
         lease: int,
         deliver: Callable[[list[Claim]], None],
@@ -105,7 +106,7 @@ class PlainBuffer:
         empty: Callable[[], None] | None,
         account: ClaimCounts | None = None,
     ) -> None:
-        self._office = office
+        self._engine = engine
         self._account = account or ClaimCounts()
         self._on_claims = deliver
         self._waiter = Waiter(options.queues, self._deliver, lease, failed, empty, self._demand)
@@ -126,10 +127,10 @@ class PlainBuffer:
         arrive."""
 
     def open(self) -> None:
-        self._office.dispatcher.add(self._waiter)
+        self._engine.dispatcher.add(self._waiter)
 
     def close(self) -> None:
-        self._office.dispatcher.remove(self._waiter)
+        self._engine.dispatcher.remove(self._waiter)
 
     # In the committing thread
 
@@ -189,7 +190,7 @@ class PlainBuffer:
             self._pace.starved()
         if kick and (room := self._slots + self._pace.ahead() - self._account.held) > self._unmet:
             self._unmet = room
-            self._office.committer.kick()
+            self._engine.committer.kick()
 
     def late(self) -> list[Claim]:
         return self._take_out(max(0, len(self._claims) - self.paces.keep(0)))

@@ -1,8 +1,7 @@
 """What a worker with lanes or resources has claimed and not started, and how it asks for more.
 
-A line is what is claimed together: the queues of a lane, and apart from them those of each resource.
-`core.lanes` says whose turn it is, `core.adaptive` how many may use a resource or run in a lane. What may not
-start soon is not claimed, so nothing lies in anybody's way.
+A line is claimed together: the queues of a lane, and apart from them those of each resource. `core.lanes`
+chooses the next line and its limit. A job that cannot start soon is not claimed.
 
 Two threads look at the counts: the committing one writes `_delivered` and `_suspects_delivered`, the worker's
 loop everything else."""
@@ -25,8 +24,9 @@ from towpath.core.limits import Limiter, Ticket
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.commit.pending import Reply
+from towpath.runtime.engine import Engine
 from towpath.runtime.worker.buffer import ClaimBuffer
-from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
@@ -37,7 +37,7 @@ class LaneBuffer:
 
     def __init__(
         self,
-        office: Office,
+        engine: Engine,
         options: WorkerOptions,
         lease: int,
         deliver: Callable[[list[Claim]], None],
@@ -45,11 +45,11 @@ class LaneBuffer:
         empty: Callable[[], None] | None,
         account: ClaimCounts | None = None,
     ) -> None:
-        self._office, self._lease, self._account = office, lease, account or ClaimCounts()
+        self._engine, self._lease, self._account = engine, lease, account or ClaimCounts()
         self._deliver, self._failed, self._empty = deliver, failed, empty
         lanes = options.lanes or {"all": Lane(queues=options.queues, reserved=0)}
         self._declared = options.lanes
-        self._ageing = Ageing(office, lanes.values())
+        self._ageing = Ageing(engine, lanes.values())
         self._slots = options.concurrency
         self._shares = Shares(self._slots, lanes)
         self._lines = lines_of(lanes, options.sources)
@@ -91,13 +91,13 @@ class LaneBuffer:
         self._is_open = True
         for name in self._limiters:
             self._look(name)
-        self._office.committer.add_demand(self)
+        self._engine.committer.add_demand(self)
         self._ageing.start()
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._office.committer.drop_demand(self)
+            self._engine.committer.drop_demand(self)
             self._ageing.stop()
             for timer in self._timers.values():
                 timer.cancel()
@@ -144,7 +144,7 @@ class LaneBuffer:
     @property
     def limits(self) -> tuple[LimitView, ...]:
         # Limits wait by a clock that only goes forward; whoever reads this knows the ledger's.
-        now, ahead = _now(), self._office.clock.now() - _now()
+        now, ahead = _now(), self._engine.clock.now() - _now()
         found: list[LimitView] = []
         for name, limiter in self._limiters.items():
             queues = tuple(
@@ -205,7 +205,7 @@ class LaneBuffer:
         suspects = max(0, startable - self._suspects_delivered + self._suspects_gone)
         wanted = tuple(wants[:1000])
         return ClaimCommand(
-            owner=self._office.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects
+            owner=self._engine.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects
         )
 
     def taken(self, reply: Claimed | TowpathError) -> None:
@@ -409,7 +409,7 @@ class LaneBuffer:
         )
         self._asked, self._again = asked, False
         if grown and kick:
-            self._office.committer.kick()
+            self._engine.committer.kick()
 
     def late(self) -> list[Claim]:
         return [
@@ -431,9 +431,9 @@ class LaneBuffer:
             self._timers[name] = self._loop.call_later((limiter.until - now) / SECOND, self._reopen, name)
         if (before := self._told[name]) != limiter.limit:
             self._told[name] = limiter.limit
-            if self._office.bus.wants(LimitChanged):
+            if self._engine.bus.wants(LimitChanged):
                 waits = max(0, limiter.until - now) / SECOND
-                self._office.bus.publish(LimitChanged(name, limiter.limit, before, limiter.running, waits))
+                self._engine.bus.publish(LimitChanged(name, limiter.limit, before, limiter.running, waits))
 
     def _reopen(self, name: str) -> None:
         del self._timers[name]
@@ -462,8 +462,8 @@ def _now() -> int:
 class Ageing:
     """Belongs to the worker's loop. Every worker of a fleet does it; the second one finds nothing to do."""
 
-    def __init__(self, office: Office, lanes: Iterable[Lane]) -> None:
-        self._office = office
+    def __init__(self, engine: Engine, lanes: Iterable[Lane]) -> None:
+        self._engine = engine
         self._spans = {
             ",".join(lane.queues): micros(lane.ageing) for lane in lanes if lane.ageing is not None
         }
@@ -493,7 +493,7 @@ class Ageing:
                 )
 
         with contextlib.suppress(LedgerClosed):
-            self._office.committer.post([Hasten(queues, span)], heard)
+            self._engine.committer.post([Hasten(queues, span)], heard)
 
     def _later(self, queues: str, seconds: float) -> None:
         if self._started:

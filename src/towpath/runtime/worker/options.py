@@ -1,4 +1,4 @@
-"""What a worker needs of the app: an office to work in, and attempts to make."""
+"""What a worker is made with: its options, and the protocol of the attempts that it makes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.commands import Settle
 from towpath.core.job import Job, Reason
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
 from towpath.errors import Refused
-from towpath.events import Bus
-from towpath.ledger import Ledger
-from towpath.runtime.claims.dispatcher import Dispatcher
-from towpath.runtime.claims.leases import Leases
-from towpath.runtime.commit.committer import Committer
 
 MAX_CONCURRENCY = 10_000
 Mode = Literal["loop", "thread", "process"]
@@ -66,31 +60,6 @@ class RunnableAttempt(Protocol):
 EndedClaim = tuple[Settle, Job, float, RunnableAttempt | None]
 """The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was
 called, or if the outcome that the handler chose was refused."""
-
-
-class Office(Protocol):
-    """What a worker needs of the app."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def committer(self) -> Committer: ...
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def leases(self) -> Leases: ...
-
-    @property
-    def bus(self) -> Bus: ...
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def clock(self) -> Clock: ...
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

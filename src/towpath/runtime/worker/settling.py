@@ -15,8 +15,9 @@ from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.commit.pending import Reply
+from towpath.runtime.engine import Engine
 from towpath.runtime.worker.executors import ProcessPool
-from towpath.runtime.worker.options import EndedClaim, Office, RunnableAttempt
+from towpath.runtime.worker.options import EndedClaim, RunnableAttempt
 from towpath.runtime.worker.prefetch import ClaimCounts
 
 
@@ -78,15 +79,15 @@ class SettleSender:
 
     def __init__(
         self,
-        office: Office,
+        engine: Engine,
         account: ClaimCounts,
         call: Callable[..., None],
         answered: Callable[[float], None],
         failed: Callable[[TowpathError], None],
     ) -> None:
-        self._office = office
+        self._engine = engine
         self._account = account
-        account.leaving = lambda: office.committer.settles_in_batch(self)
+        account.leaving = lambda: engine.committer.settles_in_batch(self)
         self._call = call
         self._on_answers = answered
         self._failed = failed
@@ -122,7 +123,7 @@ class SettleSender:
 
     def send(self) -> None:
         ends, self._ends = self._ends, []
-        self._office.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
+        self._engine.leases.drop_all([(settle.id, settle.fence) for settle, _, _, _ in ends])
         for start in range(0, len(ends), MAX_SETTLES):
             self._post(ends[start : start + MAX_SETTLES])
 
@@ -132,14 +133,14 @@ class SettleSender:
         self._tell_lost(job)
 
     def _tell_lost(self, job: Job) -> None:
-        if self._office.bus.wants(LeaseLost):
-            self._office.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
+        if self._engine.bus.wants(LeaseLost):
+            self._engine.bus.publish(LeaseLost(job.id, job.kind, job.queue, job.attempts, job.owner or ""))
 
     def _post(self, ends: Sequence[EndedClaim], again: bool = False) -> None:
         called = len(ends) if again else sum([attempt is not None for _, _, _, attempt in ends])
         heard = partial(self._heard, ends, called, time.monotonic())
         try:
-            self._office.committer.post_settles([settle for settle, _, _, _ in ends], heard, self)
+            self._engine.committer.post_settles([settle for settle, _, _, _ in ends], heard, self)
         except LedgerClosed as error:
             self._account.settled += len(ends)
             self._called_and_settled += called
@@ -149,14 +150,14 @@ class SettleSender:
         self, ends: Sequence[EndedClaim], called: int, posted: float, replies: Sequence[Reply]
     ) -> None:
         """In the committing thread: what became of them."""
-        loud = self._office.bus.wants(JobSettled)
+        loud = self._engine.bus.wants(JobSettled)
         again: list[EndedClaim] = []
         for (settle, job, spent, attempt), reply in zip(ends, replies, strict=True):
             if type(reply) is Settled:
                 if type(settle.outcome) is not Done:
                     _log_settled(job, settle.outcome, reply)
                 if loud:
-                    self._office.bus.publish(_event(settle, job, spent, reply))
+                    self._engine.bus.publish(_event(settle, job, spent, reply))
             elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
                 # What the handler wanted along with its end was refused: the attempt failed. A second refusal
                 # is left to the lease.

@@ -21,11 +21,12 @@ from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
+from towpath.runtime.engine import Engine
 from towpath.runtime.worker.buffer import ClaimBuffer, PlainBuffer
 from towpath.runtime.worker.executors import ProcessDied, ProcessPool, ThreadPool
 from towpath.runtime.worker.lanes import LaneBuffer
 from towpath.runtime.worker.loop_monitor import BlockedLoop, LoopMonitor
-from towpath.runtime.worker.options import Office, RunnableAttempt, WorkerOptions
+from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.runtime.worker.prefetch import ClaimCounts, max_unsettled
 from towpath.runtime.worker.settling import HandlerRun, SettleSender, run_in_process, wait_until
 
@@ -52,13 +53,13 @@ class Worker:
 
     def __init__(
         self,
-        office: Office,
+        engine: Engine,
         make: Callable[[Claim], RunnableAttempt | Settle | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
         empty: Callable[[], None] | None = None,
     ) -> None:
-        self._office = office
+        self._engine = engine
         self._make = make
         self._options = options
         self._child = child
@@ -70,7 +71,7 @@ class Worker:
         self._strays: set[HandlerRun] = set()
         """Runs that lost their job and have not ended when it is back here: the slot is theirs, the id is
         not."""
-        self._outbox = SettleSender(office, self._account, self._call, self._answered, self._failed)
+        self._outbox = SettleSender(engine, self._account, self._call, self._answered, self._failed)
         self._blocked_by_settles = False
         """Handlers could start, but too many have ended and are not settled."""
         self._held_up = False
@@ -99,7 +100,7 @@ class Worker:
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
         self._stand_in_line()
-        self._publish(WorkerStarted(self._office.owner, self._options.queues, self._options.concurrency))
+        self._publish(WorkerStarted(self._engine.owner, self._options.queues, self._options.concurrency))
         try:
             await self._stop.wait()
             await self._drain()
@@ -117,7 +118,7 @@ class Worker:
             if self._processes is not None:
                 self._processes.close()
             pulse.close()
-            self._publish(WorkerStopped(self._office.owner))
+            self._publish(WorkerStopped(self._engine.owner))
             sys.setswitchinterval(before)
         if self._ruin is not None:
             raise self._ruin
@@ -138,8 +139,8 @@ class Worker:
         )
 
     def _publish(self, event: Event) -> None:
-        if self._office.bus.wants(type(event)):
-            self._office.bus.publish(event)
+        if self._engine.bus.wants(type(event)):
+            self._engine.bus.publish(event)
 
     def stop(self) -> None:
         """From any thread: take no more, let what runs finish for the time of grace. `run` returns when that
@@ -179,7 +180,7 @@ class Worker:
 
         kind = LaneBuffer if self._options.lanes or self._options.resources else PlainBuffer
         intake: ClaimBuffer = kind(
-            self._office, self._options, self._lease, deliver, self._failed, self._empty, self._account
+            self._engine, self._options, self._lease, deliver, self._failed, self._empty, self._account
         )
         return intake
 
@@ -190,7 +191,7 @@ class Worker:
         elif not self._stopping and hasattr(self, "_loop"):
             self.intake.open()
             self.intake.ask(self._free(), kick=False)
-            self._office.committer.kick()
+            self._engine.committer.kick()
 
     # Claims arrive
 
@@ -205,10 +206,10 @@ class Worker:
             self._outbox.send()
 
     def _accept(self, intake: ClaimBuffer, claims: list[Claim]) -> None:
-        if self._office.bus.wants(JobsClaimed):
-            self._office.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
-        self._office.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
-        intake.add(claims, self._office.committer.batch_seconds)
+        if self._engine.bus.wants(JobsClaimed):
+            self._engine.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
+        self._engine.leases.hold(claims, self._lease, self._lost, self._asked_to_stop)
+        intake.add(claims, self._engine.committer.batch_seconds)
         if self._stopping or self._paused or intake is not self.intake:
             self._give_back(intake)
         self._fill()
@@ -252,10 +253,10 @@ class Worker:
             self._strays.add(self._runs[job.id])
             self._on_lost(job.id)
         self._runs[job.id] = run
-        if self._office.bus.wants(JobStarted):
+        if self._engine.bus.wants(JobStarted):
             # Not `started_at`: a claim may have lain in the buffer since.
-            waited = max(0, self._office.clock.now() - job.ready_at) / SECOND
-            self._office.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
+            waited = max(0, self._engine.clock.now() - job.ready_at) / SECOND
+            self._engine.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
         if attempt.mode == "loop":
             # Not by the loop's own method, which costs half as much again; a task factory is nothing a
             # handler needs.
@@ -352,7 +353,7 @@ class Worker:
         before, self._gathered = self._gathered, len(self._outbox.waiting)
         if not self.intake:
             self._held_up = False
-        if self._stopping or self._office.ledger.capabilities.remote:
+        if self._stopping or self._engine.ledger.capabilities.remote:
             return False
         return self._held_up and self._gathered > before and self._startable() > 0
 
@@ -446,7 +447,7 @@ class Worker:
                 "job %s: its handler does not stop; its slot is lost until it does, the job goes to another",
                 run.claim.id,
             )
-            self._office.leases.drop(run.claim.id, run.claim.fence)
+            self._engine.leases.drop(run.claim.id, run.claim.fence)
             run.stuck = True
             self._leave_if_stuck()
 
@@ -470,15 +471,15 @@ class Worker:
     def _blocked(self, seen: BlockedLoop) -> None:
         """From the pulse's thread."""
         runs = self.running
-        seen.report(self._office.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
+        seen.report(self._engine.bus, [(run.task, run.claim.job) for run in runs if run.task is not None])
         if seen.seconds >= 60:
-            self._office.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
+            self._engine.leases.drop_all([(run.claim.id, run.claim.fence) for run in runs])
 
     # The end
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._publish(WorkerDraining(self._office.owner, len(self.running), self._options.grace))
+        self._publish(WorkerDraining(self._engine.owner, len(self.running), self._options.grace))
         self.intake.close()
         self._give_back(self.intake)
         await wait_until(self._drained, self._drained_now, 0.0 if self._ruin else self._options.grace)

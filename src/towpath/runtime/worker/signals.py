@@ -1,0 +1,126 @@
+"""The signals of a worker process: SIGINT and SIGTERM stop it, SIGHUP reloads its settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from towpath.escapes import get_logger
+from towpath.runtime.worker import executors
+
+log = get_logger("towpath.worker")
+
+ECHO = 0.5
+"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent
+its children."""
+
+
+@contextlib.contextmanager
+def signals(
+    stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+) -> Iterator[None]:
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the
+    first, ends the process. SIGHUP calls `reload` in a thread of its own, unless it says that the terminal
+    was closed: then it is a SIGTERM.
+
+    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is
+    stuck. The interpreter writes it at once; so does our handler, but that is only called when the main
+    thread comes to it, which may be never if it was just about to wait for something. It is there because
+    others may take the interpreter's byte for themselves: asyncio does, for handlers of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    reader = _SignalReader(reads, stop, reload, patience)
+    before = {
+        number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers
+    }
+    woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+
+    def restore() -> None:
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    listener = threading.Thread(target=reader.listen, name="towpath-signals", daemon=True)
+    listener.start()
+    try:
+        # The pipe is shared with forked children: their signals must not stop us.
+        with executors.undo_in_children(restore):
+            yield
+    finally:
+        restore()
+        _write(writes, 0)
+        listener.join()
+        os.close(reads)
+        os.close(writes)
+
+
+_LATE = 128
+"""What the handler adds to the number of its signal."""
+
+
+def _write(pipe: int, number: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.write(pipe, bytes([number]))
+
+
+class _SignalReader:
+    def __init__(
+        self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+    ) -> None:
+        self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
+        self._terminal = os.isatty(0)
+        self._early: Counter[int] = Counter()
+        self._late: Counter[int] = Counter()
+
+    def listen(self) -> None:
+        """0 is the end."""
+        while (first := self._next()) in (None, signal.SIGHUP):
+            # Not here: a ledger that is stuck must not keep us from hearing a stop.
+            if first is not None:
+                threading.Thread(target=self._reload, name="towpath-reload", daemon=True).start()
+        if not first:
+            return
+        heard = time.monotonic()
+        name = signal.Signals(first).name
+        log.warning(
+            "%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name
+        )
+        self._stop()
+        while (left := heard + self._patience() - time.monotonic()) > 0:
+            if not select.select([self._pipe], [], [], left)[0]:
+                continue
+            if (number := self._next()) == 0:
+                return
+            if number is not None and number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
+                # The ledger is consistent at every instant; what runs now is run again when its lease is
+                # over.
+                os._exit(128 + number)
+        log.critical(
+            "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
+            self._patience(),
+        )
+        os._exit(128 + first)
+
+    def _next(self) -> int | None:
+        """Which signal, 0 for the end. None if it is not one of ours, or one that we know of already."""
+        byte = os.read(self._pipe, 1)[0]
+        number = byte & ~_LATE
+        if number == 0:
+            return 0
+        known = max(self._early[number], self._late[number])
+        heard = self._late if byte & _LATE else self._early
+        heard[number] += 1
+        if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or heard[number] <= known:
+            return None
+        closed = number == signal.SIGHUP and self._terminal and not os.isatty(0)
+        return signal.SIGTERM if closed else number
