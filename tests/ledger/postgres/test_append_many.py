@@ -213,7 +213,7 @@ def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(
     with checked(PostgresLedger(postgres_url)) as ledger:
         assert isinstance(ledger, PostgresLedger)
         ledger.apply([Append((Spec(id="a", queue="q"),))])
-        one = ledger._db.append_one
+        one = ledger._db._append_plain
         assert one is not None
 
         def interrupt(*_: int) -> None:

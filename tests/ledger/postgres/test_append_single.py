@@ -15,7 +15,6 @@ from towpath import Spec, new_id
 from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, SetQueue
 from towpath.errors import QueueFull
 from towpath.ledger import Answer
-from towpath.ledger.postgres import rows
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import RawStatement
 
@@ -25,16 +24,15 @@ def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
     return answer
 
 
-def statement(ledger: PostgresLedger, id: str) -> RawStatement:
-    """The one it takes for such an id."""
-    found = ledger._db.append_new if len(id) == 36 else ledger._db.append_one
+def statement(ledger: PostgresLedger) -> RawStatement:
+    found = ledger._db._append_plain
     assert found is not None
     return found
 
 
 @pytest.fixture(params=["theirs", "ours"])
 def id(request: pytest.FixtureRequest) -> str:
-    """One that a user made, and one of ours, which is not looked for beforehand."""
+    """An id that a user made, and a generated one."""
     return "a" if request.param == "theirs" else new_id()
 
 
@@ -87,8 +85,6 @@ def test_capacities_that_several_set_at_once_are_all_known(ledger: PostgresLedge
 def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, postgres_url: str) -> None:
     id = new_id()
     put(ledger, new_id())
-    one = statement(ledger, id)
-    one._usual = rows.SPIN_BELOW / 2
     answers: list[Answer] = []
     with psycopg.connect(postgres_url) as connection:
         connection.execute("LOCK TABLE towpath.turn IN ACCESS EXCLUSIVE MODE")
@@ -106,22 +102,19 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
         thread.join()
     assert isinstance(answers[0], Appended)
     assert others < 10_000_000, "it was awake all the time"
-    assert one._usual > rows.SPIN_BELOW / 2
 
 
-def test_one_that_is_interrupted_while_it_dozes_is_there_once(
+def test_a_spec_whose_append_is_interrupted_is_appended_once(
     id: str, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(ledger, new_id())
     put(ledger, "b")
-    one = statement(ledger, id)
-    one._usual = rows.SPIN_BELOW / 2
 
-    def interrupt(_: float) -> None:
+    def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("towpath.ledger.postgres.rows.time.sleep", interrupt)
+        patch.setattr(statement(ledger), "_readable", interrupt)
         with pytest.raises(KeyboardInterrupt):
             put(ledger, id)
     assert isinstance(put(ledger, id), Appended)

@@ -11,8 +11,8 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import accumulate, islice
+from operator import attrgetter
 
 import msgspec
 import psycopg
@@ -32,8 +32,7 @@ from towpath.core.commands import (
     Upkeep,
     Upkept,
 )
-from towpath.core.ids import is_new
-from towpath.core.job import MAX_LOSSES, READY, SCHEDULED, Reason, Spec, runs_of
+from towpath.core.job import READY, SCHEDULED, Reason, Spec, runs_of
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
@@ -41,7 +40,7 @@ from towpath.ledger import Answer
 from towpath.ledger.postgres.connection import end
 from towpath.ledger.postgres.fast_worker import Applied, FastWorker
 from towpath.ledger.postgres.migrations import steps
-from towpath.ledger.postgres.rows import PostgresDb, RawStatement, add_plain, end_open, take_seqs
+from towpath.ledger.postgres.rows import PostgresDb, add_plain, end_open, take_seqs
 from towpath.ledger.postgres.statements import PLAIN, SMALL
 from towpath.ledger.tables.database import PAYLOAD, Body, array
 
@@ -106,58 +105,31 @@ def _is_plain(spec: Spec) -> bool:
 
 
 def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Applied]:
-    first = commands[0].specs  # type: ignore[union-attr]
-    if len(commands) == len(first) == 1 and now is None and _is_single_plain(first[0]):
-        one = db.append_new if is_new(first[0].id) else db.append_one
-        if one is not None:
-            return _append_one(one, first[0])
     appends = [command for command in commands if type(command) is Append]
     if len(appends) < len(commands):
         return []
-    specs = first if len(appends) == 1 else [spec for append in appends for spec in append.specs]
-    found = _append_some(db, specs, now) if len(specs) <= MOST_BY_INSERT else _append_many(db, specs, now)
+    specs = appends[0].specs if len(appends) == 1 else [spec for each in appends for spec in each.specs]
+    found = _append_few(db, specs, now) if len(specs) <= MOST_BY_INSERT else _append_many(db, specs, now)
     if found is None:
         return []
     present, seqs = found
     placed = [Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)]
     ends = accumulate([len(append.specs) for append in appends])
-    return [
-        (
-            present,
-            [
-                Appended(tuple(placed[end - len(each.specs) : end]))
-                for each, end in zip(appends, ends, strict=True)
-            ],
-        )
+    answers: list[Answer] = [
+        Appended(tuple(placed[end - len(each.specs) : end])) for each, end in zip(appends, ends, strict=True)
     ]
+    return [(present, answers)]
 
 
-def _append_one(statement: RawStatement, spec: Spec) -> list[Applied]:
-    common = _common(
-        spec.queue,
-        spec.kind,
-        spec.priority,
-        spec.max_attempts,
-        spec.timeout,
-        spec.retention,
-        spec.content_type,
-    )
-    row = statement.row((spec.id.encode(), *common, spec.payload))
-    return [] if row is None else [(row[0], [Appended((Placed(spec.id, row[1]),))])]
-
-
-@lru_cache(1000)
-def _common(*values: str | int | None) -> tuple[bytes | None, ...]:
-    """The arguments that the specs of a task share."""
-    return tuple([None if value is None else str(value).encode() for value in values])
-
-
-def _append_some(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+def _append_few(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
     if not all(map(_is_plain, specs)) or len({spec.id for spec in specs}) < len(specs):
         return None
-    rows = array([{name: getattr(spec, name) for name in _FIELDS} for spec in specs])
-    row = db.one("append_some", (rows, [spec.payload for spec in specs], len(steps()), now))
-    return None if row is None else (row[0], msgspec.json.decode(row[1], type=list[int]))
+    fields = msgspec.json.encode([dict(zip(_FIELDS, _fields(spec), strict=True)) for spec in specs])
+    rows = db.append_plain(fields, now, [spec.payload for spec in specs])
+    return (rows[0][0], [seq for _, seq in rows]) if rows else None
+
+
+_fields = attrgetter(*_FIELDS)
 
 
 def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
@@ -165,16 +137,6 @@ def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numb
     if not all(_is_plain(run.model) for run in runs):
         return None
     return append(db, runs, now)
-
-
-def _is_single_plain(spec: Spec) -> bool:
-    """Nothing but what most specs have."""
-    told = spec.parent is not None or spec.correlation_id is not None or spec.generation
-    if len(spec.payload) > SMALL:
-        return False
-    return not (
-        told or spec.delay or spec.ready_at is not None or spec.max_losses != MAX_LOSSES
-    ) and _is_plain(spec)
 
 
 def _note(db: PostgresDb, note: Note, now: int | None) -> Result | None:

@@ -74,7 +74,9 @@ def _settle_and_claim(
     )
     look = ReadyScan(queue, most, single, db.positions.spans(queue), time.monotonic())
     suspects = want is not None and want.suspects != 0
-    rows = db.rows("settle_and_claim", (queue, most, *by, single, array(look.spans), *ended, suspects), tuple)
+    rows = db.rows(
+        "settle_and_claim", (queue, most, *by, single, array(look.spans), *ended, suspects, True), tuple
+    )
     if not rows:
         return None
     now, oldest, following, picked = rows[0][-4:]

@@ -1,10 +1,10 @@
-"""One statement by its name, past the driver, which takes as long for a statement as the server does: for the
-append for which somebody waits."""
+"""The ledger's connection as the shared rules use it: named statements, rows in and out, jobs and bodies."""
 
 from __future__ import annotations
 
 import re
 import select
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import psycopg
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import asdict, force_setattr
 from psycopg import errors, generators
 from psycopg.abc import Query as PgQuery
 from psycopg.pq import ExecStatus, Format, TransactionStatus
@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import BODIES, Job, State
+from towpath.core.job import BODIES, COLUMNS, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.errors import Refused
@@ -29,7 +29,7 @@ from towpath.escapes import get_logger
 from towpath.ledger.postgres import user_functions
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.ready_scan import ScanPositions, Span
-from towpath.ledger.postgres.statements import FEW, JOB, KEYS, SMALL, TYPES, WIDTH, Statements, new
+from towpath.ledger.postgres.statements import JOB, KEYS, SMALL, TYPES, WIDTH, Statements
 from towpath.ledger.tables.database import (
     ERROR,
     HEADERS,
@@ -39,92 +39,79 @@ from towpath.ledger.tables.database import (
     Finished,
     FunctionUndone,
     array,
-    plain_end,
 )
 from towpath.ledger.tables.reads import Conditions
 
 _FORGOTTEN, _KNOWN = "26000", "42P05"
-"""The driver forgets all statements now and then, ours too. And we may not have heard that it is there."""
-
-SPIN_BELOW = 0.0008
-"""Seconds: an answer that usually takes longer is waited for asleep. Where machines are short of CPU it does,
-and to be awake would only take more from the server."""
+"""SQLSTATE of a prepared statement that does not exist (the driver deallocates all statements now and then), and
+of one that exists already."""
 
 
 class RawStatement:
+    """A prepared statement that is sent without the driver, which costs as much CPU for a statement as the server.
+
+    All arguments are text but the last, which is binary. The rows are integers."""
+
     def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
-        """All its arguments are text but the last, which is bytes; its answer is a row of integers, or
-        none."""
         self._connection = connection
         self._name, self._query = name.encode(), query
         self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
-        self._is_there = False
-        self._usual = SPIN_BELOW
-        """Seconds until there is an answer."""
+        self._is_prepared = False
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
         self._readable = poll.poll
 
-    def row(self, args: Sequence[bytes | None]) -> tuple[int, ...] | None:
-        found = self._ask(args)
+    def rows(self, args: Sequence[bytes | None]) -> list[tuple[int, ...]]:
+        found = self._send(args)
         if found.status != ExecStatus.TUPLES_OK:
-            found = self._once_more(found, args)
-        if not found.ntuples:
-            return None
-        return tuple(
-            [int.from_bytes(found.get_value(0, n) or b"", "big", signed=True) for n in range(found.nfields)]
-        )
+            found = self._send_again(found, args)
+        return [
+            tuple(
+                [
+                    int.from_bytes(found.get_value(row, column) or b"", "big", signed=True)
+                    for column in range(found.nfields)
+                ]
+            )
+            for row in range(found.ntuples)
+        ]
 
-    def _once_more(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
+    def _send_again(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
         if errors.error_from_result(found).sqlstate == _FORGOTTEN:
-            self._is_there = False
-            found = self._ask(args)
+            self._is_prepared = False
+            found = self._send(args)
         if found.status != ExecStatus.TUPLES_OK:
             raise errors.error_from_result(found)
         return found
 
-    def _ask(self, args: Sequence[bytes | None]) -> PGresult:
+    def _send(self, args: Sequence[bytes | None]) -> PGresult:
         pgconn = self._connection.pgconn
-        if not self._is_there:
+        if not self._is_prepared:
             pgconn.send_prepare(self._name, self._query)
-            prepared = self._answer()
+            prepared = self._receive()
             if (
                 prepared.status == ExecStatus.FATAL_ERROR
                 and errors.error_from_result(prepared).sqlstate != _KNOWN
             ):
                 return prepared
-            self._is_there = True
+            self._is_prepared = True
         pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)
-        return self._answer()
+        return self._receive()
 
-    def _answer(self) -> PGresult:
-        """Waits so that it can be interrupted, as the driver does, which takes twice as long for it. (Who is
-        interrupted leaves an open statement behind: see `end_open`.)"""
+    def _receive(self) -> PGresult:
+        """The result. The wait can be interrupted; an interrupt leaves the statement open, and `end_open` closes
+        the connection."""
         pgconn = self._connection.pgconn
         if pgconn.flush():
             found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
             return found[-1]
-        began = time.monotonic()
-        if self._usual < SPIN_BELOW:
-            self._watch(began)
         while pgconn.is_busy():
             self._readable()
             pgconn.consume_input()
-        self._usual += (min(time.monotonic() - began, 2 * SPIN_BELOW) - self._usual) / 8
         last = pgconn.get_result()
         while (more := pgconn.get_result()) is not None:
             last = more
         assert last is not None
         return last
-
-    def _watch(self, began: float) -> None:
-        """Half of the usual time asleep, then awake for as long again: somebody waits, and to be woken takes
-        a tenth of all the time."""
-        time.sleep(self._usual / 2)
-        pgconn = self._connection.pgconn
-        while pgconn.is_busy() and time.monotonic() - began < self._usual:
-            if self._readable(0):
-                pgconn.consume_input()
 
 
 log = get_logger("towpath.postgres")
@@ -132,8 +119,6 @@ log = get_logger("towpath.postgres")
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_counts = msgspec.json.Decoder(list[tuple[str, str | None, int]]).decode
-_ids = msgspec.json.Decoder(list[str]).decode
 SAVEPOINTS_AFTER_FAILURE = 16
 """Transactions after a failed commit function in which each has its savepoint at once."""
 SOURCES = {"edge": 0, "proxy": 3}
@@ -170,7 +155,7 @@ class ReadyScan(NamedTuple):
 class PostgresDb:
     """`tables.database.Db` on a connection."""
 
-    __slots__ = ("_careful", "_cursor", "_statements", "append_new", "append_one", "connection", "positions")
+    __slots__ = ("_append_plain", "_careful", "_cursor", "_statements", "connection", "positions")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
@@ -179,13 +164,23 @@ class PostgresDb:
         self.positions = ScanPositions()
         self._careful = 0
         """For how many transactions commit functions are not called eagerly."""
-        self.append_one: RawStatement | None = None
-        self.append_new: RawStatement | None = None
+        self._append_plain: RawStatement | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
-            self.append_one = RawStatement(
-                connection, "towpath_append", statements.named["append_plain"][1], 9
+            text = statements.named["append_plain"][1]
+            self._append_plain = RawStatement(connection, "towpath_append", text, 3)
+
+    def append_plain(self, specs: bytes, now: int | None, payloads: Sequence[bytes]) -> list[tuple[int, ...]]:
+        """The time and the number of each spec (JSON); nothing where the rules of `append_plain` refuse."""
+        if self._append_plain is None:
+            return self.execute(
+                self._statements.named["append_plain"][1], (specs.decode(), now, list(payloads))
+            ).fetchall()
+        try:
+            return self._append_plain.rows(
+                (specs, None if now is None else b"%d" % now, bytea_array(payloads))
             )
-            self.append_new = RawStatement(connection, "towpath_append_new", statements.append_new, 9)
+        except errors.LockNotAvailable as error:
+            raise RowsTaken from error
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:
@@ -226,50 +221,27 @@ class PostgresDb:
                 self.run("source", (array({row[SOURCES[table]] for row in newest.values()}),))
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        fences: dict[str, int | None] = {}
-        results: dict[str, bytes] = {}
-        plain = 0
-        for command in commands:
-            fences[command.id] = None
-            if (done := plain_end(command)) is not None:
-                fences[command.id] = command.fence
-                plain += 1
-                if done.result is not None:
-                    results[command.id] = done.result
-        if not plain or len(fences) < len(commands):
-            return Finished()
-        counts, found = self.one("finish_plain", (array(fences), array(fences.values()), now, RETENTION))
-        ended = fences.keys() if found is None else set(_ids(found))
-        if kept := {id: result for id, result in results.items() if id in ended}:
-            self.run("put_results", (array(kept), list(kept.values())))
-        return Finished(_counts(counts or b"[]"), ended)
+        """Nothing: the statement of `settle_and_claim` settles plain ends before a transaction is begun."""
+        return Finished()
 
     def take_best(self, args: Args) -> list[Job]:
-        queue, most, *_, single = args
-        look = ReadyScan(queue, most, single, self.positions.spans(queue), time.monotonic())
-        rows = self._named("take_best", (*args, array(look.spans))).fetchall()
-        if rows and rows[0][-1] != len(rows):
-            # One of them came and went between the look at what is there and the lock on it.
-            raise RowsTaken
-        return received(self, rows, look)
+        queue, most, now, owner, _, lease, single = args
+        scan = ReadyScan(queue, most, single, self.positions.spans(queue), time.monotonic())
+        # No settles, suspects are taken by `offer_suspects`, and the transaction counts what is returned.
+        rest: Args = (now, "[]", "[]", [], RETENTION, False, False)
+        try:
+            rows = self._named(
+                "settle_and_claim", (queue, most, owner, lease, single, array(scan.spans), *rest)
+            ).fetchall()
+        except errors.DivisionByZero as error:
+            raise RowsTaken from error
+        if not rows or rows[0][0] is None:
+            return []
+        return received(self, rows, scan)
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
-        rows = [astuple(job)[:WIDTH] for job in jobs]
-        if len(rows) <= FEW:
-            if rows:
-                self.execute(
-                    self._statements.insert_jobs[len(rows)], [value for row in rows for value in row]
-                )
-            self.put_bodies(bodies_of(jobs))
-        else:
-            if any(job.finished_at is not None for job in jobs):
-                self._copy(self._statements.copy_jobs, rows)
-                self._copy(self._statements.copy_bodies, bodies_of(jobs))
-            else:
-                self._copy(self._statements.copy_new_jobs, map(_with_payload, map(new, rows), jobs))
-                self._copy(self._statements.copy_bodies, bodies_of(jobs, SMALL))
-        if rows:
-            self.run("enter", (jobs[0].seq, jobs[-1].seq))
+        if jobs and self.count("insert_jobs", insert_args(jobs, count=False)) < len(jobs):
+            raise errors.UniqueViolation("another transaction has appended one of the ids")
 
     def _copy(self, query: bytes, rows: Iterable[Sequence[Any]]) -> None:
         rows = list(rows)
@@ -404,9 +376,38 @@ def _is_valid(row: tuple[Any, ...]) -> bool:
     return True
 
 
-def _with_payload(row: tuple[Any, ...], job: Job) -> tuple[Any, ...]:
+_COLUMNS = frozenset(COLUMNS)
+
+
+def insert_args(jobs: Sequence[Job], count: bool) -> Args:
+    """The arguments of `insert_jobs`. `count`: the statement also writes the tally."""
+    rows = [
+        {name: value for name, value in asdict(job).items() if value is not None and name in _COLUMNS}
+        | _small_payload(job)
+        for job in jobs
+    ]
+    bodies = list(bodies_of(jobs, SMALL))
+    places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
+    encode = msgspec.json.encode
+    return encode(rows), encode(places), data, b"t" if count else b"f"
+
+
+def _small_payload(job: Job) -> dict[str, object]:
+    """A small payload is stored in the row of its job; `complete` jobs have nothing elsewhere."""
     size = len(job.payload)
-    return *row, not job.headers and size <= SMALL, job.payload if 0 < size <= SMALL else None
+    small: dict[str, object] = {"complete": not job.headers and size <= SMALL}
+    return small | {"payload": "\\x" + job.payload.hex()} if 0 < size <= SMALL else small
+
+
+def bytea_array(values: Sequence[bytes]) -> bytes:
+    """The binary form of a bytea[] of one dimension."""
+    return b"".join(
+        [_ARRAY.pack(1, 0, _BYTEA, len(values), 1), *[_length(len(value)) + value for value in values]]
+    )
+
+
+_ARRAY, _BYTEA = struct.Struct(">iiiii"), 17
+_length = struct.Struct(">i").pack
 
 
 def bodies_of(jobs: Iterable[Job], small: int = 0) -> Iterator[Body]:

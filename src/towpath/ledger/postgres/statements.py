@@ -6,29 +6,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from operator import itemgetter
 
 from psycopg import sql
 
-from towpath.core.job import COLUMNS, MAX_LOSSES, SUSPECT, State
+from towpath.core.job import COLUMNS, SUSPECT, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger.tables.database import TABLES, script, steps
 from towpath.ledger.tables.transaction import GroupRow
 
 SMALL = 256
 """Bytes of a payload that is kept with its job."""
-FEW = 8
-"""Rows that go in by INSERT; more go by COPY, or as arrays where some may be there already."""
 WIDTH = len(COLUMNS)
-# fmt: off
-_UNTOUCHED = frozenset({
-    "attempts", "failures", "losses", "fence", "owner", "lease_until", "lease_len", "settled_fence", "settled_as",
-    "cancel_requested", "purge_at", "progress_done", "progress_total", "started_at", "finished_at",
-})
-# fmt: on
-"""What a new job has by default, if it has not ended as soon as it was there."""
-NEW = tuple(name for name in COLUMNS if name not in _UNTOUCHED)
-new = itemgetter(*[COLUMNS.index(name) for name in NEW])
 # fmt: off
 PLAIN = (
     "seq", "size", "complete", "id", "payload", "queue", "kind", "priority", "state", "reason", "ready_at", "max_attempts",
@@ -65,20 +53,11 @@ class Statements:
         self.schema = schema
         self._quoted = sql.Identifier(schema).as_string() + "."
         self.named = {name: (first, self.place(body)) for name, (first, body) in queries().items()}
-        self.append_new = self.place(queries()["append_plain"][1].replace(_UNKNOWN, ""))
         self.puts = {table: self.place(_put(table)) for table in TYPES}
-        self.copy_jobs = self.place(f"COPY towpath.job ({_columns()}) FROM STDIN")
-        self.copy_new_jobs = self.place(
-            f"COPY towpath.job ({_columns((*NEW, 'complete', 'payload'))}) FROM STDIN"
-        )
         self.copy_plain = self.place(f"COPY towpath.job ({_columns(PLAIN)}) FROM STDIN (FORMAT binary)")
         self.copy_bodies = self.place("COPY towpath.body (seq, what, data) FROM STDIN")
         self.before_functions = self.place("INSERT INTO towpath.guest VALUES (0);" + _settings("DEFAULT"))
         self.after_functions = self.place("DELETE FROM towpath.guest;" + _settings("off"))
-        self.insert_jobs = [
-            self.place(f"INSERT INTO towpath.job ({_columns()}) VALUES {_values(WIDTH, n)}")
-            for n in range(FEW + 1)
-        ]
 
     def place(self, text: str) -> bytes:
         """The text with the schema's own name in it."""
@@ -101,12 +80,6 @@ def _settings(value: str) -> str:
 
 def _columns(names: Iterable[str] = COLUMNS) -> str:
     return ", ".join(f'"{name}"' for name in names)
-
-
-def _values(width: int, rows: int) -> str:
-    return ", ".join(
-        "(" + ", ".join(f"${row * width + n + 1}" for n in range(width)) + ")" for row in range(rows)
-    )
 
 
 def _put(table: str) -> str:
@@ -162,7 +135,6 @@ _TAKEN = {
 }
 AGAIN = f"CASE WHEN state <> 'ready' THEN 0 WHEN losses < {SUSPECT} THEN 2 ELSE 3 END"
 """How ripe a job is that was there before."""
-_UNKNOWN = "AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)"
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _WORDS: Mapping[str, str] = {
     "{job}": JOB,
@@ -221,9 +193,7 @@ _WORDS: Mapping[str, str] = {
     "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
     # The transaction has a number of its own before it numbers a job: see `ready_scan`.
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
-    "{unknown}": _UNKNOWN,
     "{known}": str(len(steps("postgres"))),
-    "{losses}": str(MAX_LOSSES),
     "{suspect}": str(SUSPECT),
     "{small}": str(SMALL),
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",

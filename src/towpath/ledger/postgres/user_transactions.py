@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from psycopg import errors
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
@@ -40,10 +40,10 @@ from towpath.core.admission import (
     plain,
 )
 from towpath.core.commands import Append, Placed
-from towpath.core.job import COLUMNS, Spec, State
+from towpath.core.job import Spec, State
 from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.migrations import check_schema
-from towpath.ledger.postgres.rows import PostgresDb, bodies_of
+from towpath.ledger.postgres.rows import PostgresDb, insert_args
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import GroupRow, PartRow
@@ -179,21 +179,13 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits)
         if last - first == len(specs) - 1:
             break
     admission = admit(specs, Facts(rooms=limits.rooms, quotas=limits.quotas), now, first)
-    rows = [
-        {name: value for name, value in asdict(job).items() if name in _COLUMNS} for job in admission.jobs
-    ]
-    bodies = list(bodies_of(admission.jobs))
-    places, data = [(seq, what) for seq, what, _ in bodies], [each for _, _, each in bodies]
-    added: Rows = yield named("user_append", _json(rows), _json(places), data)
-    if len(added) == len(rows):
+    added: Rows = yield named("insert_jobs", *insert_args(admission.jobs, count=True))
+    if len(added) == len(admission.jobs):
         return admission.answers
     # Some were there already: a repeated append is the same append.
     new = {seq for (seq,) in added}
     known = yield from _known(named, [placed.id for placed in admission.answers if placed.seq not in new])
     return tuple([Placed(each.id, known.get(each.id, each.seq)) for each in admission.answers])
-
-
-_COLUMNS = frozenset(COLUMNS)
 
 
 def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, int]]:

@@ -37,53 +37,28 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 SELECT setval('towpath.version_seq', $1::bigint);
 
 -- name: append_plain
--- One plain spec with a small payload, ready now, one statement: nothing if the id is known, the queue has a capacity or the schema is too new.
--- (Every table that is looked at costs the caller a hundredth of the time. So what is bounded stands in `meta`; and for an id that we
--- have just made the line with {unknown} is left out: if it is there after all, its index says so.)
--- $1 id, $2 queue, $3 kind, $4 priority, $5 max_attempts, $6 timeout, $7 retention, $8 content_type, $9 payload
-WITH j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
-        waits, generation, created_at, size, content_type, complete, payload)
-    SELECT $1::text, {number}, $2::text, $3::text, $4::int, 'ready', '', now, $5::int, {losses}, $6::bigint, $7::bigint,
-        0, 0, now, length($9::bytea), $8::text, true, nullif($9::bytea, '')
-    FROM (
-        SELECT greatest(pg_sequence_last_value('towpath.last_time'), {clock}) AS now FROM towpath.meta m
-        WHERE m.min_schema <= {known} AND $2::text <> ALL (m.bounded)
-            AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
-            {unknown}
-        OFFSET 0
-    ) t RETURNING seq, ready_at
-), w AS (
-    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe) SELECT seq, $2::text, '', $4::int, ready_at, 1 FROM j
-), c AS (
-    INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed, canceled)
-    SELECT $2::text, 0, 0, 1, 0, 0, 0, 0 FROM j
-)
-SELECT setval('towpath.last_time', ready_at), seq FROM j;
-
--- name: append_some
--- The same for one or several, of whatever delay, and their payloads.
--- $1 specs, $2 payloads, $3 the schema we know, $4 the time or NULL
+-- Plain specs with their payloads, of whatever delay: the time and the number of each. No row if an id is known, a queue has
+-- a capacity or the schema is too new.
+-- $1 specs, $2 the time or NULL, $3 payloads
 WITH v AS MATERIALIZED (
     SELECT * FROM ROWS FROM (
         json_to_recordset($1::json) AS (id text, queue text, kind text, priority int, delay bigint, ready_at bigint, max_attempts int,
             max_losses int, timeout bigint, retention bigint, parent text, generation bigint, correlation_id text, content_type text),
-        unnest($2::bytea[])) AS v (id, queue, kind, priority, delay, ready_at, max_attempts, max_losses, timeout, retention, parent,
+        unnest($3::bytea[])) AS v (id, queue, kind, priority, delay, ready_at, max_attempts, max_losses, timeout, retention, parent,
             generation, correlation_id, content_type, payload)
 ), t AS MATERIALIZED (
-    SELECT greatest(l.last_value, coalesce($4::bigint, {clock})) AS now
+    SELECT greatest(l.last_value, coalesce($2::bigint, {clock})) AS now
     FROM towpath.last_time l, towpath.meta m
-    WHERE m.min_schema <= $3::bigint AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.job j ON j.id = v.id)
+    WHERE m.min_schema <= {known} AND NOT EXISTS (SELECT 1 FROM v WHERE v.queue = ANY (m.bounded))
+        AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.job j ON j.id = v.id)
         AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.tombstone d ON d.id = v.id)
-        AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.queue q ON q.name = v.queue WHERE q.capacity IS NOT NULL)
 ), s AS MATERIALIZED (
     SELECT {number} AS seq, t.now, v.*, coalesce(v.ready_at, t.now + v.delay) AS due FROM t, v
 ), j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, failures, losses,
-        max_attempts, max_losses, fence, settled_fence, timeout, retention, waits, parent, generation, correlation_id, created_at,
-        size, content_type, complete, payload)
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts, max_losses, timeout, retention,
+        waits, parent, generation, correlation_id, created_at, size, content_type, complete, payload)
     SELECT id, seq, queue, kind, priority, CASE WHEN due > now THEN 'scheduled' ELSE 'ready' END,
-        CASE WHEN due > now THEN 'delay' ELSE '' END, due, 0, 0, 0, max_attempts, max_losses, 0, 0, timeout, retention, 0,
+        CASE WHEN due > now THEN 'delay' ELSE '' END, due, max_attempts, max_losses, timeout, retention, 0,
         parent, generation, correlation_id, now, length(payload), content_type, length(payload) <= {small},
         CASE WHEN length(payload) BETWEEN 1 AND {small} THEN payload END
     FROM s
@@ -95,7 +70,7 @@ WITH v AS MATERIALIZED (
     INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
     SELECT queue, NULL, 0, count(*) FILTER (WHERE due > now), count(*) FILTER (WHERE due <= now), 0, 0, 0, 0 FROM s GROUP BY queue
 )
-SELECT setval('towpath.last_time', t.now), (SELECT json_agg(seq)::text FROM s) FROM t;
+SELECT (SELECT setval('towpath.last_time', now) FROM t), seq FROM s;
 
 -- name: begin_many
 -- Before many plain specs: the time, and whether one of them may be known. Nothing if a queue has a capacity or the schema is too new.
@@ -128,21 +103,38 @@ WITH r AS MATERIALIZED (
 )
 SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM towpath.last_time)));
 
--- name: enter
--- New jobs, which are these and those between them: what else it means that they are there.
-WITH u AS MATERIALIZED (
-    SELECT seq, queue, part, priority, ready_at, expires_at, purge_at, state FROM towpath.job WHERE seq BETWEEN $1::bigint AND $2::bigint
-), e AS (
-    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM u
+-- name: insert_jobs
+-- Any jobs, with their bodies and everything that follows from their states, on a connection of ours or of the user's (text goes as
+-- bytes, because the encoding may not be ours). The numbers of those whose ids were not there yet.
+-- $1 jobs, $2 (number, what) of each body, $3 the bodies, $4 whether to count the jobs in a tally
+WITH new AS (
+    INSERT INTO towpath.job ({columns}, complete, payload)
+    SELECT {columns}, complete, payload FROM json_populate_recordset(NULL::towpath.job, convert_from($1::bytea, 'UTF8')::json)
+    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at, purge_at, state
+), turns AS (
+    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
+    SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM new WHERE state IN ('ready', 'scheduled')
+), expiries AS (
+    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM new
     WHERE expires_at IS NOT NULL AND state NOT IN ('done', 'failed', 'canceled')
-), f AS (
-    INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'
-), p AS (
+), dead AS (
+    INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM new WHERE state = 'failed'
+), past AS (
     INSERT INTO towpath.past (queue, purge_at, seqs)
-    SELECT queue, purge_at, array_agg(seq) FROM {some_of} u WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk
+    SELECT queue, purge_at, array_agg(seq) FROM {some_of} new WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk
+), bodies AS (
+    INSERT INTO towpath.body (seq, what, data)
+    SELECT (v.place->>0)::bigint, (v.place->>1)::smallint, b.data
+    FROM json_array_elements(convert_from($2::bytea, 'UTF8')::json) WITH ORDINALITY v (place, n)
+    JOIN unnest($3::bytea[]) WITH ORDINALITY b (data, n) ON b.n = v.n
+    WHERE (v.place->>0)::bigint IN (SELECT seq FROM new)
+), counted AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
+    SELECT queue, part, 0, count(*) FILTER (WHERE state = 'scheduled'), count(*) FILTER (WHERE state = 'ready'), 0, 0, 0, 0,
+        bool_or(state = 'ready')
+    FROM new WHERE convert_from($4::bytea, 'UTF8')::boolean GROUP BY queue, part
 )
-INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM u WHERE state IN ('ready', 'scheduled');
+SELECT seq FROM new;
 
 -- name: source
 UPDATE towpath.job SET sourced = true WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint)) AND NOT sourced;
@@ -499,30 +491,6 @@ WITH u AS (
     DELETE FROM towpath.turn t USING u WHERE t.seq = u.seq
 )
 INSERT INTO towpath.lease (until, seqs) SELECT $2::bigint, array_agg(seq) FROM {some_of} u) s GROUP BY chunk;
-
--- name: take_best
--- $1 queue, $2 n, $3 now, $4 owner, $5 lease until, $6 lease, $7 whether jobs with a single attempt may be among them, $8 spans
-WITH fresh AS MATERIALIZED (
-    SELECT w.* FROM json_array_elements($8::json) s CROSS JOIN LATERAL (
-        SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} {live} t.ripe = 1
-            AND (t.priority, t.seq) > ((s->>0)::int, (s->>1)::bigint) AND t.priority < (s->>2)::int {best}) w
-    LIMIT $2::bigint
-), again AS MATERIALIZED (
-    SELECT j.seq, j.priority, j.max_attempts, t.ripe FROM {loose} {live} t.ripe = 2 {best}
-), picked AS MATERIALIZED (
-    SELECT * FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) w ORDER BY priority, seq LIMIT $2::bigint
-), taken AS (
-    UPDATE towpath.job j SET state = 'running', reason = '', attempts = j.attempts + 1, fence = j.fence + 1, owner = $4::text,
-        lease_until = $5::bigint, lease_len = $6::bigint, started_at = $3::bigint
-    FROM picked p
-    WHERE j.seq = p.seq AND ($7::boolean OR NOT EXISTS (SELECT 1 FROM picked WHERE max_attempts = 1))
-    RETURNING {job}, p.ripe, j.complete, j.payload
-), gone AS (
-    DELETE FROM towpath.turn t USING taken k WHERE t.seq = k.seq RETURNING 1
-), leased AS (
-    INSERT INTO towpath.lease (until, seqs) SELECT $5::bigint, array_agg(seq) FROM {some_of} taken) s GROUP BY chunk
-)
-SELECT k.*, (SELECT count(*) FROM gone) FROM taken k ORDER BY k.priority, k.seq;
 
 -- name: settle_done
 WITH u AS (
@@ -930,38 +898,13 @@ SELECT j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, 
     j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key, j.sourced::int
 FROM towpath.job j WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY j.seq FOR UPDATE;
 
--- name: finish_plain
--- Of these jobs, which are all locked in the order of their numbers, those that are held by these fences and by whose end nobody
--- else is touched: all that it takes to end them as done. How many of them there were by queue and part; and which, if not all.
--- $1 ids, $2 their fences or NULL, $3 now, $4 RETENTION
-WITH h AS MATERIALIZED (
-    SELECT j.id, j.seq, j.queue, j.part, j.expires_at,
-        $3::bigint + coalesce(j.retention, (SELECT q.retention FROM towpath.queue q WHERE q.name = j.queue), $4::bigint) AS purge_at,
-        coalesce(j.state = 'running' AND j.fence = v.fence::bigint AND NOT j.sourced AND j."group" IS NULL AND j.key IS NULL, false)
-            AS plain
-    FROM ROWS FROM (json_array_elements_text($1::json), json_array_elements_text($2::json)) AS v (id, fence)
-    JOIN towpath.job j ON j.id = v.id ORDER BY j.seq FOR UPDATE OF j
-), u AS (
-    UPDATE towpath.job j SET state = 'done', reason = '', finished_at = $3::bigint, purge_at = h.purge_at, owner = NULL,
-        lease_until = NULL, settled_fence = j.fence, settled_as = 'done'
-    FROM h WHERE h.plain AND j.seq = h.seq
-), e AS (
-    DELETE FROM towpath.expiry e USING h WHERE h.plain AND h.expires_at IS NOT NULL AND e.at = h.expires_at AND e.seq = h.seq
-), p AS (
-    INSERT INTO towpath.past (queue, purge_at, seqs)
-    SELECT queue, purge_at, array_agg(seq) FROM {some_of} h WHERE plain) s GROUP BY queue, purge_at, chunk
-)
-SELECT (SELECT json_agg(json_build_array(queue, part, n))::text
-        FROM (SELECT queue, part, count(*) AS n FROM h WHERE plain GROUP BY queue, part) c),
-    CASE WHEN (SELECT count(*) FROM h WHERE plain) < json_array_length($1::json)
-        THEN (SELECT coalesce(json_agg(id), '[]')::text FROM h WHERE plain) END;
-
 -- name: settle_and_claim
 -- Ends of jobs that are all held by these fences and by whose end nobody else is touched, and a claim from a queue without limits: all of
 -- it, or nothing and no row. (It divides by zero, and so undoes itself, in the rare case that others changed one of them meanwhile.)
 -- What else would have to be done first (an inbox, something that expired or is due, a part's turn) is left to the general way.
 -- $1 queue, $2 n, $3 owner, $4 lease, $5 whether jobs with a single attempt may be among them, $6 spans, $7 the time or NULL,
--- $8 ids, $9 their fences, $10 their results, or none at all, $11 RETENTION, $12 whether it takes suspects, which the general way sorts in
+-- $8 ids, $9 their fences, $10 their results, or none at all, $11 RETENTION, $12 whether it takes suspects, which the general way sorts in,
+-- $13 whether to count the jobs in a tally
 WITH n AS MATERIALIZED (
     SELECT greatest(last_value, coalesce($7::bigint, {clock})) AS now FROM towpath.last_time
 ), t AS MATERIALIZED (
@@ -1023,7 +966,7 @@ WITH n AS MATERIALIZED (
         SELECT queue, part, 0 AS ready, -count(*) AS running, count(*) AS done FROM h CROSS JOIN ok GROUP BY queue, part
         UNION ALL
         SELECT $1::text, NULL, -count(*), count(*), 0 FROM chosen HAVING count(*) > 0) s
-    GROUP BY queue, part
+    WHERE $13::boolean GROUP BY queue, part
 ), done AS MATERIALIZED (
     SELECT ok.now, pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest,
         pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS following, (SELECT count(*) FROM picked) AS picked,
@@ -1035,11 +978,6 @@ WITH n AS MATERIALIZED (
     FROM ok
 )
 SELECT k.*, d.now, d.oldest, d.following, d.picked FROM done d LEFT JOIN taken k ON true ORDER BY k.priority, k.seq;
-
--- name: put_results
-INSERT INTO towpath.body (seq, what, data) SELECT j.seq, 2, v.data
-FROM ROWS FROM (json_array_elements_text($1::json), unnest($2::bytea[])) AS v (id, data) JOIN towpath.job j ON j.id = v.id
-ON CONFLICT (seq, what) DO UPDATE SET data = excluded.data;
 
 -- name: offer_loose
 WITH fresh AS MATERIALIZED (
@@ -1189,31 +1127,6 @@ CROSS JOIN LATERAL (SELECT coalesce(sum(a.blocked + a.scheduled + a.ready), 0)::
 
 -- name: user_seqs
 SELECT min(n), max(n) FROM (SELECT {number} AS n FROM generate_series(1, convert_from($1::bytea, 'UTF8')::bigint)) s;
-
--- name: user_append
--- Jobs that are new, with their bodies and counts. Which they were.
-WITH new AS (
-    INSERT INTO towpath.job ({columns})
-    SELECT {columns} FROM json_populate_recordset(NULL::towpath.job, convert_from($1::bytea, 'UTF8')::json)
-    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at, state
-), turns AS (
-    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
-    SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM new
-), expiries AS (
-    INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM new WHERE expires_at IS NOT NULL
-), bodies AS (
-    INSERT INTO towpath.body (seq, what, data)
-    SELECT (v.place->>0)::bigint, (v.place->>1)::smallint, b.data
-    FROM json_array_elements(convert_from($2::bytea, 'UTF8')::json) WITH ORDINALITY v (place, n)
-    JOIN unnest($3::bytea[]) WITH ORDINALITY b (data, n) ON b.n = v.n
-    WHERE (v.place->>0)::bigint IN (SELECT seq FROM new)
-), counted AS (
-    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled, active)
-    SELECT queue, part, 0, count(*) FILTER (WHERE state = 'scheduled'), count(*) FILTER (WHERE state = 'ready'), 0, 0, 0, 0,
-        bool_or(state = 'ready')
-    FROM new GROUP BY queue, part
-)
-SELECT seq FROM new;
 
 -- name: user_known
 -- Which of the ids this transaction sees, and the numbers of their jobs.
