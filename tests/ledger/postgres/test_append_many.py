@@ -18,6 +18,7 @@ from towpath.ledger.postgres import fast_append
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import SMALL
+from towpath.ledger.tables.fast_path import FastPathRefused
 from towpath.testing import ManualClock
 from towpath.testing.clock import START
 from towpath.testing.ledger_suite import Harness, checked
@@ -38,8 +39,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     append = fast_append.append
 
     def noted(*args: Any) -> Any:
-        answer = append(*args)
-        found.append(answer is not None)
+        try:
+            answer = append(*args)
+        except FastPathRefused:
+            found.append(False)
+            raise
+        found.append(True)
         return answer
 
     monkeypatch.setattr(fast_append, "append", noted)
@@ -213,7 +218,7 @@ def test_one_that_is_interrupted_while_it_is_waited_for_is_there_once(
     with checked(PostgresLedger(postgres_url)) as ledger:
         assert isinstance(ledger, PostgresLedger)
         ledger.apply([Append((Spec(id="a", queue="q"),))])
-        one = ledger._db._append_plain
+        one = ledger._db.raw_append
         assert one is not None
 
         def interrupt(*_: int) -> None:

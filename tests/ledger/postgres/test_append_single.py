@@ -16,7 +16,7 @@ from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, Set
 from towpath.errors import QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.rows import RawStatement
+from towpath.ledger.postgres.statements import RawStatement
 
 
 def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
@@ -25,7 +25,7 @@ def put(ledger: PostgresLedger, id: str, queue: str = "q") -> Answer:
 
 
 def statement(ledger: PostgresLedger) -> RawStatement:
-    found = ledger._db._append_plain
+    found = ledger._db.raw_append
     assert found is not None
     return found
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, islice
 from operator import attrgetter
+from typing import TypeVar
 
 import msgspec
 import psycopg
+from psycopg import errors
 
 from towpath.core.checks import storable
 from towpath.core.commands import (
@@ -36,13 +39,14 @@ from towpath.core.job import READY, SCHEDULED, Reason, Spec, runs_of
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
-from towpath.ledger import Answer
 from towpath.ledger.postgres.connection import end
 from towpath.ledger.postgres.fast_worker import Applied, FastWorker
+from towpath.ledger.postgres.locks import RowsTaken
 from towpath.ledger.postgres.migrations import steps
-from towpath.ledger.postgres.rows import PostgresDb, add_plain, end_open, take_seqs
+from towpath.ledger.postgres.rows import PostgresDb, add_plain, append_plain, end_open, take_seqs
 from towpath.ledger.postgres.statements import PLAIN, SMALL
 from towpath.ledger.tables.database import PAYLOAD, Body, array
+from towpath.ledger.tables.fast_path import FastPathRefused, FastPaths
 
 MOST_BY_INSERT = 60
 """Specs that go in one statement; COPY is faster for more."""
@@ -53,49 +57,78 @@ _FIELDS = (
 )
 # fmt: on
 
-Result = tuple[int, Answer]
-"""The ledger's time, and the answer."""
 Numbered = tuple[int, Sequence[int]]
 """The ledger's time, and the numbers of the specs."""
+DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+CONCURRENT = (
+    RowsTaken,
+    errors.DeadlockDetected,
+    errors.DivisionByZero,
+    errors.SerializationFailure,
+    errors.UniqueViolation,
+)
+"""Another transaction changed the same rows. (`settle_and_claim` divides by zero then.)"""
+SERVER = (psycopg.OperationalError, errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction)
+"""The server refuses any statement; the general path reports it."""
+T = TypeVar("T")
 
 
 def apply(
-    db: PostgresDb, fast_worker: FastWorker, commands: Sequence[Command], now: int | None
-) -> Iterable[Applied]:
-    """The first of the commands, as far as they can be done in one step, or each in one. (An append and the
-    claim of those who wait for it share a commit.)"""
+    db: PostgresDb, fast_worker: FastWorker, paths: FastPaths, commands: Sequence[Command], now: int | None
+) -> Iterator[Applied]:
+    """Apply the first commands by fast paths, each of which commits: the time and the answers of each. Commands
+    without an answer are left to the general path. Raises `psycopg.OperationalError`."""
     first = type(commands[0]) if commands else None
     if first is Append:
-        return _append(db, commands, now)
-    return (
-        fast_worker.apply(db, commands, now)
-        if first is Settle
-        else _apply_each(db, fast_worker, commands, now)
-    )
+        found = _attempt(paths, "append", lambda: _append(db, commands, now))
+    elif first is Settle:
+        found = _attempt(paths, "worker", lambda: fast_worker.apply(db, commands, now))
+    else:
+        yield from _apply_each(db, fast_worker, paths, commands, now)
+        return
+    if found is not None:
+        yield found
 
 
 def _apply_each(
-    db: PostgresDb, fast_worker: FastWorker, commands: Sequence[Command], now: int | None
+    db: PostgresDb, fast_worker: FastWorker, paths: FastPaths, commands: Sequence[Command], now: int | None
 ) -> Iterator[Applied]:
     for done, command in enumerate(commands if len(commands) <= 2 else ()):
-        found = _apply_single(db, command, now)
+        found: Applied | None = None
+        if type(command) is Note:
+            found = _attempt(paths, "note", partial(_note, db, command, now))
+        elif type(command) is Upkeep:
+            found = _attempt(paths, "upkeep", partial(_upkeep, db, command, now))
+        elif type(command) is Claim:
+            found = _attempt(paths, "empty_claim", partial(_claim, db, command, now))
+            if found is None:
+                rest = commands[done:]
+                found = _attempt(paths, "worker", partial(fast_worker.apply, db, rest, now))
+                if found is not None:
+                    yield found
+                return
         if found is None:
-            if type(command) is Claim:
-                yield from fast_worker.apply(db, commands[done:], now)
             return
-        present, answer = found
-        yield present, [answer]
+        yield found
 
 
-def _apply_single(db: PostgresDb, command: Command, now: int | None) -> Result | None:
-    """The answer to a command that is alone in its batch, if it can be had in one step."""
-    match command:
-        case Note() if command.value is not None and not command.gates and not command.token:
-            return _note(db, command, now)
-        case Claim() if not command.token:
-            return _claim(db, command, now)
-        case Upkeep() if not command.dead:
-            return _upkeep(db, now)
+def _attempt(paths: FastPaths, path: str, run: Callable[[], T]) -> T | None:
+    """The result of a fast path; None where a rule refused it or a defect ended it. Each is counted."""
+    try:
+        found = run()
+    except FastPathRefused as refused:
+        paths.refuse(path, refused.reason)
+    except CONCURRENT:
+        paths.refuse(path, "concurrent")
+    except SERVER as error:
+        paths.refuse(path, "server")
+        if isinstance(error, psycopg.OperationalError):
+            raise
+    except (psycopg.Error, *DEFECTS) as error:
+        paths.fail(path, error)
+    else:
+        paths.take(path)
+        return found
     return None
 
 
@@ -104,70 +137,77 @@ def _is_plain(spec: Spec) -> bool:
     return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
 
 
-def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Applied]:
+def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Applied:
     appends = [command for command in commands if type(command) is Append]
     if len(appends) < len(commands):
-        return []
+        raise FastPathRefused("other_commands")
     specs = appends[0].specs if len(appends) == 1 else [spec for each in appends for spec in each.specs]
-    found = _append_few(db, specs, now) if len(specs) <= MOST_BY_INSERT else _append_many(db, specs, now)
-    if found is None:
-        return []
-    present, seqs = found
+    append = _append_few if len(specs) <= MOST_BY_INSERT else _append_many
+    present, seqs = append(db, specs, now)
     placed = [Placed(spec.id, seq) for spec, seq in zip(specs, seqs, strict=True)]
     ends = accumulate([len(append.specs) for append in appends])
-    answers: list[Answer] = [
+    return present, [
         Appended(tuple(placed[end - len(each.specs) : end])) for each, end in zip(appends, ends, strict=True)
     ]
-    return [(present, answers)]
 
 
-def _append_few(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
-    if not all(map(_is_plain, specs)) or len({spec.id for spec in specs}) < len(specs):
-        return None
+def _append_few(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered:
+    if not all(map(_is_plain, specs)):
+        raise FastPathRefused("not_plain")
+    if len({spec.id for spec in specs}) < len(specs):
+        raise FastPathRefused("known_id")
     fields = msgspec.json.encode([dict(zip(_FIELDS, _fields(spec), strict=True)) for spec in specs])
-    rows = db.append_plain(fields, now, [spec.payload for spec in specs])
-    return (rows[0][0], [seq for _, seq in rows]) if rows else None
+    rows = append_plain(db, fields, now, [spec.payload for spec in specs])
+    if not rows:
+        raise FastPathRefused("known_id_or_capacity")
+    return rows[0][0], [seq for _, seq in rows]
 
 
 _fields = attrgetter(*_FIELDS)
 
 
-def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered | None:
+def _append_many(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbered:
     runs = [SpecRun(run) for run in runs_of(specs)]
     if not all(_is_plain(run.model) for run in runs):
-        return None
+        raise FastPathRefused("not_plain")
     return append(db, runs, now)
 
 
-def _note(db: PostgresDb, note: Note, now: int | None) -> Result | None:
+def _note(db: PostgresDb, note: Note, now: int | None) -> Applied:
+    if note.value is None or note.gates or note.token:
+        raise FastPathRefused("not_plain")
     present, version, fence, written = db.one(
         "put_note", (note.key, note.value, note.expect, note.ttl, len(steps()), now)
     )
     if written is None:
-        return None
+        raise FastPathRefused("schema")
     if not written:
-        return present, NoteConflict(key=note.key, version=version, expect=note.expect)
-    return present, Noted(note.key, version, fence)
+        return present, [NoteConflict(key=note.key, version=version, expect=note.expect)]
+    return present, [Noted(note.key, version, fence)]
 
 
-def _claim(db: PostgresDb, command: Claim, now: int | None) -> Result | None:
-    """Is there anything at all? A fleet that waits asks this, and nothing else."""
+def _claim(db: PostgresDb, command: Claim, now: int | None) -> Applied:
+    """The claim of a waiting fleet, which finds nothing."""
     names = ",".join([want.queue for want in command.wants])
-    if "*" in names:
-        return None
+    if command.token or "*" in names:
+        raise FastPathRefused("not_plain")
     queues, began = [(name, db.positions.spans(name)) for name in set(names.split(","))], time.monotonic()
     suspects = command.suspects != 0 and any(want.suspects != 0 for want in command.wants)
     present, anything = db.one("anything", (array(queues), len(steps()), now, suspects))
     if anything:
-        return None
+        raise FastPathRefused("not_empty")
     for name, spans in queues:
         db.positions.claimed(name, (), None, spans, time.monotonic() - began)
-    return present, Claimed(())
+    return present, [Claimed(())]
 
 
-def _upkeep(db: PostgresDb, now: int | None) -> Result | None:
+def _upkeep(db: PostgresDb, command: Upkeep, now: int | None) -> Applied:
+    if command.dead:
+        raise FastPathRefused("not_plain")
     present, due = db.one("quiet_until", (KEEP, now, RETENTION, len(steps())))
-    return None if due is not None and due <= present else (present, Upkept(next_due=due))
+    if due is not None and due <= present:
+        raise FastPathRefused("due")
+    return present, [Upkept(next_due=due)]
 
 
 def read_note(db: PostgresDb, key: str, now: int | None) -> NoteView | None:
@@ -250,18 +290,14 @@ def _bigint(value: int | None) -> bytes:
     return _NULL if value is None else struct.pack(">iq", 8, value)
 
 
-def append(db: PostgresDb, runs: Sequence[SpecRun], now: int | None) -> tuple[int, range] | None:
-    """Append plain specs: the ledger's time, and their numbers. None if one of them is known or there twice,
-    a queue has a capacity or the schema is too new."""
+def append(db: PostgresDb, runs: Sequence[SpecRun], now: int | None) -> tuple[int, range]:
+    """Append plain specs: the ledger's time, and their numbers."""
     ids = [spec.id for run in runs for spec in run.specs]
     if len(set(ids)) < len(ids):
-        return None
+        raise FastPathRefused("known_id")
     try:
         db.execute(b"BEGIN READ WRITE")
         present = _time(db, ids, {run.model.queue for run in runs}, now)
-        if present is None:
-            end(db.connection)
-            return None
         numbers = take_seqs(db, len(ids))
         for run, first in zip(
             runs, accumulate([len(run.specs) for run in runs], initial=numbers.start), strict=False
@@ -270,23 +306,26 @@ def append(db: PostgresDb, runs: Sequence[SpecRun], now: int | None) -> tuple[in
         add_plain(db, _blocks(runs, present), [body for run in runs for body in run.bodies()])
         db.run("enter_many", (array([run.span(present) for run in runs]), present))
         end(db.connection, wrote=True)
+    except FastPathRefused:
+        end(db.connection)
+        raise
     except BaseException:
-        with suppress(psycopg.Error):
+        # The first error is raised, not that of a lost connection.
+        with suppress(psycopg.OperationalError):
             end_open(db)
         raise
     return present, numbers
 
 
-def _time(db: PostgresDb, ids: Sequence[str], queues: set[str], now: int | None) -> int | None:
-    """The ledger's; None if these ids cannot be appended like this."""
+def _time(db: PostgresDb, ids: Sequence[str], queues: set[str], now: int | None) -> int:
+    """The ledger's time. Refuses known ids, queues with a capacity, and a schema that is too new."""
     row = db.one("begin_many", (array(queues), min(ids), max(ids), len(steps()), now))
     if row is None:
-        return None
+        raise FastPathRefused("capacity")
     present, perhaps_known = row
-    # New ids are later than all others. So it is seldom that there is one between them, and each has to be
-    # looked for.
+    # Generated ids are greater than those before them: seldom is one in this range, and each is looked up.
     if perhaps_known and db.one("any_known", (array(ids),))[0]:
-        return None
+        raise FastPathRefused("known_id")
     return int(present)
 
 

@@ -17,6 +17,7 @@ from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
 from towpath.ledger.postgres.rows import PostgresDb, ReadyScan, received
 from towpath.ledger.tables.database import Args, array, plain_end
+from towpath.ledger.tables.fast_path import FastPathRefused
 
 SKIPPED_AFTER_MISS = 16
 """Batches for a queue until it is tried again after it was in vain: those that must go the general way should
@@ -31,31 +32,29 @@ class FastWorker:
         self._skipped: dict[str, int] = {}
         """How many batches of a queue go without."""
 
-    def apply(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> list[Applied]:
-        """To all commands, to all but the claim, or to none."""
+    def apply(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> Applied:
+        """The time, and the answers to all commands or to all but the claim."""
         last = commands[-1]
         claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
         want = None if claim is None else _single_want(claim)
         ends = _plain_ends(settles)
-        if (
-            ends is None
-            or (claim is not None and want is None)
-            or self._is_skipped("" if want is None else want.queue)
-        ):
-            return []
-        found = _settle_and_claim(
-            db, want, ("", 0) if claim is None else (claim.owner, claim.lease), (now, *ends)
-        )
+        queue = "" if want is None else want.queue
+        if self._is_skipped(queue):
+            raise FastPathRefused("skipped")
+        by = ("", 0) if claim is None else (claim.owner, claim.lease)
+        found = _settle_and_claim(db, want, by, (now, *ends))
         if found is None:
             if len(self._skipped) >= MOST_QUEUES:
                 self._skipped.clear()
-            self._skipped["" if want is None else want.queue] = SKIPPED_AFTER_MISS
-            return []
+            self._skipped[queue] = SKIPPED_AFTER_MISS
+            raise FastPathRefused("relations_or_limits")
         present, jobs = found
         answers: list[Answer] = [Settled(command.id, DONE) for command in settles if type(command) is Settle]
         if claim is not None and jobs is not None:
             answers.append(Claimed(tuple([ClaimedJob(job) for job in jobs])))
-        return [(present, answers)] if answers else []
+        if not answers:
+            raise FastPathRefused("single_attempt")
+        return present, answers
 
     def _is_skipped(self, queue: str) -> bool:
         left = self._skipped.pop(queue, 0)
@@ -86,25 +85,27 @@ def _settle_and_claim(
     return now, None if want is None or (picked and not rows) else received(db, rows, look)
 
 
-def _single_want(claim: Claim) -> Want | None:
-    """What it asks of one queue, if it asks for nothing else."""
+def _single_want(claim: Claim) -> Want:
+    """The want of a claim from one queue."""
     if claim.token or len(claim.wants) > 1:
-        return None
+        raise FastPathRefused("not_plain")
     want = narrowed(claim, claim.wants[0], ())
-    return None if want is None or "*" in want.queue or "," in want.queue else want
+    if want is None or "*" in want.queue or "," in want.queue:
+        raise FastPathRefused("not_plain")
+    return want
 
 
-def _plain_ends(settles: Sequence[Command]) -> tuple[object, ...] | None:
-    """Ids, fences, results if there are any, and how long they are kept; if they are all plain."""
+def _plain_ends(settles: Sequence[Command]) -> tuple[object, ...]:
+    """Ids, fences, results if there are any, and the retention of plain ends."""
     fences: dict[str, int] = {}
     results: list[bytes | None] = []
     for command in settles:
         if type(command) is not Settle or (done := plain_end(command)) is None:
-            return None
+            raise FastPathRefused("not_plain")
         fences[command.id] = command.fence
         results.append(done.result)
     if len(fences) < len(settles):
-        return None
+        raise FastPathRefused("not_plain")
     if results.count(None) == len(results):
         results.clear()
     return array(fences), array(fences.values()), results, RETENTION

@@ -59,6 +59,7 @@ from towpath.ledger.postgres.transaction import AttemptState, BeginRow, Postgres
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, array
 from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
+from towpath.ledger.tables.fast_path import FastPaths
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 
@@ -71,7 +72,6 @@ FUNCTIONS = 50
 in shared memory."""
 TALLIES = 200
 """Rows of counts that this process leaves before it folds some."""
-_DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class _NeedsOwnTransactions(Exception):
@@ -91,7 +91,7 @@ class PostgresLedger(reads.GroupReads):
         self._inside: int | None = None
         self._tallies, self._related = 0, False
         self._functions = FunctionBatchSize(FUNCTIONS)
-        self.repeats = 0
+        self.repeats, self.fast_paths = 0, FastPaths()
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._reader: PostgresDb | None = None
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
@@ -165,19 +165,17 @@ class PostgresLedger(reads.GroupReads):
             ]
 
     def _fast_path(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """The commonest batches, or what they begin with, in one statement each. No answer if it is none of
-        them, is not so plain as it looks, or went wrong: the general way does it again."""
+        """Answers to the commands at the beginning that a fast path has applied and committed."""
         if now is None and self._clock is not None:
             now = self._clock.now()
         answers: list[Answer] = []
         try:
             end_open(db := self._db)
-            for present, some in fast_append.apply(db, self._fast_worker, commands, now):
+            for present, some in fast_append.apply(db, self._fast_worker, self.fast_paths, commands, now):
                 answers += some
                 self._server_clock.begin(present, now is None)
-        except RowsTaken:
-            pass
-        except psycopg.Error as error:
+        except psycopg.OperationalError as error:
+            # The general path connects again, or reports it.
             self.repeats += is_gone(error)
         self._tallies += bool(answers)
         if answers and isinstance(answers[0], Appended | Settled):
@@ -246,7 +244,7 @@ class PostgresLedger(reads.GroupReads):
                     if run is execute_one_by_one:
                         raise
                     run = execute_one_by_one
-            except _DEFECTS as error:
+            except fast_append.DEFECTS as error:
                 # A defect, or data that was tampered with. It must not take its neighbours along.
                 if run is execute_one_by_one:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error

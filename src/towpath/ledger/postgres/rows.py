@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import select
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 import psycopg
 from msgspec.structs import asdict, force_setattr
-from psycopg import errors, generators
+from psycopg import errors
 from psycopg.abc import Query as PgQuery
-from psycopg.pq import ExecStatus, Format, TransactionStatus
-from psycopg.pq.abc import PGresult
+from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector, Settle
@@ -29,7 +27,16 @@ from towpath.escapes import get_logger
 from towpath.ledger.postgres import user_functions
 from towpath.ledger.postgres.locks import NeedsLock, RowsTaken
 from towpath.ledger.postgres.ready_scan import ScanPositions, Span
-from towpath.ledger.postgres.statements import JOB, KEYS, SMALL, TYPES, WIDTH, Statements
+from towpath.ledger.postgres.statements import (
+    JOB,
+    KEYS,
+    SMALL,
+    TYPES,
+    WIDTH,
+    RawStatement,
+    Statements,
+    bytea_array,
+)
 from towpath.ledger.tables.database import (
     ERROR,
     HEADERS,
@@ -41,78 +48,6 @@ from towpath.ledger.tables.database import (
     array,
 )
 from towpath.ledger.tables.reads import Conditions
-
-_FORGOTTEN, _KNOWN = "26000", "42P05"
-"""SQLSTATE of a prepared statement that does not exist (the driver deallocates all statements now and then), and
-of one that exists already."""
-
-
-class RawStatement:
-    """A prepared statement that is sent without the driver, which costs as much CPU for a statement as the server.
-
-    All arguments are text but the last, which is binary. The rows are integers."""
-
-    def __init__(self, connection: psycopg.Connection[Any], name: str, query: bytes, arguments: int) -> None:
-        self._connection = connection
-        self._name, self._query = name.encode(), query
-        self._formats = [Format.TEXT] * (arguments - 1) + [Format.BINARY]
-        self._is_prepared = False
-        poll = select.poll()
-        poll.register(connection.pgconn.socket, select.POLLIN)
-        self._readable = poll.poll
-
-    def rows(self, args: Sequence[bytes | None]) -> list[tuple[int, ...]]:
-        found = self._send(args)
-        if found.status != ExecStatus.TUPLES_OK:
-            found = self._send_again(found, args)
-        return [
-            tuple(
-                [
-                    int.from_bytes(found.get_value(row, column) or b"", "big", signed=True)
-                    for column in range(found.nfields)
-                ]
-            )
-            for row in range(found.ntuples)
-        ]
-
-    def _send_again(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
-        if errors.error_from_result(found).sqlstate == _FORGOTTEN:
-            self._is_prepared = False
-            found = self._send(args)
-        if found.status != ExecStatus.TUPLES_OK:
-            raise errors.error_from_result(found)
-        return found
-
-    def _send(self, args: Sequence[bytes | None]) -> PGresult:
-        pgconn = self._connection.pgconn
-        if not self._is_prepared:
-            pgconn.send_prepare(self._name, self._query)
-            prepared = self._receive()
-            if (
-                prepared.status == ExecStatus.FATAL_ERROR
-                and errors.error_from_result(prepared).sqlstate != _KNOWN
-            ):
-                return prepared
-            self._is_prepared = True
-        pgconn.send_query_prepared(self._name, args, self._formats, Format.BINARY)
-        return self._receive()
-
-    def _receive(self) -> PGresult:
-        """The result. The wait can be interrupted; an interrupt leaves the statement open, and `end_open` closes
-        the connection."""
-        pgconn = self._connection.pgconn
-        if pgconn.flush():
-            found: list[PGresult] = self._connection.wait(generators.execute(pgconn))
-            return found[-1]
-        while pgconn.is_busy():
-            self._readable()
-            pgconn.consume_input()
-        last = pgconn.get_result()
-        while (more := pgconn.get_result()) is not None:
-            last = more
-        assert last is not None
-        return last
-
 
 log = get_logger("towpath.postgres")
 
@@ -155,7 +90,7 @@ class ReadyScan(NamedTuple):
 class PostgresDb:
     """`tables.database.Db` on a connection."""
 
-    __slots__ = ("_append_plain", "_careful", "_cursor", "_statements", "connection", "positions")
+    __slots__ = ("_careful", "_cursor", "_statements", "connection", "positions", "raw_append")
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
@@ -164,23 +99,10 @@ class PostgresDb:
         self.positions = ScanPositions()
         self._careful = 0
         """For how many transactions commit functions are not called eagerly."""
-        self._append_plain: RawStatement | None = None
+        self.raw_append: RawStatement | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
             text = statements.named["append_plain"][1]
-            self._append_plain = RawStatement(connection, "towpath_append", text, 3)
-
-    def append_plain(self, specs: bytes, now: int | None, payloads: Sequence[bytes]) -> list[tuple[int, ...]]:
-        """The time and the number of each spec (JSON); nothing where the rules of `append_plain` refuse."""
-        if self._append_plain is None:
-            return self.execute(
-                self._statements.named["append_plain"][1], (specs.decode(), now, list(payloads))
-            ).fetchall()
-        try:
-            return self._append_plain.rows(
-                (specs, None if now is None else b"%d" % now, bytea_array(payloads))
-            )
-        except errors.LockNotAvailable as error:
-            raise RowsTaken from error
+            self.raw_append = RawStatement(connection, "towpath_append", text, 3)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:
@@ -325,6 +247,18 @@ class PostgresDb:
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
 
+def append_plain(
+    db: PostgresDb, specs: bytes, now: int | None, payloads: Sequence[bytes]
+) -> list[tuple[int, ...]]:
+    """The time and the number of each spec (JSON); nothing where the rules of `append_plain` refuse."""
+    if db.raw_append is None:
+        return db.rows("append_plain", (specs.decode(), now, list(payloads)), tuple)
+    try:
+        return db.raw_append.rows((specs, None if now is None else b"%d" % now, bytea_array(payloads)))
+    except errors.LockNotAvailable as error:
+        raise RowsTaken from error
+
+
 def take_seqs(db: PostgresDb, n: int) -> range:
     """So many numbers, one after the other."""
     while True:
@@ -397,17 +331,6 @@ def _small_payload(job: Job) -> dict[str, object]:
     size = len(job.payload)
     small: dict[str, object] = {"complete": not job.headers and size <= SMALL}
     return small | {"payload": "\\x" + job.payload.hex()} if 0 < size <= SMALL else small
-
-
-def bytea_array(values: Sequence[bytes]) -> bytes:
-    """The binary form of a bytea[] of one dimension."""
-    return b"".join(
-        [_ARRAY.pack(1, 0, _BYTEA, len(values), 1), *[_length(len(value)) + value for value in values]]
-    )
-
-
-_ARRAY, _BYTEA = struct.Struct(">iiiii"), 17
-_length = struct.Struct(">i").pack
 
 
 def bodies_of(jobs: Iterable[Job], small: int = 0) -> Iterator[Body]:
