@@ -190,6 +190,24 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text("utf-8"))
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in links
+        if anchor not in anchors((page.parent / link if link else page).read_text("utf-8"))
+    ]
+    assert missing == []
+
+
 def long_lines(text: str) -> list[str]:
     """Lines of prose that are too long. Code fences and tables cannot be wrapped and are exempt."""
     fenced, found = False, []
