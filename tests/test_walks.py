@@ -83,3 +83,12 @@ def test_the_room_table_is_the_tree() -> None:
         if folder.is_dir() and any(folder.glob("*.py"))
     ]
     assert sorted(rooms) == sorted([*folders, *(file.name for file in SOURCE.glob("*.py")), "ledger/sql/"])
+
+
+def test_the_glossary_has_each_word_once_in_order() -> None:
+    table = (
+        (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| word | meaning |")[2].partition("\n\n")[0]
+    )
+    words = [line.split("|")[1].strip().lower() for line in table.splitlines()[2:]]
+    assert words == sorted(set(words))
+    assert {"ledger", "fence", "seal", "part", "lane", "note", "caretaker", "group", "model"} <= set(words)
