@@ -1,4 +1,4 @@
-"""The whole state: recounted by `check`, written out by `dump`."""
+"""The whole state: `check` recounts it, `dump` returns it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import decode_then
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
-# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids
-# is not here.
+# Each statement returns the rows that are wrong; their columns fill the sentence. What a CHECK constraint
+# forbids is not repeated here.
 _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "queue {} counts {} {} but has {}",

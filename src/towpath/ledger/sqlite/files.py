@@ -1,7 +1,7 @@
-"""Opening the SQLite file, the small files beside it, and the one table of what SQLite's errors mean.
+"""Opens the SQLite file and the small files beside it, and translates SQLite's errors.
 
-Nothing here opens the database, its `-wal` or its `-shm` by hand: closing any descriptor of a file drops
-every POSIX lock this process holds on it, SQLite's included."""
+This module never opens the database, its `-wal` or its `-shm` itself: closing any descriptor of a file drops
+every POSIX lock that this process holds on it, SQLite's included."""
 
 from __future__ import annotations
 
@@ -39,29 +39,27 @@ from towpath.errors import (
 
 # Other FUSE mounts (ntfs-3g, encfs, a container's overlay) are local disks.
 _NETWORK: Final = re.compile(
-    "9p|acfs|afpfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|prl_fs|pvfs2|"
-    "smb[23]|smbfs|vboxsf|webdav|fuse[.](afp|blobfuse2?|ceph|ceph-fuse|cephfs|curlftpfs|davfs2?|gcsfuse|glusterfs|goofys|"
-    "gvfsd-fuse|juicefs|lizardfs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3backer|s3fs|seaweedfs|smbnetfs|sshfs|vmhgfs-fuse)"
+    "9p|acfs|afpfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|"
+    "panfs|prl_fs|pvfs2|smb[23]|smbfs|vboxsf|webdav|fuse[.](afp|blobfuse2?|ceph|ceph-fuse|cephfs|curlftpfs|"
+    "davfs2?|gcsfuse|glusterfs|goofys|gvfsd-fuse|juicefs|lizardfs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|"
+    "s3backer|s3fs|seaweedfs|smbnetfs|sshfs|vmhgfs-fuse)"
 )
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk, the quota and the allowed size of a file."""
+"""A full disk, an exceeded quota, an exceeded file size limit."""
 _MAX_INT: Final = 2**31 - 1
 _RETRY: Final = 0.002
 LOG_BYTES: Final = 24 * 1024 * 1024
-"""A longer `-wal` file is restarted inside the turn, and SQLite then cuts the file to this length. So a file
-that is longer has not been restarted since it grew, and its length, which costs nothing to ask for, is all
-that a commit has to look at."""
+"""A longer `-wal` file is restarted inside the turn; SQLite then truncates the file to this length."""
 _STATEMENTS: Final = 512
-"""Places in apsw's cache of prepared statements, the most it takes. It is a ring: what was not used for so
-many executions is forgotten, however few there are; and to prepare the insert of 32 jobs costs more than to
-run it."""
+"""Entries of apsw's cache of prepared statements, its maximum. The cache is a ring: a statement that was not
+used for this many executions is dropped. Preparing the insert of 32 jobs costs more than running it."""
 
 
 class SqliteOptions(msgspec.Struct, frozen=True):
     """`busy_timeout`: seconds to wait for other processes. `vfs` and `fault` are for fault injection: `fault`
     is called with the name of each fault point. `max_pages` bounds the file's size. `mode`: the permissions
-    of a new file; None is those that the umask leaves of 0600. The files beside it get the same, and an
-    existing file keeps its own."""
+    of a new file, by default 0600 minus the umask. The files beside it get the same permissions. An existing
+    file keeps its permissions."""
 
     synchronous: str = "full"
     busy_timeout: float = 10.0
@@ -101,7 +99,10 @@ def options_of(url: str) -> tuple[str, SqliteOptions]:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if not url.startswith("sqlite:///") or len(parts.path) < 2 or not set(options) <= {"synchronous", "mode"}:
-        expected = "sqlite:///file.db or sqlite:////absolute/file.db, with nothing behind it but ?synchronous=normal and mode=0660"
+        expected = (
+            "sqlite:///file.db or sqlite:////absolute/file.db, "
+            "with no options but ?synchronous=normal and mode=0660"
+        )
         raise InvalidInput(field="url", value=url, expected=expected)
     mode = options.get("mode")
     if mode is not None and not re.fullmatch("0?[0-7]{3}", mode):
@@ -119,8 +120,8 @@ def _is_number(value: object) -> bool:
 
 
 def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
-    """The writer: makes the file if there is none, and puts it into WAL mode. Tables of others in it are
-    welcome."""
+    """A connection that writes. Creates a missing file and switches it to WAL mode. The file may have other
+    tables."""
     real = _usable(path)
     _refuse_orphaned_log(real)
     if options.vfs is None and sys.platform != "win32":
@@ -133,7 +134,7 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
             _check_encoding(connection, real)
             _tune(connection, options)
             _to_wal(connection, real, options)
-            # Reads the schema, so that a torn file is found now and not in the middle of the first batch.
+            # Reads the schema, so that a damaged file is detected now and not in the first batch.
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         except BaseException:
             connection.close()
@@ -144,15 +145,15 @@ def connect(path: Path, options: SqliteOptions) -> apsw.Connection:
 
 
 def _refuse_orphaned_log(real: Path) -> None:
-    """SQLite deletes the log of a database that is empty. The log is looked at first: a process that makes
-    the database just now writes it before its log."""
+    """SQLite would delete the log of an empty database. The log is checked first: a process that creates the
+    database at this moment writes the database before its log."""
     if _size(f"{real}-wal") and not _size(str(real)):
         raise OrphanedLog(path=str(real))
 
 
 def _make(real: Path, mode: int | None) -> None:
-    """An empty file with the right permissions, if there is none. SQLite itself would make it readable for
-    everybody."""
+    """Create an empty file with the right permissions if there is none. SQLite would make it readable for all
+    users."""
     if os.path.lexists(real):
         return
     try:
@@ -162,8 +163,8 @@ def _make(real: Path, mode: int | None) -> None:
                 if mode is not None:
                     os.fchmod(fd, mode)
             finally:
-                # Before the file has its name: another thread may open the ledger then, and this would drop
-                # its locks.
+                # Before the file has its name: later another thread may have opened the ledger, and closing
+                # the descriptor would drop its locks.
                 os.close(fd)
             os.link(name, real)
         finally:
@@ -173,7 +174,7 @@ def _make(real: Path, mode: int | None) -> None:
     except OSError as error:
         if error.filename2 is None:
             raise translate_os(error, real) from error
-        # The file system has no links: SQLite makes the file, with the permissions that it thinks right.
+        # The file system has no hard links: SQLite creates the file, with its own default permissions.
 
 
 def _size(name: str) -> int:
@@ -184,15 +185,15 @@ def _size(name: str) -> int:
 
 
 def _check_encoding(connection: apsw.Connection, path: Path) -> None:
-    """The ledger joins blobs as text, which is only the identity where text is UTF-8."""
+    """The ledger joins blobs as text, which keeps their bytes only where text is UTF-8."""
     (encoding,) = next(connection.execute("PRAGMA encoding"))
     if encoding != "UTF-8":
         raise NotALedger(path=str(path), why=f"its text encoding is {encoding}, and a ledger needs UTF-8")
 
 
 def connect_reader(path: Path, options: SqliteOptions) -> apsw.Connection:
-    """A connection for reads of an existing ledger. It may write the shared memory (readers of a WAL must),
-    nothing else."""
+    """A connection that reads an existing ledger. It writes only the shared memory, as every reader of a WAL
+    must."""
     real = _usable(path)
     if not real.exists():
         raise NotALedger(path=str(real), why="it does not exist")
@@ -233,14 +234,14 @@ def _open(real: Path, options: SqliteOptions, flags: int) -> apsw.Connection:
 
 
 def set_busy_timeout(connection: apsw.Connection, options: SqliteOptions) -> None:
-    """How long its statements wait for other connections."""
+    """Set how long the connection's statements wait for other connections."""
     connection.set_busy_timeout(min(math.ceil(options.busy_timeout * 1000), _MAX_INT))
 
 
 def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
     pragmas = {
         "synchronous": options.synchronous,
-        "fullfsync": "1",  # without it fsync on macOS stops at the drive's cache; no other system heeds it
+        "fullfsync": "1",  # macOS only: without it fsync stops at the drive's cache
         "wal_autocheckpoint": "0",
         "journal_size_limit": str(LOG_BYTES),
         "cache_size": str(-1024 * options.cache_mb),
@@ -251,8 +252,8 @@ def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
         pragmas["max_page_count"] = str(options.max_pages)
     for name, value in pragmas.items():
         connection.execute(f"PRAGMA {name}={value}").fetchall()
-    # Else a statement whose WHERE may fit a partial index is prepared anew for every binding: a claim took 76
-    # µs instead of 8.
+    # Without it a statement whose WHERE may fit a partial index is prepared again for every binding: a claim
+    # took 76 µs instead of 8.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
@@ -262,8 +263,8 @@ def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> 
         try:
             mode = connection.execute("PRAGMA journal_mode=WAL").get
         except apsw.BusyError:
-            # SQLite does not call its busy handler where two processes switch a new file at once: one gets
-            # BUSY at once.
+            # Where two processes switch a new file at once, SQLite does not call the busy handler: one process
+            # gets BUSY without a wait.
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY)
@@ -278,9 +279,8 @@ def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> 
 def translate(
     error: apsw.Error, path: Path, options: SqliteOptions, db: apsw.Connection | None = None
 ) -> LedgerError:
-    """What an error of SQLite means for the ledger as a whole. `db` is the connection it came from, if that
-    is known."""
-    where, said = str(path), str(error)
+    """The ledger's error for an error of SQLite. `db` is the connection that raised it, if known."""
+    where, text = str(path), str(error)
     match error:
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return LedgerBusy(path=where, seconds=options.busy_timeout)
@@ -289,29 +289,27 @@ def translate(
         case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
             return DiskFull(path=where)  # the shared memory file could not grow
         case apsw.IOError() if db is not None and db.system_errno in _FULL:
-            return DiskFull(
-                path=where
-            )  # SQLite knows ENOSPC only; the others it calls an I/O error, which else is damage
+            # SQLite maps only ENOSPC to FullError; the others are I/O errors, which otherwise mean damage.
+            return DiskFull(path=where)
         case apsw.CantOpenError() if not path.parent.is_dir():
             return NotALedger(path=where, why="its directory does not exist")
         case apsw.CantOpenError() if _may_write(path):
-            return StoreFailed(
-                path=where, error=said
-            )  # too many open files, for one: permissions are not to blame
+            # Permissions are not the cause: too many open files, for example.
+            return StoreFailed(path=where, error=text)
         case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
             return ReadOnly(path=where)
         case apsw.NotADBError():
             return NotALedger(path=where, why="it is not an SQLite database")
         case apsw.CorruptError() | apsw.IOError():
-            return Damaged(path=where, why=said)
+            return Damaged(path=where, why=text)
         case apsw.ConnectionClosedError():
             return LedgerClosed(path=where)
         case _:
-            return StoreFailed(path=where, error=said)
+            return StoreFailed(path=where, error=text)
 
 
 def translate_os(error: OSError, path: Path) -> LedgerError:
-    """The same for the files beside the database, which we open ourselves."""
+    """The ledger's error for an error of a file beside the database."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return ReadOnly(path=str(path))
     if error.errno in _FULL:
@@ -328,16 +326,16 @@ def _may_write(path: Path) -> bool:
 
 
 def open_beside(path: Path, suffix: str, flags: int) -> int:
-    """A descriptor of the file `<database><suffix>`. A missing file is made with the mode and owner of the
-    database, as SQLite makes its `-wal`, so that the users of the database can use it and nobody else can.
-    Raises OSError if the name is a symbolic link or anything but a regular file: in a directory that others
-    can write, either may have been put there for us."""
+    """A descriptor of the file `<database><suffix>`. A missing file is created with the mode and owner of the
+    database, as SQLite creates its `-wal`, so that exactly the users of the database can use it. Raises OSError
+    if the name is a symbolic link or not a regular file: in a directory that other users can write, it may be
+    an attack."""
     database = os.path.realpath(path)
     name = database + suffix
     # O_NONBLOCK: opening a FIFO would wait for its other end.
     flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        # Not O_CREAT at once: in a sticky directory Linux refuses it on a file of another user
+        # Without O_CREAT first: in a sticky directory Linux refuses O_CREAT on a file of another user
         # (fs.protected_regular).
         return _open_regular(name, flags)
     except FileNotFoundError:
@@ -347,7 +345,7 @@ def open_beside(path: Path, suffix: str, flags: int) -> int:
     except FileExistsError:
         return _open_regular(name, flags)
     try:
-        _liken(fd, database)
+        _copy_mode(fd, database)
     except BaseException:
         os.close(fd)
         raise
@@ -367,7 +365,7 @@ def _open_regular(name: str, flags: int) -> int:
     return fd
 
 
-def _liken(fd: int, database: str) -> None:
+def _copy_mode(fd: int, database: str) -> None:
     if sys.platform == "win32" or not os.path.exists(database):
         return
     like = os.stat(database)
@@ -379,7 +377,7 @@ def _liken(fd: int, database: str) -> None:
 def network_kind(path: Path, mounts: str | None = None) -> str | None:
     """The type of the network file system `path` is on, or None. `mounts` is the text of
     /proc/self/mountinfo."""
-    real = os.path.realpath(path)  # first: looking a path up may be what mounts it
+    real = os.path.realpath(path)  # first: resolving a path may mount a file system
     if mounts is None:
         try:
             mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
@@ -402,17 +400,17 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
-PATIENCE: Final = 2.0
+FORK_TIMEOUT: Final = 2.0
 """Seconds that a fork waits for threads that are inside SQLite."""
 
 
 class Forkable(Protocol):
     def _inside_locks(self) -> Sequence[threading.Lock]:
-        """The locks that the threads hold which are inside SQLite, without those of this thread."""
+        """The locks that a thread holds while it is inside SQLite, without those of the calling thread."""
         ...
 
     def _left_to_parent(self) -> None:
-        """This is the child: never touch the connections again."""
+        """Called in the child, which must never use the connections again."""
         ...
 
 
@@ -420,11 +418,10 @@ open_here: WeakSet[Forkable] = WeakSet()
 _held = threading.local()
 
 
-def _before() -> None:
-    """Nobody is inside SQLite while we fork. A mutex of the library that another thread holds then (each
-    allocation takes one) would stay locked in the child for ever, and the child could not open a ledger of
-    its own."""
-    deadline = time.monotonic() + PATIENCE
+def _before_fork() -> None:
+    """Wait until no thread is inside SQLite. If another thread holds a mutex of the library during the fork
+    (each allocation takes one), the mutex stays locked in the child, and the child cannot open a ledger."""
+    deadline = time.monotonic() + FORK_TIMEOUT
     _held.locks = []
     for ledger in list(open_here):
         for lock in ledger._inside_locks():
@@ -432,7 +429,7 @@ def _before() -> None:
                 _held.locks.append(lock)
 
 
-def _let_go() -> None:
+def _release_locks() -> None:
     while _held.locks:
         _held.locks.pop().release()
 
@@ -440,8 +437,8 @@ def _let_go() -> None:
 def _in_child() -> None:
     for ledger in list(open_here):
         ledger._left_to_parent()
-    _let_go()
+    _release_locks()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child)

@@ -1,8 +1,8 @@
 """The embedded ledger: one SQLite file, any number of processes.
 
-A batch is one transaction. Processes take turns by the turnstile, threads by a lock; the connection that
-writes belongs to whoever holds both. Reads have a connection of their own. After COMMIT the wake file is
-touched, so that every waiter looks again."""
+A batch is one transaction. `ProcessTurns` orders the writing processes, a lock orders the threads of one
+process; the holder of both uses the writing connection. Reads have a connection of their own. After COMMIT
+the wake file is touched, which notifies the waiters of all processes."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 T = TypeVar("T")
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""Commits in the write-ahead log that are not in the database file yet, from which on they are copied."""
+"""Length of the commits in the write-ahead log that are not in the database file yet, from which on a
+checkpoint copies them."""
 RESTART_TIMEOUT = 0.05
-"""Seconds that a restart of a long log waits, inside the turn, for transactions that still read from it."""
+"""Seconds for which a restart of a long log waits, inside the turn, for transactions that read from it."""
 RESTART_PAUSE = 1.0
-"""Seconds until a restart that such a transaction prevented is tried again."""
+"""Seconds between a restart that failed for such a transaction and the next one."""
 CHECK_EVERY = 200
-"""Jobs and commands after which the length of the write-ahead log is looked at."""
+"""Jobs and commands between two checks of the length of the write-ahead log."""
 FUNCTIONS = 256
-"""Commit functions of one transaction at most."""
+"""Commit functions per transaction, at most."""
 FAULT_POINTS = ("begun", "applied", "written", "committed", "notified", "checkpointed")
-"""Where `SqliteOptions.fault` is called, in the order of a batch's life. The proofs kill a process at each of
-them."""
+"""Where `SqliteOptions.fault` is called, in the order of a batch. Tests kill a process at each of them."""
 POLL_INTERVAL = 0.25
-"""Seconds after which a waiter looks again even if no wake-up came."""
+"""Seconds after which a waiter checks again without a notification."""
 
 
 class SqliteLedger(reads.GroupReads):
@@ -114,7 +114,7 @@ class SqliteLedger(reads.GroupReads):
             self.owners = owners_of(self.path)
             stack.callback(self.owners.close)
             self.users = user_transactions.UserConnections(self.path, self._options.busy_timeout)
-            """Writes on connections of the user."""
+            """Appends on connections of the user."""
             stack.callback(self.users.close)
             self._opened = stack.pop_all()
         files.open_here.add(self)
@@ -128,13 +128,13 @@ class SqliteLedger(reads.GroupReads):
         self._db.close()
 
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
-        self._guard()
+        self._check_open()
         now = self._now(now)
         specs = fast_append.plain_specs(commands)
         if not specs:
             check_commands(commands)
         with self._write_lock:
-            self._guard()
+            self._check_open()
             self._inside = threading.get_ident()
             try:
                 if specs or not any(map(has_function, commands)):
@@ -144,7 +144,7 @@ class SqliteLedger(reads.GroupReads):
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
             except BaseException:
-                self._turns.leave()  # an interrupt may have come on the way out of it
+                self._turns.leave()  # an interrupt may have come inside `__exit__`
                 raise
             finally:
                 self._inside = None
@@ -155,7 +155,7 @@ class SqliteLedger(reads.GroupReads):
             answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(
                 commands, now
             )
-        # After the commit: what went into a file that nobody finds again is not acknowledged.
+        # After the commit: a batch in a deleted file must not be acknowledged.
         self._presence.check_file()
         self._fault("committed")
         if wrote:
@@ -174,7 +174,7 @@ class SqliteLedger(reads.GroupReads):
             self._undo(db)
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            answers = fast_append.append(db, commands, specs, now, self._begin_quickly)
+            answers = fast_append.append(db, commands, specs, now, self._check_start)
             self._fault("applied")
             self._fault("written")
             db.execute("COMMIT")
@@ -193,43 +193,43 @@ class SqliteLedger(reads.GroupReads):
         return answers, True
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
-        spoiled: dict[str, Refused] = {}
+        failed_functions: dict[str, Refused] = {}
         while True:
             try:
-                return self._play_safely(commands, now, spoiled)
+                return self._apply_general(commands, now, failed_functions)
             except FunctionUndone as undone:
-                # Play the batch again without that function.
-                spoiled[undone.id] = undone.answer
+                # Apply the batch again without that function.
+                failed_functions[undone.id] = undone.answer
                 if user_functions.is_closed(self._db):
                     self._db = self._connect()
 
-    def _play_safely(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused]
+    def _apply_general(
+        self, commands: Sequence[Command], now: int, failed_functions: dict[str, Refused]
     ) -> tuple[list[Answer], bool]:
         try:
-            return self._attempt(commands, now, spoiled, execute)
+            return self._attempt(commands, now, failed_functions, execute)
         except apsw.Error as error:
             if not isinstance(translate(error, self.path, self._options), StoreFailed):
                 raise
         except _DEFECTS:
-            # A defect, or data that was tampered with. It must not take its neighbours along.
+            # A defect or damaged data. It must fail only its own command: apply them one by one.
             pass
         try:
-            return self._attempt(commands, now, spoiled, execute_one_by_one)
+            return self._attempt(commands, now, failed_functions, execute_one_by_one)
         except _DEFECTS as error:
             raise Damaged(path=str(self.path), why=f"{type(error).__name__}: {error}") from error
 
     def _attempt(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Executor
+        self, commands: Sequence[Command], now: int, failed_functions: dict[str, Refused], run: Executor
     ) -> tuple[list[Answer], bool]:
         db = self._db
         answers: list[Answer]
         try:
             self._undo(db)
-            # Inside the try: an interrupt is raised when the statement has already begun the transaction.
+            # Inside the try: an interrupt is raised after the statement has begun the transaction.
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            answers, wrote = self._play(commands, now, spoiled, run)
+            answers, wrote = self._run_commands(commands, now, failed_functions, run)
             self._fault("written")
             db.execute("COMMIT" if wrote else "ROLLBACK")
         except BaseException:
@@ -239,38 +239,37 @@ class SqliteLedger(reads.GroupReads):
 
     @staticmethod
     def _undo(db: apsw.Connection) -> None:
-        """Also before every transaction: a second interrupt may have come before the first one's transaction
-        was undone."""
+        """Roll back an open transaction. Also called before each transaction: a second interrupt may have
+        prevented the rollback after the first."""
         if user_functions.in_transaction(db):
             db.execute("ROLLBACK")
 
-    def _play(
-        self, commands: Sequence[Command], now: int, spoiled: dict[str, Refused], run: Executor
+    def _run_commands(
+        self, commands: Sequence[Command], now: int, failed_functions: dict[str, Refused], run: Executor
     ) -> tuple[list[Answer], bool]:
-        batch = begin(self._db, now, self._jumps, first_specs(commands))
-        batch.failed_functions = spoiled
-        migrations.check_schema(self.path, batch.schema, batch.min_schema)
-        self._jumps.note(batch.now)
-        answers = run(batch, commands)
-        self._functions.took(*batch.called)
+        tx = begin(self._db, now, self._jumps, first_specs(commands))
+        tx.failed_functions = failed_functions
+        migrations.check_schema(self.path, tx.schema, tx.min_schema)
+        self._jumps.note(tx.now)
+        answers = run(tx, commands)
+        self._functions.took(*tx.called)
         self._fault("applied")
-        batch.finish()
-        return answers, batch.wrote
+        tx.finish()
+        return answers, tx.wrote
 
-    def _begin_quickly(self, schema: int, min_schema: int, now: int) -> None:
+    def _check_start(self, schema: int, min_schema: int, now: int) -> None:
         if min_schema > self._known_schema:
             migrations.check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
     def _checkpoint(self, commands: Sequence[Command]) -> None:
-        """Between batches and outside the turn: others may write meanwhile. It may fail (another process is
-        at it, or the disk is full), but the batch is committed all the same, so the next one tries again. How
-        many pages the log has is asked only now and then: a hook that is called at every commit costs each of
-        them a call into Python.
+        """Checkpoint a long log: between batches and outside the turn, so that other processes can write. An
+        error (another process checkpoints, the disk is full) is ignored: the batch is committed, and a later
+        batch tries again. The length is read every `CHECK_EVERY` jobs, because SQLite's WAL hook would cost
+        each commit a call into Python.
 
-        SQLite writes from the start of the log again only if all of it is copied and nobody reads from it.
-        Beside other writers that never happens by itself, so a log that is too long is restarted inside the
-        turn."""
+        SQLite reuses the log from its start only if all of it is copied and no transaction reads from it.
+        Beside other writers that does not happen, so a log that is too long is restarted inside the turn."""
         self._unchecked += _weight(commands)
         if self._unchecked < CHECK_EVERY:
             return
@@ -297,10 +296,10 @@ class SqliteLedger(reads.GroupReads):
     def append_on(
         self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None
     ) -> tuple[Placed, ...]:
-        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: it
-        commits or rolls back with their data. Raises `Refused`. Other processes notice within a quarter of a
-        second after the commit."""
-        self._guard()
+        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: the jobs
+        commit or roll back with the user's data. Raises `Refused`. Waiters see the jobs within
+        `POLL_INTERVAL` seconds after the commit."""
+        self._check_open()
         if connection is self._db:
             raise NestedCall(path=str(self.path))
         self._presence.check_file()
@@ -329,19 +328,19 @@ class SqliteLedger(reads.GroupReads):
         return self._read(lambda db: reads.explain_job(SqliteDb(db), id, self._time(db, now)))
 
     def check(self) -> list[str]:
-        return self._study(audit.check)
+        return self._read_apart(audit.check)
 
     def dump(self) -> dict[str, Any]:
-        return self._study(audit.dump)
+        return self._read_apart(audit.dump)
 
     def integrity(self) -> list[str]:
-        """What SQLite finds wrong with the file, and what `check` finds wrong with its content."""
-        damage = self._study(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
+        """The findings of SQLite's integrity check and of `check`; empty if the ledger is intact."""
+        damage = self._read_apart(lambda db: [str(row[0]) for row in db.execute("PRAGMA integrity_check")])
         return [line for line in damage if line != "ok"] + self.check()
 
     def backup(self, path: str | Path, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the ledger as it is now to a new file, while work goes on."""
-        self._guard()
+        """Copy the ledger as of now to a new file. Other processes and threads can keep writing."""
+        self._check_open()
         self._presence.check()
         source = connect_reader(self.path, self._options)
         try:
@@ -351,14 +350,13 @@ class SqliteLedger(reads.GroupReads):
             source.close()
 
     def last(self) -> int:
-        """The time of the last batch that wrote. The ledger's time stands still there while the clock is
-        behind it."""
+        """The time of the last batch that wrote. While the clock is behind it, this is the ledger's time."""
         return self._read(lambda db: self._time(db, 0))
 
     def version(self) -> int:
-        self._guard()
+        self._check_open()
         with self._watch_lock, self._translated():
-            self._guard()
+            self._check_open()
             self._presence.check()
             return int(one(self._watcher, "PRAGMA data_version")[0])
 
@@ -372,7 +370,7 @@ class SqliteLedger(reads.GroupReads):
     def close(self) -> None:
         if self._closed or self._forked:
             return
-        self._guard()
+        self._check_open()
         with self._write_lock, self._read_lock, self._watch_lock:
             self._closed = True
             self._opened.close()
@@ -383,37 +381,37 @@ class SqliteLedger(reads.GroupReads):
 
     def _left_to_parent(self) -> None:
         self._forked = True
-        # A child that holds it open would keep the turn of a parent that was killed.
+        # An open descriptor in the child would keep the turn of a killed parent.
         self._turns.close()
         self.users.left_to_parent()
         self.owners.left_to_parent()
 
-    def _read(self, question: Callable[[apsw.Connection], T]) -> T:
-        """One question on one snapshot."""
-        self._guard()
+    def _read(self, read: Callable[[apsw.Connection], T]) -> T:
+        """Run `read` on one snapshot."""
+        self._check_open()
         with self._read_lock, self._translated():
-            self._guard()
+            self._check_open()
             self._presence.check()
-            return self._ask(self._reader, question)
+            return self._read_snapshot(self._reader, read)
 
-    def _study(self, question: Callable[[apsw.Connection], T]) -> T:
-        """A long question: on a connection of its own, so that it keeps nobody waiting."""
-        self._guard()
+    def _read_apart(self, read: Callable[[apsw.Connection], T]) -> T:
+        """Run a long read on a connection of its own, so that other reads do not wait."""
+        self._check_open()
         self._presence.check()
         with self._translated():
             connection = connect_reader(self.path, self._options)
             try:
-                return self._ask(connection, question)
+                return self._read_snapshot(connection, read)
             finally:
                 connection.close()
 
-    def _ask(self, db: apsw.Connection, question: Callable[[apsw.Connection], T]) -> T:
+    def _read_snapshot(self, db: apsw.Connection, read: Callable[[apsw.Connection], T]) -> T:
         try:
             self._undo(db)
             db.execute("BEGIN")
-            return question(db)
+            return read(db)
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, apsw.SQLError) as error:
-            raise Damaged(path=str(self.path), why=f"it holds what no ledger wrote: {error}") from error
+            raise Damaged(path=str(self.path), why=f"it has values that no ledger writes: {error}") from error
         finally:
             self._undo(db)
 
@@ -427,7 +425,7 @@ class SqliteLedger(reads.GroupReads):
         checks.whole("now", now)
         return now
 
-    def _guard(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise LedgerClosed(path=str(self.path))
         if self._forked:
@@ -444,7 +442,7 @@ class SqliteLedger(reads.GroupReads):
 
 
 def _weight(commands: Sequence[Command]) -> int:
-    """About how many pages they write, or less."""
+    """A lower estimate of the pages that the commands write."""
     pages, size = len(commands), 0
     for command in commands:
         if type(command) is Settle:
@@ -464,4 +462,4 @@ _DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError,
 
 
 def _no_fault(point: str) -> None:
-    """Nothing breaks here unless a test says so."""
+    """The default of `SqliteOptions.fault`."""

@@ -1,4 +1,4 @@
-"""A copy of the ledger while it works: complete as of one moment, one file, there in full or not at all."""
+"""Backup of a ledger in use, and its tables as `tables.transfer.Store` for copying, checks and VACUUM."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ Progress = Callable[[int, int], None]
 
 
 def backup(source: apsw.Connection, target: Path, progress: Progress | None = None) -> None:
-    """Copy the database of `source` to the new file `target`; `progress` gets the pages copied and the pages
-    in all.
+    """Copy the database of `source` to the new file `target`: as of one moment, in full or not at all.
+    `progress` is called with the pages copied and the total.
 
-    `source` must be a connection that nobody else uses meanwhile (`connect_reader` makes one). It holds one read snapshot
-    until the end: without it every commit of another process would start the copy anew, and a busy ledger could never be
-    copied. Writers go on, only the WAL cannot be reset so long.
-    """
+    `source` must be a connection without other users (`connect_reader` opens one). It holds one read snapshot
+    until the end: without it each commit of another process would restart the copy, and the copy of a busy
+    ledger would never end. Writers continue, but the WAL cannot be reset meanwhile."""
     _check_target(target)
     with _temporary_beside(target) as temporary:
         try:
@@ -90,8 +89,8 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
 def _copy(source: apsw.Connection, temporary: Path, progress: Progress | None) -> None:
     copy = apsw.Connection(str(temporary), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # Nobody else sees this file and a torn one is deleted: no locks (the target may be on a network), no
-        # journal, no sync.
+        # No other process sees this file, and a partial one is deleted: no locks (the target may be on a network
+        # file system), no journal, no sync.
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF"):
             copy.execute(f"PRAGMA {pragma}").fetchall()
         with _snapshot(source), copy.backup("main", source, "main") as steps:
@@ -99,7 +98,7 @@ def _copy(source: apsw.Connection, temporary: Path, progress: Progress | None) -
                 steps.step(_PAGES_PER_STEP)
                 if progress is not None:
                     progress(steps.page_count - steps.remaining, steps.page_count)
-        # The copy's header still says WAL.
+        # The header was copied and has journal mode WAL.
         copy.execute("PRAGMA journal_mode=DELETE").fetchall()
     finally:
         copy.close()
@@ -132,7 +131,7 @@ class SqliteStore:
         self.place = str(self._path)
         self.known = len(migrations.steps())
         self._db = connect(self._path, options)
-        # The ledger's own connections do it between batches; here is nobody else.
+        # A ledger checkpoints between batches; this connection has no batches.
         self._db.execute("PRAGMA wal_autocheckpoint=1000")
 
     def read_meta(self) -> MetaRow | None:
@@ -166,7 +165,7 @@ class SqliteStore:
             )
 
     def _bodies(self, after: Row | None) -> Iterator[Row]:
-        """Joined from the pieces they are kept in."""
+        """Bodies joined from the pieces in which they are stored."""
         first = 0 if after is None else after[0] * jobs.SLOTS + (after[1] + 1) * 1024
         pieces = self._db.execute(
             "SELECT slot / 1024, data FROM towpath_body WHERE slot >= ? ORDER BY slot", (first,)
@@ -191,11 +190,11 @@ class SqliteStore:
                 insert(self._db, f"INSERT INTO towpath_{table.name} ({_names(table.columns)})", rows)
 
     def apply_user_appends(self) -> int:
-        return 0  # users append on connections of their own as the ledger does
+        return 0  # user transactions insert the jobs themselves
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """By the lock of an empty database beside it, which ends with the process."""
+        """Holds the lock of an empty database beside the ledger, which is released when the process ends."""
         beside = Path(f"{self._path}-copy")
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_NOFOLLOW
         with self._translated(), closing(apsw.Connection(str(beside), flags=flags)) as lock:

@@ -1,5 +1,5 @@
-"""Numbered steps forward. A step and the record of it are one transaction; there is no way back but a
-backup."""
+"""Numbered schema migrations. A step and its record are one transaction. There is no downgrade: restore a
+backup instead."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def steps() -> tuple[str, ...]:
 
 
 def migrate(db: apsw.Connection, path: Path) -> int:
-    """Bring the file up to this version's schema; which it had before, 0 for none. Many processes may try at
-    once: one does it, the others find it done."""
+    """Migrate the file to this version's schema. Returns the schema that it had before, 0 for none. Of several
+    processes that call this at once, one migrates."""
     done = _schema(db, path)
     if done >= len(steps()):
         return done

@@ -1,13 +1,14 @@
-"""Which processes that claim jobs are alive. Each holds a lock that the kernel frees when the process ends,
-however it ends.
+"""Detects which processes that claim jobs are alive. Each process holds a lock that the kernel frees when the
+process ends, however it ends.
 
-`<database>-live` has slots of a fixed size. A process takes the first free slot: it locks the slot's bytes and writes the name of its
-owner there. A slot with a name whose bytes are not locked belongs to a process that ended without closing the ledger. An orderly
-`close` clears the name first. So jobs that are still held then (a message whose receipt went to another process) wait for their lease.
+`<database>-live` has slots of a fixed size. A process locks the bytes of the first free slot and writes the
+name of its owner there. A slot with a name and without a lock belongs to a process that ended without closing
+the ledger. `close` clears the name first, so jobs that are still held then (a message whose receipt went to
+another process) wait for the end of their lease.
 
-The locks are of the kind that belongs to the open file, not to the process: to close another descriptor of
-the same file does not free them. A forked child shares them, and so closes its copy at once. Without this
-file, and on systems without such locks, leases decide."""
+The locks belong to the open file, not to the process (F_OFD_SETLK): closing another descriptor of the same
+file does not free them. A forked child shares them, so it closes its copy at once. Without this file, and on
+systems without such locks, only leases count."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _FLOCK: Final = struct.Struct("@hhqqi0q")
 
 
 class SqliteOwners:
-    """Safe from any thread. The file is opened by the first call. An error of the file system is logged once;
-    leases decide then."""
+    """Safe from any thread. The first call opens the file. The first error of the file system is logged; after
+    an error only leases count."""
 
     uncertain = False
 
@@ -89,8 +90,7 @@ class SqliteOwners:
                     self._close()
 
     def left_to_parent(self) -> None:
-        """This is a forked child: its copy of the descriptor would keep the locks of a parent that was
-        killed."""
+        """For a forked child: its copy of the descriptor would keep the locks of a killed parent."""
         if self._fd >= 0:
             self._close()
 
@@ -105,7 +105,7 @@ class SqliteOwners:
         except OSError as error:
             if not self._failed:
                 log.warning(
-                    "%s%s cannot be used, so a killed worker is noticed by its lease only: %s",
+                    "cannot use %s%s: jobs of a killed worker run again only after their lease ends: %s",
                     self._path,
                     SUFFIX,
                     error,
@@ -114,7 +114,7 @@ class SqliteOwners:
 
     def _open(self) -> None:
         if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-            # Somebody deleted the file. What others announce now is in a new one.
+            # The file was deleted. Other processes announce their owners in a new one.
             self._close()
         if self._fd < 0:
             self._fd = open_beside(self._path, SUFFIX, os.O_RDWR)
@@ -131,18 +131,18 @@ class SqliteOwners:
                 continue
             self._own[slot] = name
             self._write(slot, name)
-            # Also after a power failure the jobs of this owner should come back at once.
+            # So that the jobs of this owner are released at once after a power failure, too.
             os.fsync(self._fd)
             return
 
     def _abandoned(self) -> Iterator[tuple[int, bytes]]:
-        """Slots with a name that nobody holds; each is locked while it is looked at, so that nobody takes it
-        meanwhile."""
+        """Slots with a name and without a holder. Each is locked while it is yielded, so that no other process
+        takes it."""
         for slot in range(-(-os.fstat(self._fd).st_size // SLOT)):
             if slot not in self._own and self._read(slot) and self._locked(slot):
                 try:
-                    # Again under the lock: its holder may have closed the ledger, or another may have taken
-                    # the slot.
+                    # Read again under the lock: the holder may have closed the ledger, or another process may
+                    # have taken the slot.
                     if name := self._read(slot):
                         yield slot, name
                 finally:

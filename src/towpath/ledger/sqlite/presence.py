@@ -1,5 +1,4 @@
-"""Whether the files under the ledger's name are still those that were opened. SQLite itself goes on in a
-deleted file."""
+"""Detects that the ledger's files were deleted or replaced. SQLite itself keeps writing to a deleted file."""
 
 from __future__ import annotations
 
@@ -10,26 +9,25 @@ from pathlib import Path
 from towpath.errors import LedgerGone
 
 PAUSE = 0.1
-"""Seconds between two looks where nothing is acknowledged: a look costs as much as a third of a small
-read."""
+"""Seconds between two checks before reads: a check costs a third of a small read."""
 
 TICK = 0.05
-"""Seconds, longer than the clock tick of a file system: two changes of a directory within one tick have the
-same time stamp, so after a change the files are asked for this long."""
+"""Seconds, longer than the clock tick of a file system. Two changes of a directory within one tick have the
+same time stamp, so the files themselves are checked for this long after a change."""
 READS = range(123, 128)
 """The bytes of the `-shm` file that SQLite locks for a read transaction. The layout is part of SQLite's file
 format."""
 LOOKS, BETWEEN = 10, 0.1
-"""How often, and how many seconds apart, `long_readers` looks."""
+"""How often, and how many seconds apart, `long_readers` reads the list of locks."""
 
 
 class Presence:
-    """Made right after opening. SQLite keeps the database, its log and its shared memory as long as anybody
-    has them open.
+    """The files as they were right after opening. SQLite keeps the database, its log and its shared memory
+    while any connection has them open.
 
     A removed or renamed file changes the time stamp of its directory, which one `fstat` reads. The files
-    themselves are not asked at each commit: since Linux 6.13 a file whose times were read gets a new time
-    stamp with each write, which makes a commit 27 us longer."""
+    themselves are not read at each commit: since Linux 6.13 a file whose times were read gets a new time
+    stamp with each write, which makes a commit 27 µs longer."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._log, self._shared = str(path), f"{path}-wal", f"{path}-shm"
@@ -43,7 +41,7 @@ class Presence:
         os.close(self._directory)
 
     def check_file(self) -> None:
-        """After a commit, before it is acknowledged: are the files that it went into still there?"""
+        """After a commit, before its results are returned: raise `LedgerGone` if its files are gone."""
         changed_at, now = os.fstat(self._directory).st_mtime_ns, time.monotonic()
         if changed_at != self._changed_at:
             self._changed_at, self._settled = changed_at, now + TICK
@@ -52,10 +50,10 @@ class Presence:
         self.check()
 
     def check(self) -> None:
-        """Now and then."""
+        """Raise `LedgerGone` if the files are gone; at most every `PAUSE` seconds."""
         if (now := time.monotonic()) < self._due:
             return
-        # If a file is gone, the next call looks again: nobody gets another answer afterwards.
+        # If a file is gone, each later call checks again and raises too.
         self._due = 0.0
         if self._numbers() != self._opened:
             raise LedgerGone(path=self._file)
@@ -75,8 +73,8 @@ def _number(name: str) -> tuple[int, int] | None:
 
 def long_readers(path: Path) -> list[str] | None:
     """The other processes that had a read transaction open for a second, as "process 4711 (python
-    report.py)". None where the system does not list locks. The files themselves are not opened: closing them
-    would drop SQLite's locks."""
+    report.py)". None where the system does not list locks. The files are not opened: closing them would drop
+    SQLite's locks."""
     found: set[int] | None = None
     for look in range(LOOKS):
         try:
@@ -94,8 +92,8 @@ def long_readers(path: Path) -> list[str] | None:
 
 
 def _readers(locks: str, inode: int) -> set[int]:
-    """From lines such as `3: POSIX  ADVISORY  READ 4711 fe:00:1310 124 124`. A process of another container
-    has the number 0."""
+    """The process ids in lines such as `3: POSIX  ADVISORY  READ 4711 fe:00:1310 124 124`. A process of
+    another container has the id 0."""
     found = set()
     for line in locks.splitlines():
         fields = line.split()

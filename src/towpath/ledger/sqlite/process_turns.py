@@ -1,15 +1,18 @@
 """Fair turns between processes, first come, first served.
 
-SQLite's busy handler let one process starve for seconds. Here whoever finds `<database>-turn` taken queues in
-`<database>-next` by locking there the one byte whose offset is the time of its arrival; the first is who finds nobody below.
-The kernel forgets the locks of the dead. This is fairness only: SQLite's own lock keeps the data safe, also when somebody
-deletes or truncates these files. A waiter also writes the time into the first bytes of `-next`: to read there that nobody has
-queued lately is cheaper than to ask the kernel for locks, and most turns find nobody. The bytes are read and written, not mapped:
-a page of a mapped file that the disk has no room for, or that was cut off, ends the process with SIGBUS.
+SQLite's busy handler can starve a process for seconds. So a process takes `<database>-turn` before it writes.
+If the turn is taken, the process queues in `<database>-next`: it locks the one byte whose offset is the time
+of its arrival, and is first when no byte below is locked. The kernel frees the locks of a process that ends.
 
-(A plain lock on `-next` instead of a queue is not fair: who gets it is who happens to look just then, and
-beside two busy processes a third was seen waiting for twenty turns. Blocking locks would be fair, but they
-cannot be given up.)"""
+The turns only provide fairness. SQLite's own lock protects the data, also when these files are deleted or
+truncated.
+
+A waiter also writes the current time into the first bytes of `-next`. An old time means that no process is
+queued; reading it is cheaper than querying the kernel for locks. The bytes are read and written, not mapped:
+access to a mapped page that was truncated, or that the disk has no room for, ends the process with SIGBUS.
+
+Rejected: a plain lock on `-next` is not fair (a third process was seen waiting for twenty turns of two busy
+ones). Blocking locks are fair but cannot time out."""
 
 from __future__ import annotations
 
@@ -26,9 +29,8 @@ from towpath.ledger.sqlite.files import open_beside, translate_os
 
 if sys.platform == "win32":
 
-    class ProcessTurns:
-        """There is no flock here and its Windows kin excludes other readers too: SQLite's busy handler alone
-        must do."""
+    class NoProcessTurns:
+        """Windows has no flock, and its own locks exclude readers too: SQLite's busy handler decides alone."""
 
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path
@@ -47,6 +49,8 @@ if sys.platform == "win32":
         def close(self) -> None:
             return
 
+    ProcessTurns = NoProcessTurns
+
 else:
     import fcntl
 
@@ -56,12 +60,12 @@ else:
     """Linux's struct flock, with its padding."""
     _STAMP: Final = struct.Struct("@q")
     _STAMP_HOLDS: Final = 20_000_000
-    """Nanoseconds. Who queues stamps again at each look, every two milliseconds or sooner. A stamp from before the last start of the
-    machine may be in the future: it is as good as none."""
+    """Nanoseconds for which a stamp counts. A waiter writes a new one every two milliseconds or sooner. A stamp
+    from before a reboot may be in the future and does not count."""
 
     class ProcessTurns:
-        """For one thread at a time. `timeout` bounds the wait; then `LedgerBusy`, so a stopped holder hangs
-        nobody.
+        """For one thread at a time. Raises `LedgerBusy` after `timeout` seconds, so that a stopped holder does
+        not block other processes forever.
 
         Record locks belong to the process: two instances of one process still exclude each other, but not in
         order."""
@@ -74,7 +78,7 @@ else:
                 try:
                     if os.fstat(self._next).st_size < _STAMP.size:
                         os.pwrite(self._next, bytes(_STAMP.size), 0)
-                    self._turn = open_beside(path, "-turn", os.O_RDONLY)  # flock asks for no right to write
+                    self._turn = open_beside(path, "-turn", os.O_RDONLY)  # flock needs no write permission
                 except BaseException:
                     os.close(self._next)
                     raise
@@ -83,14 +87,14 @@ else:
 
         def __enter__(self) -> Self:
             try:
-                # Written out, as it is most of all that a lone writer waits for beside the disk.
+                # Inlined: beside the disk, this is most of what a single writer waits for.
                 stamp = os.pread(self._next, _STAMP.size, 0)
                 since = (
                     time.monotonic_ns() - _STAMP.unpack(stamp)[0]
                     if len(stamp) == _STAMP.size
                     else _STAMP_HOLDS
                 )
-                if -_STAMP_HOLDS < since < _STAMP_HOLDS and not self._nobody_before(0):
+                if -_STAMP_HOLDS < since < _STAMP_HOLDS and not self._is_first(0):
                     self._queue()
                     return self
                 try:
@@ -98,7 +102,7 @@ else:
                 except BlockingIOError:
                     self._queue()
             except BaseException as error:
-                fcntl.flock(self._turn, fcntl.LOCK_UN)  # an interrupt may come just after we took it
+                fcntl.flock(self._turn, fcntl.LOCK_UN)  # an interrupt may come right after the lock
                 if isinstance(error, OSError):
                     raise translate_os(error, self._path) from error
                 raise
@@ -110,7 +114,7 @@ else:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
         def leave(self) -> None:
-            """Let the turn go if we have it."""
+            """Release the turn if this object holds it."""
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
         def close(self) -> None:
@@ -127,8 +131,8 @@ else:
                     place = place or self._take_place()
                     waited = time.monotonic() - began
                     self._write_stamp()
-                    # Without a place, or behind somebody who seems stopped, we take our chance.
-                    first = place is None or waited > self._timeout / 2 or self._nobody_before(place)
+                    # Without a place, or behind a process that seems stopped, compete for the turn.
+                    first = place is None or waited > self._timeout / 2 or self._is_first(place)
                     if first and self._take_turn():
                         return
                     if waited >= self._timeout:
@@ -157,14 +161,14 @@ else:
             place = time.monotonic_ns()
             try:
                 fcntl.lockf(self._next, _TAKE, 1, place)
-            except BlockingIOError:  # the same nanosecond, or somebody is peeking
+            except BlockingIOError:  # the same nanosecond, or another process checks the queue
                 return None
             return place
 
-        def _nobody_before(self, place: int) -> bool:
+        def _is_first(self, place: int) -> bool:
             """Whether the queue is empty below this place; place 0 asks for the whole queue."""
             if sys.platform == "linux":
-                # Asking takes one call, taking and giving back two; and this is asked before every turn.
+                # F_GETLK is one call instead of lock and unlock, and this runs before every turn.
                 answer = fcntl.fcntl(
                     self._next, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, place, 0)
                 )
@@ -177,6 +181,6 @@ else:
             return True
 
     def _pause(first: bool, since: float) -> float:
-        """Only the first looks often, and less so the longer the turn takes: a late look is time in which
-        nobody writes."""
+        """The first waiter polls more often than the others, because a late poll is time in which no process
+        writes. Its interval grows with the length of the turn it waits for."""
         return min(max(since / 8, 0.0001), 0.002) if first else 0.0005

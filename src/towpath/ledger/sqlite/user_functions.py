@@ -1,9 +1,9 @@
 """Commit functions of the user on the ledger's connection.
 
-The connection has one authorizer for life, because setting an authorizer makes SQLite prepare every statement
-of the connection anew. It is asked when a statement is prepared, and denies only while functions run. A
-statement in apsw's cache was prepared before, so functions get cursors that mark their statements: the cache
-keeps marked and unmarked statements apart."""
+The connection keeps one authorizer, because setting an authorizer makes SQLite prepare every statement of the
+connection again. SQLite calls the authorizer when it prepares a statement. It denies only while functions
+run. A cached statement was authorized earlier, so functions get cursors that mark their statements: apsw's
+cache keeps marked and unmarked statements apart."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _CONTROL = {
 }
 _READING = {apsw.SQLITE_READ, apsw.SQLITE_SELECT, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
 
-_NOT_ITS_FAULT = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NoMemError, apsw.BusyError)
-"""What ends a transaction without the function's doing."""
+_STORE_ERRORS = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NoMemError, apsw.BusyError)
+"""Errors that end a transaction and that the function did not cause."""
 
-# A name that no function uses by accident.
+# Random, so that no function uses it by accident.
 _NAME = f"towpath_{secrets.token_hex(8)}"
 _SAVE, _UNDO, _RELEASE = f"SAVEPOINT {_NAME}", f"ROLLBACK TO {_NAME}", f"RELEASE {_NAME}"
 
@@ -52,9 +52,8 @@ class FunctionAuthorizer:
             return apsw.SQLITE_OK
         if operation in _CONTROL:
             return apsw.SQLITE_OK if operation == apsw.SQLITE_SAVEPOINT and two == _NAME else apsw.SQLITE_DENY
-        tables = (
-            (one,) if operation == apsw.SQLITE_UPDATE else (one, two)
-        )  # the second name of an update is a column
+        # The second name of an update is a column.
+        tables = (one,) if operation == apsw.SQLITE_UPDATE else (one, two)
         ours = any(name is not None and name.lower().startswith("towpath_") for name in tables)
         return apsw.SQLITE_DENY if ours and operation not in _READING else apsw.SQLITE_OK
 
@@ -75,7 +74,7 @@ class _MarkedCursor(apsw.Cursor):
 def call_all(
     db: apsw.Connection, functions: Sequence[tuple[str, Callable[[Any], object]]]
 ) -> dict[str, UserFunctionFailed]:
-    """Call the functions, each in a savepoint. The failures, by job."""
+    """Call the functions, each in a savepoint. Returns the failures by job id."""
     if not isinstance(guard := db.authorizer, FunctionAuthorizer):
         db.authorizer = guard = FunctionAuthorizer()
     cursors: list[apsw.Cursor] = []
@@ -87,7 +86,8 @@ def call_all(
     own, failed, process = apsw.Cursor(db), dict[str, UserFunctionFailed](), os.getpid()
     guard.active = True
     db.cursor_factory = cursor
-    db.set_commit_hook(_refuse_commit)  # a function that goes on after it lost the transaction writes nothing
+    # A function that continues after it ended the transaction must not commit on its own.
+    db.set_commit_hook(_refuse_commit)
     try:
         for id, function in functions:
             own.execute(_SAVE)
@@ -97,7 +97,7 @@ def call_all(
             own.execute(_RELEASE)
     finally:
         if os.getpid() != process:
-            # A function forked, and this is the child: the transaction and the connection are its parent's.
+            # A function forked and this is the child: the transaction and the connection belong to the parent.
             os._exit(1)
         guard.active = False
         with suppress(apsw.ConnectionClosedError):
@@ -115,13 +115,13 @@ def _call(
     try:
         function(db)
     except Exception as error:
-        if isinstance(error, _NOT_ITS_FAULT) and not in_transaction(db):
+        if isinstance(error, _STORE_ERRORS) and not in_transaction(db):
             raise
         failure = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
         failure.__cause__ = error
     finally:
         for each in cursors:
-            # A cursor in the middle of a statement would keep the transaction from ending.
+            # A cursor with a running statement would keep the transaction from ending.
             each.close(True)
         cursors.clear()
     if is_closed(db):
@@ -132,7 +132,7 @@ def _call(
             id, failure or UserFunctionFailed(id=id, error="it rolled the ledger's transaction back")
         )
     if failure is None and db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
-        # COMMIT would fail, and with it every other settle of the transaction.
+        # COMMIT would fail, and every other settle of the transaction with it.
         failure = UserFunctionFailed(id=id, error="it leaves a row that violates a deferred foreign key")
     return failure
 

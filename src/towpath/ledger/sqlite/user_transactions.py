@@ -1,4 +1,4 @@
-"""Our append on the user's own connection, in the same transaction as their data."""
+"""Append on a connection of the user, in the same transaction as the user's data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from towpath.ledger.sqlite.statements import begin
 from towpath.ledger.tables import append as appends
 
 _LOCK = "UPDATE towpath_meta SET last = last"
-"""Takes the write lock inside a transaction, and reads nothing before."""
+"""Takes the write lock inside a transaction without a read before it."""
 
 
 class UserConnections:
-    """Writing on connections of the user. The busy handling of such a connection is the user's and stays as
-    it is: the wait for the write lock is a loop here, for up to `timeout` seconds, in turn with the processes
-    that use the ledger."""
+    """Writes on connections of the user. The busy handler of such a connection is not changed. Instead, this
+    class waits for the write lock in a loop, for up to `timeout` seconds, in turn with the processes that use
+    the ledger."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         self._path = path
@@ -58,7 +58,7 @@ class UserConnections:
             self.left_to_parent()
 
     def left_to_parent(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not there."""
+        """For a forked child. Takes no lock: its holder may be a thread that exists only in the parent."""
         if self._turns is not None:
             self._turns.close()
             self._turns = None
@@ -71,7 +71,7 @@ class UserConnections:
             self._wait(connection, "BEGIN IMMEDIATE")
         try:
             if begun:
-                # Before the first read: what is read must still hold when it is written.
+                # Before the first read, so that what is read cannot change before the write.
                 self._wait(connection, _LOCK)
             answers = _place(connection, specs, now)
             connection.execute("RELEASE towpath_append" if begun else "COMMIT")
@@ -93,7 +93,7 @@ class UserConnections:
             if self._turns is None:
                 self._turns = ProcessTurns(self._path, self._timeout)
             with self._turns:
-                # Nobody of ours is before us now, but a connection of a user may be.
+                # No ledger process is ahead now, but a connection of a user may hold the lock.
                 while not self._take(connection, statement):
                     waited = time.monotonic() - began
                     if waited >= self._timeout:
@@ -111,15 +111,15 @@ class UserConnections:
 
 
 def _place(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-    batch = begin(connection, now, Jumps(), specs)
-    check_schema(Path(connection.filename), batch.schema, batch.min_schema)
-    answers = appends.place(batch, specs).answers
-    batch.finish()
+    tx = begin(connection, now, Jumps(), specs)
+    check_schema(Path(connection.filename), tx.schema, tx.min_schema)
+    answers = appends.place(tx, specs).answers
+    tx.finish()
     return answers
 
 
 def check_connection(connection: object, path: Path) -> None:
-    """By the file's name alone: a look inside would begin the transaction's snapshot before it has the write
+    """Checks only the file's name: a read would begin the transaction's snapshot before it has the write
     lock."""
     if isinstance(connection, apsw.Connection):
         name = connection.filename
@@ -130,8 +130,9 @@ def check_connection(connection: object, path: Path) -> None:
         return
     if type(connection).__module__.partition(".")[0] in ("sqlite3", "_sqlite3"):
         why = (
-            "this is a connection of the standard sqlite3 module, which brings a second SQLite library into the process; "
-            "two of them on one file lose committed data when one closes. Open the file with apsw.Connection instead"
+            "this is a connection of the standard sqlite3 module, which loads a second SQLite library into the "
+            "process; two libraries on one file lose committed data when one closes its connection. Open the "
+            "file with apsw.Connection instead"
         )
         raise WrongConnection(why=why)
     raise WrongConnection(why=f"expected an apsw.Connection, not {type(connection).__name__}")

@@ -1,7 +1,6 @@
-"""Telling waiting processes that something was committed: one byte of `<database>-wake` is touched.
+"""Notifications between processes: after a commit, one byte of `<database>-wake` is touched.
 
-A wake-up is a hint. Nobody may depend on it: who waits must look again from time to time, and a bell that
-cannot be rung or heard only makes things slower."""
+A notification is a hint. Each waiter also polls, so a lost notification only delays it."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class WakeFile:
         self._name = os.path.realpath(path) + "-wake"
         self._lock = threading.Lock()
         self._closed = False
-        # Kept between watches: letting go of an inotify descriptor costs most of a millisecond.
+        # Reused, because closing an inotify descriptor takes most of a millisecond.
         self._idle: list[_FileWatch] = []
         self._fd: int | None = None
         with contextlib.suppress(OSError):
@@ -34,10 +33,9 @@ class WakeFile:
             _prepare(self._fd)
 
     def notify(self) -> None:
-        """Wake every watch of every process. Never fails: it is called after a commit, which has happened."""
-        with (
-            self._lock
-        ):  # against close(): the number could by then belong to another file, even the database
+        """Wake every watch of every process. Never raises: the commit before it has already happened."""
+        # The lock keeps `close` away: the descriptor's number could belong to another file by then.
+        with self._lock:
             if self._fd is not None:
                 try:
                     _touch(self._fd)
@@ -61,7 +59,7 @@ class WakeFile:
         with self._lock:
             watch = self._idle.pop() if self._idle else None
         if watch is not None:
-            watch.wait(0.0)  # forget what rang while it was idle
+            watch.wait(0.0)  # discard notifications from while it was idle
             return watch
         try:
             return _open_watch(self._name)
@@ -77,7 +75,8 @@ class WakeFile:
 
 
 class WakeWatch:
-    """Hears every ring from `with` on: enter first, then look whether there is something to wait for."""
+    """Receives every notification from `__enter__` on: enter first, then check whether there is something to
+    wait for."""
 
     def __init__(self, wake: WakeFile) -> None:
         self._wake = wake
@@ -95,8 +94,8 @@ class WakeWatch:
             self._wake._return_watch(watch)
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until somebody rang, at most `timeout` seconds. False: nobody rang, or nothing can be heard
-        here and this was only a short sleep. Look again either way."""
+        """Sleep until a notification, at most `timeout` seconds. False: the time has passed, or the file
+        cannot be watched and this was a short sleep. The caller checks its condition in both cases."""
         timeout = max(0.0, timeout)
         if self._watch is not None:
             return self._watch.wait(timeout)
@@ -111,7 +110,7 @@ class _FileWatch(Protocol):
 
 
 def _prepare(fd: int) -> None:
-    """A byte that can be read or written over."""
+    """Make sure that the file has one byte to read or overwrite."""
     if os.fstat(fd).st_size == 0:
         os.write(fd, b"\n")
 
@@ -119,8 +118,8 @@ def _prepare(fd: int) -> None:
 if sys.platform == "linux":
 
     def _touch(fd: int) -> None:
-        # Reading is seen as well as writing is, and leaves the file system's journal alone, which a commit
-        # has just synced.
+        # inotify reports reads too, and a read does not touch the file system's journal, which the commit has
+        # just synced.
         os.pread(fd, 1, 0)
 
 elif sys.platform == "win32":
