@@ -77,9 +77,9 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         gone.append("settle")
         return stretching(*args)  # type: ignore[arg-type]
 
-    gathering, stretching = append.gather, settles._stretch
+    gathering, stretching = append.gather, settles._gather_run
     monkeypatch.setattr(append, "gather", gather)
-    monkeypatch.setattr(settles, "_stretch", stretch)
+    monkeypatch.setattr(settles, "_gather_run", stretch)
     return gone
 
 

@@ -1,4 +1,4 @@
-"""Append: gather the facts that `admit` needs, then write what it decided."""
+"""Append: gather the facts that `admit` needs, then write its decision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from towpath.ledger.tables.transaction import Transaction, load_parts, recount
 
 
 def append(tx: Transaction, commands: Sequence[Append]) -> list[Appended | Refused]:
-    """A run of appends. If all of it is new and plain it goes in at once, else each command on its own."""
+    """Apply a run of appends: together if all specs are new and plain, otherwise one command at a time."""
     if len(commands) > 1:
         specs = [spec for command in commands for spec in command.specs]
         facts = gather(tx, specs)
@@ -60,13 +60,13 @@ def _append_one(tx: Transaction, command: Append) -> Appended | Refused:
 
 
 def place(tx: Transaction, specs: Sequence[Spec], origin: Origin | None = None) -> Admission:
-    """Decide and write; raises `Refused` before anything is written."""
+    """Decide and write. Raises `Refused` before anything is written."""
     return write(tx, decide(tx, specs, origin))
 
 
 def place_or_fail(tx: Transaction, specs: Sequence[Spec]) -> None:
-    """An append whose caller has gone, and whom a full queue did not stop. If it is refused, what of it is
-    new becomes dead letters, all of it, that say why."""
+    """Append for a caller that can no longer receive a refusal; capacities do not apply. If the append is
+    refused, all of its new specs become failed jobs with the refusal as their error."""
     try:
         place(tx, specs, Origin())
         return
@@ -88,7 +88,7 @@ def place_or_fail(tx: Transaction, specs: Sequence[Spec]) -> None:
 
 
 class Decision(NamedTuple):
-    """What an append comes to if its jobs are numbered from `base` on."""
+    """The admission of an append if its jobs are numbered from `base` on."""
 
     specs: Sequence[Spec]
     facts: Facts
@@ -107,8 +107,8 @@ def _decided(tx: Transaction, specs: Sequence[Spec], facts: Facts, origin: Origi
 
 
 def _numbered(tx: Transaction, decision: Decision) -> Admission:
-    """With numbers that are the batch's own. Where others number too they may not be those that were
-    expected."""
+    """The admission with numbers taken by this transaction. Where several processes take numbers, they may
+    differ from the expected ones; the admission is then computed again."""
     admission = decision.admission
     if admission.numbers and (base := tx.take_seqs(admission.numbers)) != decision.base:
         return admit(decision.specs, decision.facts, tx.now, base, decision.origin)
@@ -116,7 +116,7 @@ def _numbered(tx: Transaction, decision: Decision) -> Admission:
 
 
 def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
-    """May the specs of several commands be admitted together without one's refusal touching another?"""
+    """Whether the specs of several commands can be admitted together because none can be refused."""
     if facts.known or facts.quotas or any(room.capacity is not None for room in facts.rooms.values()):
         return False
     if len({spec.id for spec in specs}) < len(specs):
@@ -142,7 +142,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
     holders = _holders(tx, {key for spec in related if (key := key_of(spec)) is not None})
-    # A dependency on a refused id is one on the holder of its key, of which nothing but the key may be left.
+    # A dependency on an id whose key is taken becomes one on the holder of the key. The holder may be purged.
     forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > tx.now]
     known = {
         holder.id: Known(holder.id, holder.seq, State.DONE, gone=True)
@@ -161,7 +161,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
 
 
 def _quotas(tx: Transaction, places: set[Place]) -> dict[Place, Quota]:
-    """The limits for appends of those of these parts that have some."""
+    """The append limits of these parts; a part without limits is left out."""
     limited = _limited(tx, places)
     if not limited:
         return {}
@@ -182,9 +182,9 @@ def _limited(tx: Transaction, places: set[Place]) -> set[Place]:
 
 
 def _known(tx: Transaction, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
-    """Jobs and tombstones by id, with the jobs that aliases point to. Of a winner that is forgotten the alias
-    still knows where it was; it must have ended long ago. `proxied`: one of the ids may be that of a member
-    that another job represents."""
+    """Jobs and tombstones by id, with the jobs that aliases point to. If such a job is purged, its alias still
+    has its number; the job ended long ago. `proxied`: one of the ids may be a group member that another job
+    represents."""
     if not tx.wrote and not proxied and tx.absent.issuperset(ids):
         return {}
     found = _fetch_known(tx, ids)
@@ -250,7 +250,7 @@ def downstream(tx: Transaction, nodes: set[str]) -> dict[str, frozenset[str]]:
 
 
 def write(tx: Transaction, decision: Decision) -> Admission:
-    """The effects of an admission, in the order of the rules."""
+    """Write an admission and its consequences, in the order of the rules."""
     admission = insert_admitted(tx, decision)
     finish.finish(tx, admission.superseded, State.CANCELED, Reason.SUPERSEDED)
     ended: dict[str, bool] = {}
@@ -264,7 +264,7 @@ def write(tx: Transaction, decision: Decision) -> Admission:
 
 
 def insert_admitted(tx: Transaction, decision: Decision) -> Admission:
-    """All of it but the ending of those that are superseded, and the groups."""
+    """Write an admission without its consequences: superseded jobs are not ended, groups not updated."""
     admission = _numbered(tx, decision)
     jobs = admission.jobs
     if not jobs and not admission.aliases:
@@ -317,7 +317,7 @@ def _write_aliases(tx: Transaction, admission: Admission) -> None:
 
 
 def decode_then(text: str) -> dict[str, list[Spec]]:
-    """The `then` of a group as it is stored."""
+    """Decode the stored `then` of a group."""
     return msgspec.json.decode(text, type=dict[str, list[Spec]])
 
 

@@ -1,4 +1,4 @@
-"""Claim: promote what is due, see whose turn it is, take the best, all in a handful of statements."""
+"""Claim: promote due jobs, apply limits and turns of parts, take the best jobs, in a few statements."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import PartRow, QueueRow, Transaction, is_limited
 
 
-class _Candidates(msgspec.Struct):
-    """What one queue would give, in order. `picks` is empty where no part takes turns. `passed`: jobs up to
-    `at` that were not taken."""
+class _QueueCandidates(msgspec.Struct):
+    """The jobs that one queue offers, in order. `picks` is empty if no part takes turns. `at`: how many jobs
+    were considered; `passed`: the positions among them that were not taken."""
 
     row: QueueRow
     jobs: list[Job]
@@ -39,21 +39,22 @@ def claim(tx: Transaction, command: Claim) -> Claimed:
         if want is None:
             continue
         queues = _wanted_queues(tx, want)
-        chosen = _at_once(tx, command, queues, want)
+        chosen = _take_at_once(tx, command, queues, want)
         if not chosen:
-            offers = [_offer(tx, command, row, want) for row in queues]
-            chosen = _all_of(offers, want) or list(_merged(offers, want))
+            by_queue = [_candidates_of(tx, command, row, want) for row in queues]
+            chosen = _all_of(by_queue, want) or list(_merged(by_queue, want))
             _take(tx, command, chosen)
-            for offer in offers:
-                _charge(tx, offer)
+            for candidates in by_queue:
+                _charge(tx, candidates)
             bare += chosen
         taken += chosen
     tx.db.fill(bare)
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
-def _at_once(tx: Transaction, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
-    """Most claims: of one queue without limits, in one step if the store has one. With their bodies."""
+def _take_at_once(tx: Transaction, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
+    """Claim from one queue without limits by `Db.take_best`, with the bodies. Empty if the claim is not of this
+    form, or if the database has no such statement."""
     if len(queues) != 1:
         return []
     (row,) = queues
@@ -83,7 +84,7 @@ def _wanted_queues(tx: Transaction, want: Want) -> list[QueueRow]:
 
 
 def promote(tx: Transaction, queue: str, limit: int) -> int:
-    """Make due jobs of the queue ready, the longest due first."""
+    """Make due jobs of the queue ready, the longest due first. Returns how many."""
     due = tx.db.rows("due_jobs", (queue, tx.now, limit), tuple[int, str | None])
     if due:
         tx.db.run("wake", (array([seq for seq, _ in due]),))
@@ -91,22 +92,22 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
     return len(due)
 
 
-def _offer(tx: Transaction, command: Claim, row: QueueRow, want: Want) -> _Candidates:
+def _candidates_of(tx: Transaction, command: Claim, row: QueueRow, want: Want) -> _QueueCandidates:
     if row.paused or not row.ready:
-        return _Candidates(row, [], [])
+        return _QueueCandidates(row, [], [])
     room = permits(row.next_at, row.rate, tx.now, want.n)
     if row.cap is not None:
         room = min(room, row.cap - row.running)
     if room <= 0:
-        return _Candidates(row, [], [])
+        return _QueueCandidates(row, [], [])
     suspects = _suspects(tx, row.name)
     hidden = passed_over(suspects, want.suspects)
     most = 0 if not suspects else room if want.suspects is None else min(room, want.suspects)
-    # A part of which all ready jobs are passed over must not take the place of another.
+    # A part whose ready jobs are all passed over must not take the place of another part.
     parts = _open_parts(tx, row, room + len(hidden)) if row.ready > row.loose else []
     if not parts:
         found = _fetch(tx, command, row, {None: room}, most)[None] if row.loose else []
-        return _Candidates(row, found[:room], [])
+        return _QueueCandidates(row, found[:room], [])
     turns = [
         Turn(part.name, part.served, part.weight, _room(part, tx.now, room, hidden.get(part.name, 0)))
         for part in parts
@@ -117,7 +118,7 @@ def _offer(tx: Transaction, command: Claim, row: QueueRow, want: Want) -> _Candi
 
 
 def _suspects(tx: Transaction, queue: str) -> dict[str | None, int]:
-    """How many ready suspects a queue has, by part."""
+    """The number of ready suspects of a queue, by part."""
     return dict(tx.db.rows("suspects_of", (queue,), tuple[str | None, int])) if tx.suspicious else {}
 
 
@@ -135,8 +136,8 @@ def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
 def _fetch(
     tx: Transaction, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
 ) -> dict[str | None, list[Job]]:
-    """Of each of these parts (None: without a part) the best ready jobs and, apart from them, at most so many
-    suspects, all in one order and as they will be once they are taken."""
+    """The best ready jobs of each part (None: without a part) and, in addition, at most `suspects` suspects, in
+    claim order and with the values that they have after the claim."""
     now, lease = tx.now, command.lease
     found: dict[str | None, list[Job]] = {part: [] for part in counts}
     named = {part: n for part, n in counts.items() if part is not None}
@@ -157,59 +158,59 @@ def _fetch(
 
 def _rotate(
     tx: Transaction, command: Claim, row: QueueRow, picks: Sequence[Pick], suspects: int
-) -> _Candidates:
+) -> _QueueCandidates:
     """Give each pick the next job of its part."""
     waiting = _fetch(tx, command, row, Counter(pick.part for pick in picks), suspects)
     for found in waiting.values():
         found.reverse()
-    offer = _Candidates(row, [], [])
+    candidates = _QueueCandidates(row, [], [])
     for pick in picks:
         jobs = waiting[pick.part]
         while jobs and jobs[-1].losses >= SUSPECT and not suspects:
             jobs.pop()
         if jobs:
             suspects -= jobs[-1].losses >= SUSPECT
-            offer.jobs.append(jobs.pop())
-            offer.picks.append(pick)
-    return offer
+            candidates.jobs.append(jobs.pop())
+            candidates.picks.append(pick)
+    return candidates
 
 
 def _order(job: Job) -> tuple[int, int]:
     return job.priority, job.seq
 
 
-def _all_of(offers: list[_Candidates], want: Want) -> list[Job]:
-    """The jobs of the only offer, which holds no more than is wanted: most claims. Else nothing."""
-    if len(offers) != 1 or (want.once is not None and 1 in [job.max_attempts for job in offers[0].jobs]):
+def _all_of(by_queue: list[_QueueCandidates], want: Want) -> list[Job]:
+    """All jobs of the only queue, which offers no more than wanted. Empty if the claim is not of this form."""
+    if len(by_queue) != 1 or (want.once is not None and 1 in [job.max_attempts for job in by_queue[0].jobs]):
         return []
-    offers[0].at = len(offers[0].jobs)
-    return offers[0].jobs
+    by_queue[0].at = len(by_queue[0].jobs)
+    return by_queue[0].jobs
 
 
-def _merged(offers: Sequence[_Candidates], want: Want) -> Iterator[Job]:
-    """The best n over all offers, each offer in its own order."""
+def _merged(by_queue: Sequence[_QueueCandidates], want: Want) -> Iterator[Job]:
+    """The best n jobs over all queues; the order within each queue is kept."""
     once = want.n if want.once is None else want.once
     suspects = want.n if want.suspects is None else want.suspects
-    heads = [(_order(offer.jobs[0]), at) for at, offer in enumerate(offers) if offer.jobs]
+    heads = [(_order(candidates.jobs[0]), at) for at, candidates in enumerate(by_queue) if candidates.jobs]
     heapq.heapify(heads)
     left = want.n
     while heads and left:
         _, at = heapq.heappop(heads)
-        offer = offers[at]
-        job = offer.jobs[offer.at]
+        candidates = by_queue[at]
+        job = candidates.jobs[candidates.at]
         if job.max_attempts == 1:
             if not once:
                 continue
             once -= 1
         if job.losses >= SUSPECT and not suspects:
-            offer.passed.add(offer.at)
+            candidates.passed.add(candidates.at)
         else:
             suspects -= job.losses >= SUSPECT
             left -= 1
             yield job
-        offer.at += 1
-        if offer.at < len(offer.jobs):
-            heapq.heappush(heads, (_order(offer.jobs[offer.at]), at))
+        candidates.at += 1
+        if candidates.at < len(candidates.jobs):
+            heapq.heappush(heads, (_order(candidates.jobs[candidates.at]), at))
 
 
 def _take(tx: Transaction, command: Claim, chosen: Sequence[Job]) -> None:
@@ -226,18 +227,18 @@ def _count(tx: Transaction, chosen: Sequence[Job]) -> None:
         tx.move(Counter({(queue, part, READY, RUNNING): n for (queue, part), n in places.items()}))
 
 
-def _charge(tx: Transaction, offer: _Candidates) -> None:
-    """Rates are spent and turns are used up by what was really taken."""
-    if not (offer.picks or offer.row.rate_count is not None):
+def _charge(tx: Transaction, candidates: _QueueCandidates) -> None:
+    """Charge rates and turns for the jobs that were taken."""
+    if not (candidates.picks or candidates.row.rate_count is not None):
         return
-    taken = [n for n in range(offer.at) if n not in offer.passed]
+    taken = [n for n in range(candidates.at) if n not in candidates.passed]
     if not taken:
         return
-    row = tx.change_queue(offer.row.name)
+    row = tx.change_queue(candidates.row.name)
     row.next_at = spend(row.next_at, row.rate, tx.now, len(taken))
-    if not offer.picks:
+    if not candidates.picks:
         return
-    picks = [offer.picks[n] for n in taken]
+    picks = [candidates.picks[n] for n in taken]
     row.clock = picks[-1].clock
     counts = Counter([pick.part for pick in picks])
     for last in {pick.part: pick for pick in picks}.values():

@@ -1,7 +1,7 @@
-"""What the rules need of a database: named statements, rows in and out, jobs and their bodies.
+"""The interface between the rules of a table ledger and its database: named statements, rows, jobs, bodies.
 
-The rules of a ledger of tables are written once, in this package; the statements are written per dialect,
-under the same names (`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text (`array`)."""
+The rules are written once, in this package. The statements are written per dialect, under the same names
+(`ledger/sql/<dialect>/queries.sql`). A list is one argument, as JSON text (`array`)."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "then": ("id", "specs"),
     "reply": ("token", "answer", "until"),
 }
-"""The columns of the rows that `put` takes, in order."""
+"""The columns of each table that `put` writes, in the order of its rows."""
 
 
 class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a settle needs of a job: reading all of it costs four times as much. `edges`: does anything depend
-    on it?"""
+    """The columns of a job that a settle needs: reading all columns costs four times as much. `edges`: whether
+    another job depends on it."""
 
     id: str
     seq: int
@@ -63,7 +63,7 @@ class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Finished(NamedTuple):
-    """Jobs by id that are done now, and how many of them were of which queue and part."""
+    """The ids of the jobs that `finish_plain` settled, and their number by queue and part."""
 
     counts: Sequence[tuple[str, str | None, int]] = ()
     ids: Set[str] = frozenset()
@@ -81,22 +81,21 @@ def plain_end(command: Settle) -> Done | None:
 
 class Db(Protocol):
     def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
-        """All rows of a named statement: as values of `type`, or the bare values of its only column."""
+        """All rows of a named statement as values of `type`; for a single column, its values."""
         ...
 
     def one(self, name: str, args: Args = ()) -> Any:
-        """The first row or None."""
+        """The first row, or None."""
         ...
 
     def run(self, name: str, args: Args = ()) -> None: ...
 
     def count(self, name: str, args: Args) -> int:
-        """Run it; how many rows it changed."""
+        """Run the statement. Returns the number of rows that it changed."""
         ...
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows of `TABLES`, or of the counter tables in the order of their structs; the newer one of
-        two stays."""
+        """Insert or replace rows of `TABLES`, or of the counter tables in the order of their structs."""
         ...
 
     def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
@@ -105,46 +104,45 @@ class Db(Protocol):
         ...
 
     def take_best(self, args: Args) -> list[Job]:
-        """Claim the best n jobs without a part of a queue, bodies and all: (queue, n, now, owner, lease
-        until, lease, whether jobs with a single attempt may be among them). Nothing where that cannot be done
-        in one step."""
+        """Claim the best n jobs without a part of a queue, with their bodies, as one statement. The arguments:
+        queue, n, now, owner, lease until, lease, whether jobs with a single attempt may be taken. Empty if the
+        database has no such statement."""
         ...
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
-        """New jobs with their bodies."""
+        """Insert new jobs with their bodies."""
         ...
 
     def put_bodies(self, bodies: Iterable[Body]) -> None: ...
 
     def fill(self, jobs: Sequence[Job]) -> None:
-        """Give freshly read jobs their bodies. (They are nobody else's yet, so this may write them.)"""
+        """Read the bodies of these jobs into them. The jobs must be freshly read: frozen structs are changed."""
         ...
 
     def matching(self, where: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
-        """For bulk commands, in the order of seq. `unasked`: not those that run and were asked to stop
-        already."""
+        """Jobs for a bulk command, by seq. `unasked`: without running jobs that have a stop request."""
         ...
 
     def find(self, query: Query, limit: int) -> list[Job]: ...
 
     def save(self) -> None:
-        """A savepoint, ended by `keep`. One at a time, or one inside another."""
+        """Begin a savepoint, which `keep` ends. Savepoints can be nested."""
         ...
 
     def undo(self) -> None:
-        """Back to the last savepoint, which is still there."""
+        """Roll back to the last savepoint, which stays open."""
         ...
 
     def keep(self) -> None: ...
 
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
-        """Call commit functions in this transaction, by the jobs of their settles, each in a savepoint. The
-        failures; what a failed function wrote is undone. Raises `functions.Undone` if a function ended the
-        transaction."""
+        """Call commit functions, given with the ids of their jobs, each in a savepoint of this transaction.
+        Returns the failures by job id; writes of a failed function are rolled back. Raises `FunctionUndone` if
+        a function ended the transaction."""
         ...
 
     def is_command_error(self, error: Exception) -> bool:
-        """Does it tell of a command, or of a defect of ours? The others tell of the store or the machine."""
+        """Whether a command or a defect caused the error, and not the database or the machine."""
         ...
 
 
@@ -171,14 +169,14 @@ if TYPE_CHECKING:
     from towpath.ledger.tables.transaction import Transaction
 
 SHARE = 0.1
-"""Seconds that the functions of one transaction should take together: its locks are held meanwhile."""
+"""Seconds that all functions of one transaction should take together, because its locks are held meanwhile."""
 FIRST = 8
-"""Functions of the first transaction, before any was measured."""
+"""Functions of the first transaction, before any is measured."""
 
 
 class FunctionUndone(Exception):
-    """The batch must be played again without the function of one settle: the function ended the transaction,
-    or its settle was refused after the function had run. `answer` is the answer to the settle."""
+    """The batch must be applied again without the commit function of one settle: the function ended the
+    transaction, or its settle was refused after the function had run. `answer` is the settle's answer."""
 
     def __init__(self, id: str, answer: Refused) -> None:
         super().__init__(f"{id}: {answer}")
@@ -187,7 +185,7 @@ class FunctionUndone(Exception):
 
 
 class FunctionBatchSize:
-    """How many functions share a transaction: as many as take `SHARE` seconds, at most `most`."""
+    """How many commit functions share a transaction: as many as take `SHARE` seconds, at most `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -198,7 +196,7 @@ class FunctionBatchSize:
             self.size = max(1, min(self._most, 2 * self.size, int(SHARE * count / max(seconds, 1e-6))))
 
     def contended(self) -> None:
-        """Functions of one transaction waited for those of another in a circle."""
+        """The functions of two transactions caused a deadlock: use smaller transactions."""
         self.size = max(1, self.size // 4)
 
 
@@ -223,7 +221,7 @@ def settle_with_functions(
     commands: Sequence[Settle],
     run: Callable[[Transaction, Sequence[Settle]], list[Settled | Refused]],
 ) -> list[Settled | Refused]:
-    """`run` settles those without a function, and those whose function has returned."""
+    """Call the commit functions, then apply by `run` the settles whose function returned or that have none."""
     started = time.monotonic()
     called, refused = _call(tx, commands)
     tx.called = tx.called[0] + len(called), tx.called[1] + time.monotonic() - started
@@ -243,8 +241,8 @@ def settle_with_functions(
 
 
 def _call(tx: Transaction, commands: Sequence[Settle]) -> tuple[set[str], dict[tuple[str, int], Refused]]:
-    """The jobs whose functions were called, and the settles that are refused for it. The function of a claim
-    that is lost, or settled already, is not called."""
+    """The jobs whose functions were called, and the refusals by id and fence. The function of a claim that is
+    lost or already settled is not called."""
     tx.flush()
     first: dict[str, Settle] = {}
     for command in commands:

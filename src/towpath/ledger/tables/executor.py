@@ -1,4 +1,4 @@
-"""A batch of commands in order: runs of like commands together, and the answers that are kept by token."""
+"""Applies a batch of commands in order: runs of the same command together, answers stored by token."""
 
 from __future__ import annotations
 
@@ -41,9 +41,6 @@ from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
 from towpath.ledger.tables import append, settings, settle, upkeep
 from towpath.ledger.tables import claim as claims
-from towpath.ledger.tables import settings as notes
-from towpath.ledger.tables import upkeep as ageing
-from towpath.ledger.tables import upkeep as bulk
 from towpath.ledger.tables.transaction import Transaction, by_id
 
 READ_AHEAD = 5000
@@ -53,17 +50,17 @@ _SINGLE: Mapping[type, Callable[[Transaction, Any], Answer]] = {
     Claim: claims.claim,
     Renew: settle.renew,
     Progress: settle.progress,
-    Cancel: bulk.cancel,
-    Revive: bulk.revive,
-    Purge: bulk.purge,
-    Hasten: ageing.hasten,
+    Cancel: upkeep.cancel,
+    Revive: upkeep.revive,
+    Purge: upkeep.purge,
+    Hasten: upkeep.hasten,
     Open: settings.open_group,
     Seal: settings.seal,
     Unseal: settings.unseal,
     Abort: settings.abort,
     SetQueue: settings.set_queue,
     SetPart: settings.set_part,
-    Note: notes.note,
+    Note: settings.note,
     Upkeep: upkeep.upkeep,
 }
 
@@ -82,15 +79,15 @@ def execute(tx: Transaction, commands: Sequence[Command]) -> list[Answer]:
 
 
 def execute_one_by_one(tx: Transaction, commands: Sequence[Command]) -> list[Answer]:
-    """Each command under a savepoint of its own, so that one which raises is undone alone."""
+    """Apply each command in a savepoint of its own, so that an error rolls back only its command."""
     answers: list[Answer] = []
     for command in commands:
         mark = tx.snapshot()
         tx.db.save()
         try:
-            played = execute(tx, [command])
+            applied = execute(tx, [command])
             tx.flush()
-            answers += played
+            answers += applied
         except Exception as error:
             if not tx.db.is_command_error(error):
                 raise
@@ -104,7 +101,8 @@ def execute_one_by_one(tx: Transaction, commands: Sequence[Command]) -> list[Ans
 
 
 def first_specs(commands: Sequence[Command]) -> list[Spec]:
-    """The specs of the appends that a batch begins with, as far as it is worth reading ahead for them."""
+    """The specs of the appends at the start of a batch, at most `READ_AHEAD`: their facts are read with the
+    first statement."""
     found: list[Spec] = []
     for command in commands:
         if type(command) is not Append or len(found) + len(command.specs) > READ_AHEAD:
@@ -114,7 +112,7 @@ def first_specs(commands: Sequence[Command]) -> list[Spec]:
 
 
 def check_commands(commands: Sequence[Command]) -> None:
-    """Before anything is begun: are these commands at all?"""
+    """Raise `InvalidInput` for a value that is not a command, before the transaction begins."""
     for command in commands:
         if type(command) not in _SINGLE and type(command) is not Append and type(command) is not Settle:
             raise InvalidInput(field="command", value=command, expected="a command of towpath.core.commands")
@@ -122,20 +120,21 @@ def check_commands(commands: Sequence[Command]) -> None:
 
 def _single(tx: Transaction, command: Any) -> Answer:
     token = token_of(command)
-    if token and (kept := _recall(tx, token)) is not None:
+    if token and (kept := _read_answer(tx, token)) is not None:
         return kept
     try:
         answer = _SINGLE[type(command)](tx, command)
     except Refused as refusal:
         return refusal
-    if token and (text := _worth_keeping(answer)):
+    if token and (text := _stored_answer(answer)):
         tx.wrote = True
         tx.db.run("write_reply", (token, text, tx.now + TOMBSTONE))
     return answer
 
 
-def _worth_keeping(answer: Answer) -> str:
-    """The answer as it is stored; nothing if nothing happened. A claim is kept as (id, fence) pairs."""
+def _stored_answer(answer: Answer) -> str:
+    """The answer as it is stored, or "" if the command changed nothing. A claim is stored as (id, fence)
+    pairs."""
     match answer:
         case Claimed() if answer.claims:
             return msgspec.json.encode([(claim.id, claim.fence) for claim in answer.claims]).decode()
@@ -150,7 +149,7 @@ def _worth_keeping(answer: Answer) -> str:
     return ""
 
 
-def _recall(tx: Transaction, token: str) -> Answer | None:
+def _read_answer(tx: Transaction, token: str) -> Answer | None:
     row = tx.db.one("read_reply", (token,))
     if row is None:
         return None

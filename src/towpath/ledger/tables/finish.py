@@ -1,4 +1,5 @@
-"""How jobs end and what follows: dependents, groups, keys. See "Finishing a set" in docs/ledger-rules.md."""
+"""The end of jobs and its consequences for dependents, groups and keys. See "Finishing a set" in
+docs/ledger-rules.md."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Ending = tuple[list[int], State, Reason]
 
 
 class Dependent(NamedTuple):
-    """A blocked job, and how many of the things it waits for are over."""
+    """A blocked job, how many jobs and groups it waits for, and how many of them have ended."""
 
     seq: int
     queue: str
@@ -32,18 +33,18 @@ class Dependent(NamedTuple):
 
 
 def finish(tx: Transaction, seqs: Iterable[int], state: State, reason: Reason) -> None:
-    """End these jobs (those not finished yet), and all that must end or wake because of it."""
+    """End the unfinished ones of these jobs, and end or unblock the jobs that depend on them."""
     if todo := list(seqs):
         _run(tx, deque([(todo, state, reason)]))
 
 
 def finish_sets(tx: Transaction, sets: Iterable[Ending]) -> None:
-    """End several sets of jobs in this order, before what follows from any of them."""
+    """End several sets of jobs in this order, before the consequences of any of them."""
     _run(tx, deque(sets))
 
 
 def expire(tx: Transaction, limit: int) -> int:
-    """End at most `limit` waiting jobs that are past their time; how many there were."""
+    """End at most `limit` waiting jobs whose time to live is over. Returns how many."""
     if not tx.expired:
         return 0
     seqs = tx.db.rows("expired_jobs", (tx.now, limit), int)
@@ -52,8 +53,8 @@ def expire(tx: Transaction, limit: int) -> int:
 
 
 def update_groups(tx: Transaction, groups: Mapping[str, bool]) -> None:
-    """Abort or close the groups that are due for it, and what follows. True: a member of the group has just
-    failed."""
+    """Abort or close the groups for which this is due, with the consequences. The value of a group is whether
+    one of its members has just failed."""
     work: deque[Ending] = deque()
     _update_groups(tx, groups, work)
     _run(tx, work)
@@ -88,8 +89,7 @@ class ProxyRow(NamedTuple):
 
 
 def _count_proxies(tx: Transaction, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
-    """Count jobs that ended in the groups that wait for them because they represent members; which they
-    are."""
+    """Count ended jobs in the groups whose members they represent. Returns these groups."""
     keyed = [job.seq for job in ended if job.key is not None]
     rows = (
         [row for row in tx.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"]
@@ -101,7 +101,7 @@ def _count_proxies(tx: Transaction, ended: Sequence[Job], state: State, reason: 
 
 
 def move_proxies(tx: Transaction, rows: Sequence[ProxyRow], counter: str) -> None:
-    """These proxies are counted in another counter of their groups."""
+    """Count these proxies in another counter of their groups."""
     if rows:
         tx.wrote = True
         tx.db.run("count_proxies", (counter, array([row.id for row in rows])))
@@ -137,13 +137,13 @@ def _doomed(tx: Transaction, ended: Sequence[Job]) -> list[int]:
 
 
 def release(tx: Transaction, ended: Iterable[int]) -> None:
-    """Lower the waits of the blocked jobs with an edge from something that ended."""
+    """Lower the wait counts of the blocked jobs with an edge from one of these jobs."""
     tx.hold_relations()
     lower(tx, tx.db.rows("dependents", (array(ended),), Dependent))
 
 
 def lower(tx: Transaction, dependents: Sequence[Dependent]) -> None:
-    """Wake those that wait for nothing more."""
+    """Lower the wait counts; a job with count 0 becomes ready or scheduled."""
     if not dependents:
         return
     tx.wrote = True
@@ -192,7 +192,7 @@ def start_abort(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
     row = tx.change_group(group.id)
     row.state, row.paused, row.why = GroupState.ABORTING, 0, None
     tx.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
-    # The jobs that represent members are not the group's to cancel.
+    # A job that represents a member does not belong to the group and is not canceled.
     proxies = tx.db.rows("proxies_in", (group.id,), ProxyRow)
     move_proxies(tx, [row for row in proxies if row.counted == "unfinished"], "canceled")
     if waiting := tx.db.rows("waiting_members", (group.id,), int):
@@ -213,12 +213,12 @@ def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
     then = tx.db.one("then_of", (group.id,))
     thens = {} if then is None else append.decode_then(then[0])
     if specs := thens.pop(outcome, []):
-        # Once: a group that is reopened may end in the same way again.
+        # Removed, so that a group that is reopened and ends again does not append the specs twice.
         tx.db.put("then", [(group.id, append.encode_then(thens))])
         follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
         admission = append.insert_admitted(tx, append.decide(tx, follow, Origin()))
         tx.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
-        # What it supersedes ends after what this group had already put on the list.
+        # Superseded jobs end after the work that this group has already queued.
         work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))
 
 
@@ -248,7 +248,7 @@ def unseal(tx: Transaction, group: GroupRow, why: str | None) -> None:
 
 
 def hold(tx: Transaction, members: Sequence[tuple[int, str, str | None, State]]) -> None:
-    """These (seq, queue, part, scheduled or ready) belong to an open group: they wait for its seal."""
+    """Block these members (seq, queue, part, scheduled or ready) of an open group until its seal."""
     if members:
         tx.db.run("hold", (array([seq for seq, _, _, _ in members]),))
         tx.move(Counter((queue, part, state, State.BLOCKED) for _, queue, part, state in members))

@@ -1,4 +1,4 @@
-"""Conditions on jobs as SQL."""
+"""Reads of a table ledger: conditions on jobs as SQL, and the views of jobs, queues, parts and groups."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 
 class Conditions:
-    """Collects conditions that must all hold, and their arguments. `?` in a condition is the next
-    argument."""
+    """SQL conditions that must all hold, and their arguments. `?` in a condition is the next argument."""
 
     def __init__(self) -> None:
         self.terms: list[str] = []
@@ -47,7 +46,7 @@ class Conditions:
         raise NotImplementedError
 
     def like(self, pattern: str) -> None:
-        """The queue's name has the form of the pattern, in which * is anything."""
+        """The queue's name matches the pattern; * matches any text."""
         raise NotImplementedError
 
     def header(self, name: str, value: str) -> None:
@@ -60,7 +59,7 @@ class Conditions:
             self.equal(queue=pattern)
 
     def states(self, states: tuple[State, ...]) -> None:
-        # Spelled out, so that the partial indexes can serve.
+        # Literals, not arguments, so that SQL can use the partial indexes.
         if len(states) == 1:
             self.add(f"j.state = '{states[0]}'")
         elif states:
@@ -239,7 +238,7 @@ def _add_gates(db: Db, facts: Facts, job: Job, queue: QueueRow) -> None:
 
 
 class GroupReads:
-    """The reads of a ledger that are about parts and groups."""
+    """The reads of parts and groups, which all table ledgers share."""
 
     def _reads(self, read: Callable[[Db], T]) -> T:
         raise NotImplementedError

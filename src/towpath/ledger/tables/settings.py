@@ -1,4 +1,4 @@
-"""Groups, queues and parts: opened, sealed, aborted, set."""
+"""Commands that open, seal and abort groups, set queues and parts, and write notes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
         row.next_at = command.not_before
 
 
-class Decided(msgspec.Struct):
+class NoteDecision(msgspec.Struct):
     answers: list[Noted]
     puts: dict[str, tuple[str, bytes, int, int, int | None]]
     drops: set[str]
@@ -133,12 +133,12 @@ def note(tx: Transaction, command: Note) -> Noted:
     return decided.answers[0]
 
 
-def decide(tx: Transaction, commands: Sequence[Note]) -> Decided:
-    """What the notes come to, each seeing the ones before it; raises NoteConflict and writes nothing."""
+def decide(tx: Transaction, commands: Sequence[Note]) -> NoteDecision:
+    """Decide a sequence of notes; each sees the ones before it. Raises `NoteConflict`; writes nothing."""
     tx.hold_relations()
     found = tx.db.rows("live_notes", (array({n.key for n in commands}), tx.now), tuple[str, int, int])
     live: dict[str, tuple[int, int]] = {key: (version, fence) for key, version, fence in found}
-    decided = Decided([], {}, set(), tx.next_version)
+    decided = NoteDecision([], {}, set(), tx.next_version)
     for command in commands:
         version, fence = live.get(command.key, (0, 0))
         if command.expect is not None and command.expect != version:
@@ -160,7 +160,7 @@ def decide(tx: Transaction, commands: Sequence[Note]) -> Decided:
     return decided
 
 
-def write(tx: Transaction, decided: Decided) -> None:
+def write(tx: Transaction, decided: NoteDecision) -> None:
     tx.wrote = True
     tx.next_version = decided.next_version
     if decided.drops:

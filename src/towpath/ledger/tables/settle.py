@@ -36,19 +36,18 @@ Settling = Job | HeldRow
 
 
 class _Gathered(msgspec.Struct):
-    """A stretch of settles that can be written together because none of them has consequences for the
-    others."""
+    """Settles that can be written together because none has consequences for another."""
 
     done: list[Settling] = []
     over: list[tuple[Settling, Change]] = []
-    """Failed or canceled, with nobody who waits for them and no group."""
+    """Failed or canceled jobs without dependents and without a group."""
     again: list[tuple[Settling, Change]] = []
     bodies: list[Body] = []
     with_edges: list[int] = []
 
 
 def settle_run(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """A run of settles. Their commit functions are called first."""
+    """Apply a run of settles. Their commit functions are called first."""
     if any(command.within is not None for command in commands):
         return settle_with_functions(tx, commands, _settle_run)
     return _settle_run(tx, commands)
@@ -71,13 +70,14 @@ def _settle_run(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | R
 
 
 def _settle_rest(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """Plain ones are gathered; one with consequences ends the stretch and is done by itself."""
+    """Apply settles in groups that are written together. A settle with consequences ends a group and is
+    applied alone."""
     answers: list[Settled | Refused] = []
     ahead = len(commands)
     while (done := len(answers)) < len(commands):
-        stretch, closing = _stretch(tx, commands[done : done + ahead], answers)
-        _write(tx, stretch)
-        # Where stretches are short, reading all the rest for each of them would cost the square of it.
+        gathered, closing = _gather_run(tx, commands[done : done + ahead], answers)
+        _write(tx, gathered)
+        # Reading all remaining jobs for each short group would make the cost quadratic.
         ahead = 2 * (len(answers) - done) + 8
         if closing is not None:
             finish.update_groups(tx, {closing: False})
@@ -86,11 +86,11 @@ def _settle_rest(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | 
     return answers
 
 
-def _stretch(
+def _gather_run(
     tx: Transaction, commands: Sequence[Settle], answers: list[Settled | Refused]
 ) -> tuple[_Gathered, str | None]:
-    """Gather from the start as far as possible. Also the group that the last one leaves without unfinished
-    members."""
+    """Gather settles from the start as far as they can be written together. Returns also the job group, if
+    any, that the last settle leaves without unfinished members."""
     gathered = _Gathered([], [], [], [], [])
     plain: list[Settle] = []
     for command in commands:
@@ -137,7 +137,7 @@ def _stretch(
 
 
 def _proxied(tx: Transaction, jobs: Iterable[HeldRow]) -> set[int]:
-    """Those that represent members of groups: their ends are followed one by one."""
+    """The jobs that represent members of groups: each of them is settled alone."""
     keyed = [job.seq for job in jobs if job.edges and job.key is not None]
     return {row.job for row in tx.db.rows("proxies_of", (array(keyed),), finish.ProxyRow)} if keyed else set()
 
@@ -167,7 +167,7 @@ def _bodies(job: Settling, outcome: Outcome) -> list[Body]:
 
 
 def _refund(tx: Transaction, job: Settling) -> None:
-    """An attempt that did not begin gives its permit back."""
+    """Return the rate permits of an attempt that did not begin."""
     row: QueueRow | PartRow = tx.queue(job.queue)
     if row.rate_count is not None:
         tx.hold_queues([job.queue])
@@ -235,13 +235,13 @@ def _settle_alone(tx: Transaction, command: Settle) -> Settled | Refused:
     if job is None or job.state is not State.RUNNING or job.fence != command.fence:
         return _not_held(tx, job, command)
     try:
-        return _settle_with_care(tx, job, command)
+        return _settle_decided(tx, job, command)
     except Refused as refusal:
         return refusal
 
 
-def _settle_with_care(tx: Transaction, job: Job, command: Settle) -> Settled:
-    """Decide all of it first: a refusal leaves nothing behind."""
+def _settle_decided(tx: Transaction, job: Job, command: Settle) -> Settled:
+    """Decide everything before the first write, so that a refusal changes nothing."""
     decision = None
     if command.spawn:
         origin = Origin(parent=job.id, group=job.group, correlation_id=job.correlation_id)
@@ -255,7 +255,7 @@ def _settle_with_care(tx: Transaction, job: Job, command: Settle) -> Settled:
 
 
 def _change(tx: Transaction, job: Job, command: Settle) -> Settled:
-    # Children may have asked this very job to stop, so what it becomes is decided last.
+    # A spawned job may have requested the stop of this one, so its new state is decided last.
     job = by_id(tx, [job.id])[job.id]
     change = settle(job, command.outcome, tx.now)
     tx.wrote = True

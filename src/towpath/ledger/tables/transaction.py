@@ -1,7 +1,7 @@
-"""One transaction: its time, its counters, and the queue, part and group rows it has in hand.
+"""One transaction: its time, its counters, and its cached rows of queues, parts and groups.
 
-Counter rows are read once, changed in memory and written back together by `flush`. Whoever reads those tables
-by SQL inside the batch flushes first."""
+Counter rows are read once, changed in memory and written together by `flush`. Code that reads those tables by
+SQL inside the transaction must flush first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class QueueRow(msgspec.Struct, array_like=True):
 
 
 def is_limited(row: QueueRow) -> bool:
-    """May a claim take only some of its ready jobs, or not in their plain order?"""
+    """Whether a claim may have to leave out ready jobs of the queue or to take them in another order."""
     return row.ready > row.loose or row.cap is not None or row.rate_count is not None
 
 
@@ -108,9 +108,9 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 
 class StartFacts(msgspec.Struct):
-    """What a batch begins with. `queues` and `known` are what the specs it begins with ask for: the rows of their queues, and
-    whether any of their ids is known. `expired`: may there be a waiting job that is past its time? `suspects`: may one be ready?
-    `quotas`: may a part limit its appends?"""
+    """The facts that are read when a transaction begins. `queues` are the rows of the queues of its first
+    specs; `known`: whether any of their ids is known. `expired`: whether a waiting job may be past its time to
+    live. `suspects`: whether a suspect may be ready. `quotas`: whether a part may limit its appends."""
 
     schema: int
     min_schema: int
@@ -125,7 +125,7 @@ class StartFacts(msgspec.Struct):
 
 
 class Transaction:
-    """`now` is the ledger's time. `wrote` tells whether anything changed."""
+    """`now` is the ledger's time. `wrote`: whether anything changed."""
 
     def __init__(
         self, db: Db, now: int, jumps: Jumps, ground: StartFacts, first: Sequence[Spec] = ()
@@ -139,21 +139,21 @@ class Transaction:
         self.queues: dict[str, QueueRow] = {name: QueueRow(name) for name in {spec.queue for spec in first}}
         self.queues.update({row.name: row for row in ground.queues})
         self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
-        """Ids that neither a job nor a tombstone has, as long as nothing is written."""
+        """Ids without a job or tombstone, as long as nothing is written."""
         self.expired = ground.expired
         self.suspicious = ground.suspects
-        """May a suspect be ready?"""
+        """Whether a suspect may be ready."""
         self.quotas = ground.quotas
-        """May a part limit its appends?"""
+        """Whether a part may limit its appends."""
         self.wrote = False
         self.outage: Callable[[], bool] = bool
-        """Before leases are reaped: may their holders have been unable to renew them? Then that time is
-        recorded as a jump."""
+        """Called before leases are reaped. Returns whether their holders may have been unable to renew them;
+        that time is then recorded as a clock jump."""
         self.failed_functions: dict[str, Refused] = {}
-        """The answers to settles, by job, whose commit function must not be called again: see
-        `functions.Undone`."""
+        """The answers, by job id, to settles whose commit function must not be called again: see
+        `FunctionUndone`."""
         self.called = 0, 0.0
-        """How many commit functions were called, and for how many seconds."""
+        """The number of commit functions that were called, and their duration in seconds."""
         self.parts: dict[tuple[str, str], PartRow] = {}
         self.groups: dict[str, GroupRow | None] = {}
         self._changed_queues: set[str] = set()
@@ -161,15 +161,14 @@ class Transaction:
         self._changed_groups: set[str] = set()
 
     def hold_relations(self) -> None:
-        """Keys, groups, dependencies or notes are about to be looked at and changed: nobody else may, until
-        the end of the batch. A store with one writer at a time has nothing to do for it."""
+        """Lock keys, groups, dependencies and notes until the end of the transaction. A database with one
+        writer at a time needs no lock."""
 
     def hold_queues(self, queues: Iterable[str]) -> None:
-        """The same for the limits of these queues and the turns of their parts."""
+        """Lock the limits of these queues and the turns of their parts until the end of the transaction."""
 
     def take_seqs(self, n: int) -> int:
-        """Numbers for n new jobs, of which this is the first. `next_seq` tells beforehand what it will be, if
-        no other process takes some meanwhile."""
+        """Take n job numbers. Returns the first, which is `next_seq` unless another process took numbers."""
         first = self.next_seq
         self.next_seq += n
         return first
@@ -230,7 +229,7 @@ class Transaction:
         self._changed_groups.add(row.id)
 
     def move(self, moves: Counter[tuple[str, str | None, State | None, State | None]]) -> None:
-        """Count jobs that went from one state to another: {(queue, part, from, to): how many}."""
+        """Count jobs that changed their state: {(queue, part, from, to): number}."""
         self.wrote = True
         if len(moves) > 1:
             self.load_queues({queue for queue, _, _, _ in moves})
@@ -260,12 +259,12 @@ class Transaction:
             row.loose += count
 
     def count_member(self, id: str, state: State, reason: Reason, was_finished: bool | None) -> None:
-        """A member of a group got `state`. `was_finished` is None for a new member."""
+        """Count a member of a group that changed to `state`. `was_finished` is None for a new member."""
         old = None if was_finished is None else "" if was_finished else "unfinished"
         recount(self, id, old, counter_of(state, reason))
 
     def flush(self) -> None:
-        """Write the counter rows in hand."""
+        """Write the changed counter rows."""
         if self._changed_queues:
             self.db.put("queue", [_fields(self.queues[name]) for name in self._changed_queues])
             self._changed_queues.clear()
@@ -277,18 +276,18 @@ class Transaction:
             self._changed_groups.clear()
 
     def finish(self) -> None:
-        """Everything of the batch is written; only COMMIT is missing."""
+        """Write everything that is left before COMMIT."""
         self.flush()
         if self.wrote:
             self.db.run("write_meta", (self.next_seq, self.next_version, self.now))
 
     def snapshot(self) -> tuple[int, int, bool]:
-        """A point to come back to with `forget`. Everything in hand is written."""
+        """Write the changed rows. Returns the counters for `restore`."""
         self.flush()
         return self.next_seq, self.next_version, self.wrote
 
     def restore(self, mark: tuple[int, int, bool]) -> None:
-        """The database was rolled back to `mark`: what is in hand is worthless."""
+        """After the database was rolled back to the savepoint of `mark`: discard the cached rows."""
         self.next_seq, self.next_version, self.wrote = mark
         for cached in (self.queues, self.parts, self.groups):
             cached.clear()
@@ -300,7 +299,7 @@ _fields = msgspec.structs.astuple
 
 
 def recount(tx: Transaction, id: str, old: str | None, new: str) -> None:
-    """A member of a group goes from one counter to another. `old` is None for a new member."""
+    """Move a member of a group from one counter to another. `old` is None for a new member."""
     group: Any = tx.change_group(id)
     setattr(group, new, getattr(group, new) + 1)
     if old is None:
@@ -310,8 +309,8 @@ def recount(tx: Transaction, id: str, old: str | None, new: str) -> None:
 
 
 def flush_queues(tx: Transaction) -> None:
-    """For whoever reads queues by SQL and nothing else: if any of them was changed, write the rows in
-    hand."""
+    """Write the changed rows if a queue is among them. For statements that read queues and no parts or
+    groups."""
     if tx._changed_queues:
         tx.flush()
 
@@ -325,7 +324,7 @@ def moved(jobs: Iterable[Job], to: State) -> Counter[tuple[str, str | None, Stat
 
 
 def by_seq(tx: Transaction, seqs: Iterable[int]) -> list[Job]:
-    """The jobs (without bodies), in the order of seq, held until the end of the batch."""
+    """The jobs without bodies, by seq, locked until the end of the transaction."""
     return tx.db.rows("by_seq", (array(sorted(seqs)),), Job)
 
 

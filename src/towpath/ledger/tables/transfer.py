@@ -1,8 +1,8 @@
-"""A ledger from one store to another, as plain rows that look the same in every dialect.
+"""Copies a ledger from one store to another, as rows that have the same form in every dialect.
 
-The copy is made in chunks in the order of each table's key, so how far it came is what is there: a copy that
-was killed goes on behind the last row. Until it is verified, `min_schema` of the target says `UNFINISHED`,
-and every ledger refuses it."""
+The copy is made in chunks, in the order of each table's key. So a copy that was killed continues after the
+last row of the target. Until the copy is verified, `min_schema` of the target is raised by `UNFINISHED`, and
+every ledger refuses to open it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 ROWS = 2000
 BYTES = 4 * 1024 * 1024
-"""How much is in memory, and in one transaction."""
+"""The limits of a chunk, which is held in memory and written in one transaction."""
 UNFINISHED = 1_000_000
-"""Added to `min_schema` while a copy is being made: no Towpath, whatever its age, knows such a schema."""
+"""Added to `min_schema` during a copy: no version of Towpath, old or new, supports such a schema."""
 
 Row = tuple[Any, ...]
 Progress = Callable[[str, int, int], None]
-"""What is being done, how many rows of it are done, and how many there are."""
+"""Called with the current step, its finished rows, and its total."""
 
 
 class Table(msgspec.Struct, frozen=True):
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    """The primary key, by which its rows are ordered."""
+    """The primary key, which orders the rows."""
 
     def key_of(self, row: Row) -> Row:
         return tuple(row[self.columns.index(name)] for name in self.key)
@@ -62,7 +62,7 @@ NOTE = next(table for table in TABLES if table.name == "note")
 
 
 class MetaRow(msgspec.Struct, frozen=True):
-    """The one row of a ledger, in whatever form the store has it."""
+    """The counters and schema numbers of a ledger; `towpath_meta` on SQLite, sequences on PostgreSQL."""
 
     schema: int
     min_schema: int
@@ -76,67 +76,66 @@ class MetaRow(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """The tables of one ledger, for those who look after it as a whole. It may be opened where `Ledger`
-    refuses to."""
+    """The tables of one ledger, for maintenance commands. A store can be opened where `Ledger` refuses."""
 
     @property
     def place(self) -> str: ...
 
     @property
     def known(self) -> int:
-        """The schema that this version of Towpath brings."""
+        """The schema of this version of Towpath."""
         ...
 
     def read_meta(self) -> MetaRow | None:
-        """None where there is no ledger yet."""
+        """None if there is no ledger yet."""
         ...
 
     def migrate(self) -> int:
-        """Bring the schema up to this version; which it was before, 0 for none."""
+        """Migrate the schema to this version. Returns the schema before, 0 for none."""
         ...
 
     def count(self, table: Table) -> int: ...
 
     def stream(self, table: Table, after: Row | None = None) -> Iterator[Row]:
-        """The rows behind the key `after`, in order, few in memory at a time. Values are int, str, bytes and
+        """The rows after the key `after`, in order, few in memory at a time. Values are int, str, bytes and
         None."""
         ...
 
     def last_key(self, table: Table) -> Row | None: ...
 
     def add(self, table: Table, rows: Sequence[Row]) -> None:
-        """In one transaction."""
+        """Insert the rows in one transaction."""
         ...
 
     def apply_user_appends(self) -> int:
-        """Have what users appended in transactions of their own become jobs, which else the next batch would
-        do; how many appends that were. Raises `InvalidInput` if there are some that cannot be played."""
+        """Turn the stored appends of user transactions into jobs, as the next batch would. Returns their
+        number. Raises `InvalidInput` if one of them cannot be applied."""
         ...
 
     def health(self) -> dict[str, Any]:
-        """Facts about the server or the file below, for `towpath doctor`."""
+        """Facts about the server or the file, for `towpath doctor`."""
         ...
 
     def reserved(self) -> AbstractContextManager[None]:
-        """Nobody else copies into it meanwhile. Raises what `occupied` says if somebody does."""
+        """Exclude other copies into this store. Raises the error of `occupied` if one is running."""
         ...
 
     def begin(self, meta: MetaRow) -> None:
-        """Take over these counters, in a transaction in which no other writes. What is there is deleted if it is
-        an unfinished copy, and refused by `refuse_content` otherwise."""
+        """Set these counters, in a transaction that excludes other writers. The content of an unfinished copy
+        is deleted; other content is refused by `refuse_content`."""
         ...
 
     def finish(self, min_schema: int) -> None: ...
 
     def vacuum(self) -> dict[str, int]:
-        """Give back room; what there is to say about it."""
+        """Free unused space. Returns figures about it, such as the bytes before and after."""
         ...
 
     def close(self) -> None: ...
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """`rows` by table, and the hash over all of them, which was found the same on both sides."""
+    """`rows` by table, and the hash over all rows, which is the same on both sides."""
 
     rows: dict[str, int]
     sha256: str
@@ -144,7 +143,7 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 def check_schema(place: str, schema: int, min_schema: int, known: int) -> None:
-    """May this version of Towpath use it?"""
+    """Raise an error if this version of Towpath cannot use the ledger."""
     if min_schema >= UNFINISHED:
         why = "a copy into it is not finished; `towpath ledger copy` with the same source and target finishes it"
         raise NotALedger(path=place, why=why)
@@ -165,7 +164,7 @@ def occupied(store: Store) -> InvalidInput:
 
 
 def copy(source: Store, target: Store, progress: Progress) -> Copied:
-    """`source` must not be written to meanwhile, which is noticed."""
+    """Copy and verify. Raises `StoreFailed` if `source` was written to meanwhile."""
     with target.reserved():
         source.apply_user_appends()
         return _copy(source, target, progress)
@@ -179,14 +178,14 @@ def _copy(source: Store, target: Store, progress: Progress) -> Copied:
         _copy_table(source, target, table, progress)
     ours, theirs = digest(source, progress), digest(target, progress)
     if source.apply_user_appends() or ours != theirs or source.read_meta() != meta:
-        target.begin(meta)  # it is worth nothing: the next attempt begins anew
+        target.begin(meta)  # deletes the copy: the next attempt starts from the beginning
         raise StoreFailed(path=source.place, error=_mismatch(ours, theirs))
     target.finish(_min_schema(target))
     return Copied(*ours, resumed)
 
 
 def _begin(target: Store, meta: MetaRow) -> bool:
-    """Whether there is something to go on with."""
+    """Prepare the target. Returns whether an unfinished copy of the same source continues."""
     found = target.read_meta()
     if found is None or not found.is_unfinished:
         target.migrate()
@@ -255,4 +254,4 @@ def _mismatch(ours: tuple[dict[str, int], str], theirs: tuple[dict[str, int], st
         if ours[0][name] != theirs[0][name]
     ]
     what = ", ".join(differing) or "the same number of rows with other content"
-    return f"it was written to while it was copied ({what}); stop everybody who uses it and copy again"
+    return f"it was written to while it was copied ({what}); stop every process that uses it and copy again"

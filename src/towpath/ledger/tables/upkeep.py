@@ -1,5 +1,5 @@
-"""Upkeep: reap, expire, wake, purge, sweep, a bounded number of rows at a time; nothing is written when
-nothing is due."""
+"""Upkeep (reap, expire, promote, purge, sweep: a bounded number of rows, no write if nothing is due) and the
+bulk commands cancel, purge, revive and hasten."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
     left -= reaped
     expired = finish.expire(tx, left) if left else 0
     left -= expired
-    woken = _wake(tx, left) if left else 0
+    woken = _promote(tx, left) if left else 0
     left -= woken
     purged = _purge(tx, left) if left else 0
     left -= purged
@@ -61,7 +61,7 @@ def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
 
 
 def _reap(tx: Transaction, dead: Sequence[str], limit: int) -> int:
-    """First the jobs of dead owners, then those whose lease is over."""
+    """Reap the jobs of dead owners first, then the jobs whose lease has ended. Returns how many."""
     reaped = _lose(tx, tx.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
     if reaped < limit:
         late = _late(tx, limit - reaped)
@@ -91,8 +91,7 @@ def _lose(tx: Transaction, lost: Sequence[Job]) -> int:
 
 
 def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reason, list[int]]:
-    """Those that end in `state`. A canceled job keeps the reason it was asked for, so there may be
-    several."""
+    """The jobs that end in `state`, by reason: a canceled job has the reason of its stop request."""
     found: dict[Reason, list[int]] = {}
     for job, change in changes:
         if change.state is state:
@@ -106,7 +105,7 @@ def _give_back(tx: Transaction, back: list[tuple[Job, Change]]) -> None:
         tx.move(Counter((job.queue, job.part, State.RUNNING, change.state) for job, change in back))
 
 
-def _wake(tx: Transaction, limit: int) -> int:
+def _promote(tx: Transaction, limit: int) -> int:
     tx.flush()
     woken = 0
     for queue in tx.db.rows("queues_with_due", (tx.now,), str):
@@ -162,7 +161,7 @@ def _delete_rows(tx: Transaction, statement: str, until: int, limit: int) -> int
 
 
 def _close_windows(tx: Transaction, limit: int) -> int:
-    """A key whose window is over is held by an unfinished job only."""
+    """End the uniqueness windows that are over. An unfinished job keeps its key. Returns how many."""
     over = tx.db.rows("closed_windows", (tx.now, limit), tuple[str, str, int]) if limit else []
     if over:
         tx.hold_relations()
@@ -204,7 +203,7 @@ def hasten(tx: Transaction, command: Hasten) -> Hastened:
 
 
 def _last_appended(tx: Transaction, before: int) -> int:
-    """The highest seq that was appended by then, or any after it without a job in between."""
+    """The highest seq appended by `before`, or a higher one if no job lies between."""
     low, high = 0, tx.next_seq
     while low < high:
         middle = (low + high + 1) // 2
@@ -246,7 +245,7 @@ def purge(tx: Transaction, command: Purge) -> Purged:
 
 
 def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
-    """Finished jobs go, and leave tombstones."""
+    """Delete finished jobs and write their tombstones."""
     if not jobs:
         return
     until = tx.now + TOMBSTONE
@@ -291,7 +290,7 @@ class GateRow(NamedTuple):
 
 
 def _obstacle(tx: Transaction, job: Job) -> str | None:
-    """Why the job cannot come back, in a few words."""
+    """Why the job cannot be revived, or None."""
     if job.state not in DEAD:
         return f"it is {job.state}"
     if job.reason is Reason.SUPERSEDED:
@@ -329,13 +328,14 @@ def _gates(tx: Transaction, job: Job) -> list[GateRow]:
 
 
 def _shut_gates(tx: Transaction, job: Job) -> list[GateRow]:
-    """The groups that ended otherwise than the job needs."""
+    """The gates whose groups ended with another outcome than the job needs."""
     found = [(gate, _group(tx, gate.group).outcome) for gate in _gates(tx, job)]
     return [gate for gate, outcome in found if outcome is not None and not gate.met(outcome)]
 
 
 def _cycle(tx: Transaction, job: Job) -> str | None:
-    """Would the job wait for something that waits for one of its groups?"""
+    """Whether the revived job would wait for a job or group that waits for one of its own groups; the reason
+    as text, or None."""
     gates = _gates(tx, job)
     waited = set(tx.db.rows("open_dependencies", (job.seq, MAX_SPECS), str))
     if not (gates or waited):
@@ -371,7 +371,7 @@ def _other_holder(tx: Transaction, job: Job) -> str | None:
 
 
 def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
-    """Revive a job and, level by level, what ended only because of it."""
+    """Revive a job and, level by level, the jobs that ended only because of it. Returns their numbers."""
     revived = {job.seq}
     needing = _revive_one(tx, job)
     while needing:
@@ -388,10 +388,10 @@ def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
 
 
 def _revive_one(tx: Transaction, job: Job) -> set[int]:
-    """The jobs that may have ended only because of it."""
+    """Revive one job. Returns the jobs that may have ended only because of it."""
     tx.db.run("drop_met_edges", (job.seq,))
     if shut := _shut_gates(tx, job):
-        # All because of which the group ended badly is deleted.
+        # The members that caused the outcome of the group are purged.
         tx.db.run("delete_gates", (array([(gate.group, job.seq) for gate in shut]),))
     waits = tx.db.one("open_waits", (job.seq,))[0] + finish.is_open(tx, job.group)
     waits += sum(_group(tx, gate.group).outcome is None for gate in _gates(tx, job))
@@ -412,8 +412,8 @@ def _revive_one(tx: Transaction, job: Job) -> set[int]:
 
 
 def _reopen(tx: Transaction, group: GroupRow) -> set[int]:
-    """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that
-    may have ended only because of its outcome."""
+    """Reopen a closed group as sealed. Jobs that it unblocked and that have not started wait for it again.
+    Returns the jobs that may have ended only because of its outcome."""
     group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
     _follow_winners(tx, group)
     gates = dict(tx.db.rows("gates_to", (group.id,), tuple[int, int]))
@@ -438,8 +438,8 @@ def _reopen(tx: Transaction, group: GroupRow) -> set[int]:
 
 
 def _follow_winners(tx: Transaction, group: GroupRow) -> None:
-    """The members that others represent, which an abort may have counted as canceled, are counted as those
-    are now."""
+    """Count the represented members by the current states of the jobs that represent them: an abort may have
+    counted them as canceled."""
     proxies = tx.db.rows("proxies_in", (group.id,), finish.ProxyRow)
     winners = {job.seq: job for job in by_seq(tx, {row.job for row in proxies})} if proxies else {}
     for row in proxies:
