@@ -23,6 +23,9 @@ MAX_BATCH = 1000
 """Commands (an append counts its specs) per batch. A larger append gets a batch of its own."""
 MIN_PROGRESSES = 100
 """Progress commands that a batch has room for, however many settles wait."""
+MIN_OTHERS = 100
+"""The same for commands that neither settle, renew nor append, such as those of the caretaker. Without this
+room they would delay the append behind them by a batch."""
 
 _EARLY = (Settle, Renew, Progress)
 EARLY, APPENDS, OTHERS = range(3)
@@ -223,20 +226,26 @@ class CommandQueue:
         """Take out the next batch, in its order, and let blocked appends in that have room now."""
         taken: list[Pending] = []
         weight = 0
-        for queue in (self.early, self.later):
-            # The first of each queue is always taken: neither queue may starve the other.
-            first = True
-            while queue and (first or weight + queue[0].weight <= MAX_BATCH):
-                first = False
-                pending = queue.popleft()
-                taken.append(pending)
-                weight += pending.weight
-                self._backlog -= pending.room
-            if queue is self.early and (
-                progress := self.progress.oldest(max(MIN_PROGRESSES, MAX_BATCH - weight))
-            ):
-                taken.append(progress)
-                weight += progress.weight
+        while self.early and (not taken or weight + self.early[0].weight <= MAX_BATCH):
+            taken.append(self.early.popleft())
+            weight += taken[-1].weight
+        if progress := self.progress.oldest(max(MIN_PROGRESSES, MAX_BATCH - weight)):
+            taken.append(progress)
+            weight += progress.weight
+        # However many settles wait, the first append is taken, and a few commands without specs before it.
+        others, appended = 0, False
+        while self.later:
+            pending = self.later[0]
+            least = not appended if pending.room else others < MIN_OTHERS
+            if not least and weight + pending.weight > MAX_BATCH:
+                break
+            taken.append(self.later.popleft())
+            weight += pending.weight
+            self._backlog -= pending.room
+            if pending.room:
+                appended = True
+            else:
+                others += pending.weight
         while self.blocked and self._has_room(self.blocked[0]):
             pending = self.blocked.popleft()
             pending.drop_cancelled()
