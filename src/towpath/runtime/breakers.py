@@ -47,7 +47,9 @@ class _CachedBreaker:
         self.version = 0
         self.read_at: int | None = None
         self.changes: list[Change] = []
-        """Not written yet."""
+        """Not posted yet."""
+        self.posted: list[Change] = []
+        """Posted and not committed yet."""
         self.writing = False
         self.failing = False
         """The last call reported in this process failed; the note may not contain it yet."""
@@ -55,6 +57,14 @@ class _CachedBreaker:
         """With a ratio: successes that are not written yet."""
         self.written_at = 0
         """Time of the last write of successes."""
+
+    def expected(self) -> Record:
+        """The record after the unwritten changes of this process. Under the lock. A job must not start on a
+        slot that was freed by a failure which is not in the note yet."""
+        record = self.record
+        for change in (*self.posted, *self.changes):
+            record = change(record)
+        return record
 
 
 class Breakers:
@@ -84,12 +94,14 @@ class Breakers:
         after which the job may be claimed again: 0 if its gate holds it back. A gate that the note does not
         contain yet is added and closed."""
         known = self._cached(breaker, now)
-        status = known.record.status
+        with self._lock:
+            record, unwritten = known.expected(), known.posted or known.changes
+        status = record.status
         if began >= status.until:
             return None
-        if place is not None and not known.record.has(place):
+        if place is not None and not record.has(place):
             self._write(known, lambda record: record.with_gate(place))
-        elif place is None or began > status.since:
+        elif place is None or (began > status.since and not unwritten):
             # There is no gate, or an operator has opened it: without a delay the job would be claimed at once.
             return max(0, rules.again(breaker, status, now) - now)
         return 0
@@ -129,13 +141,13 @@ class Breakers:
             self._write(known, lambda record: replace(record, status=rules.returned(record.status, began)))
 
     def phase(self, breaker: Breaker, now: int) -> Phase:
-        """The phase by the cached note."""
-        return self._cached(breaker, now).record.status.phase(now)
+        """The phase by the cached note and the unwritten changes."""
+        return self._expected(breaker, now).phase(now)
 
     def admit(self, breaker: Breaker, now: int) -> int | None:
         """None if a call may begin now, otherwise the time of the next attempt. Blocks for a commit only while the
         breaker is half open."""
-        status = self._cached(breaker, now).record.status
+        status = self._expected(breaker, now)
         if status.phase(now) is Phase.CLOSED:
             return None
         if status.phase(now) is Phase.OPEN:
@@ -218,6 +230,11 @@ class Breakers:
 
     # The note and its gates
 
+    def _expected(self, breaker: Breaker, now: int) -> Status:
+        known = self._cached(breaker, now)
+        with self._lock:
+            return known.expected().status
+
     def _cached(self, breaker: Breaker, now: int) -> _CachedBreaker:
         known = self._known.get(breaker.name)
         if known is None:
@@ -246,11 +263,12 @@ class Breakers:
         """Write the pending changes, one commit after the other; the reply to a commit starts the next one."""
         with self._lock:
             changes, known.changes = known.changes, []
+            known.posted = changes
             old, new = known.record, known.record
             for change in changes:
                 new = change(new)
             if new == old:
-                known.writing = False
+                known.writing, known.posted = False, []
                 return
         try:
             if known.version == 0 or _gates_differ(old, new):
@@ -274,7 +292,7 @@ class Breakers:
         (reply,) = replies
         if isinstance(reply, Noted):
             with self._lock:
-                known.record, known.version = new, reply.version
+                known.record, known.version, known.posted = new, reply.version, []
             self._publish_change(old, new)
         elif isinstance(reply, NoteConflict):
             try:
@@ -284,7 +302,7 @@ class Breakers:
                 return
             with self._lock:
                 known.record, known.version = record or known.fallback, version
-                known.changes = [*changes, *known.changes]
+                known.changes, known.posted = [*changes, *known.changes], []
         elif isinstance(reply, TowpathError):
             self._drop_changes(known, reply)
             return
@@ -292,7 +310,7 @@ class Breakers:
 
     def _drop_changes(self, known: _CachedBreaker, error: TowpathError) -> None:
         with self._lock:
-            known.changes, known.writing, known.read_at = [], False, None
+            known.changes, known.posted, known.writing, known.read_at = [], [], False, None
         log.warning(
             "breaker %s: a change could not be written and is dropped: %s", known.fallback.breaker.name, error
         )
@@ -384,10 +402,6 @@ def _gate_inputs(record: Record) -> tuple[object, ...]:
     return record.status.until, record.limit, record.said, tuple([gate.place for gate in record.gates])
 
 
-def running(view: QueueView | PartView) -> int:
-    return view.running if isinstance(view, PartView) else view.counts.running
-
-
 View = QueueView | PartView | None
 
 CHECK_INTERVAL: Final = SECOND
@@ -445,13 +459,15 @@ class BreakerUpkeep:
         """If jobs fill a gate for a whole cool-down without a report, they count as stuck and more probes are
         admitted. The number of stuck jobs falls when some of them end."""
         name, limit = record.breaker.name, record.limit
-        most = max((running(view) for view in views if view is not None), default=0)
+        running = [
+            (view, view.running if isinstance(view, PartView) else view.counts.running)
+            for view in views
+            if view is not None
+        ]
+        most = max((count for _, count in running), default=0)
         if most < record.status.stuck:
             self._count_stuck(record, most, now)
-        full = max(
-            (running(view) for view in views if view is not None and running(view) >= limit == view.cap),
-            default=0,
-        )
+        full = max((count for view, count in running if count >= limit == view.cap), default=0)
         if not full:
             return None
         patience = max(record.status.until, self._admitted_at.get(name, 0)) + record.breaker.rest
