@@ -280,13 +280,13 @@ def test_a_coroutine_that_is_stopped_before_its_first_step_is_released() -> None
 
         async def main() -> None:
             service = app._service({"concurrency": 1, "grace": 0})
-            begin = service._worker._begin
+            start = service._worker._runs.start
 
-            def begin_and_stop(run: Any) -> None:
-                begin(run)
-                service._worker._on_asked(run.claim.id, "requested")  # type: ignore[arg-type]
+            def start_and_stop(run: Any) -> None:
+                start(run)
+                service._worker._on_stop_request(run.claim.id, "requested")  # type: ignore[arg-type]
 
-            service._worker._begin = begin_and_stop  # type: ignore[method-assign]
+            service._worker._runs.start = start_and_stop  # type: ignore[method-assign]
             working = asyncio.create_task(service.arun())
             assert (await job.afinished(WAIT)).state is State.CANCELED
             assert service._worker.running == []

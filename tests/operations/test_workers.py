@@ -256,14 +256,14 @@ def test_a_reload_counts_what_runs_in_the_new_lanes(app: App) -> None:
                 "the one free slot belongs to the lane that is short of its own"
             )
             assert more[0].status().state is State.READY
-            assert {lane.name: lane.running for lane in service._worker.intake.lanes} == {
+            assert {lane.name: lane.running for lane in service._worker.buffer.lanes} == {
                 "front": 1,
                 "back": 2,
             }
             let_go.set()
             for each in (*held, *more):
                 await each.aresult(20)
-            await auntil(lambda: all(lane.running == 0 for lane in service._worker.intake.lanes))
+            await auntil(lambda: all(lane.running == 0 for lane in service._worker.buffer.lanes))
 
     asyncio.run(main())
 

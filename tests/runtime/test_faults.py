@@ -186,7 +186,7 @@ def test_a_worker_ends_although_a_handler_does_not(app: App, where: str) -> None
         assert worker.silent()
     assert "left" in worker.lines
     assert where == "process.hangs" or any(
-        "its handler does not stop; it is given back" in line for line in worker.lines
+        "its handler does not stop; the job is released" in line for line in worker.lines
     )
     job = handle.status()
     assert (job.state, job.reason, job.attempts) == (State.READY, "released", 0)
@@ -256,7 +256,7 @@ def test_a_thread_that_overstays_its_timeout_loses_its_job_and_keeps_its_slot(
     with working(app, concurrency=2, lease=0.4, grace=0.05):
         handle = stuck.enqueue()
         assert handle.result(WAIT) == "second"
-        assert "its handler does not stop" in caplog.text
+        assert "its handler has not stopped" in caplog.text
         go_on.set()
         assert first_ended.wait(WAIT)
         pair = meets.enqueue_many([meets.of(), meets.of()])

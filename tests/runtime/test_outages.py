@@ -174,7 +174,7 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
         assert worker.process.wait(WAIT) == 1
         assert worker.silent()
     said = f"{path} was removed or replaced while it was open"
-    assert any(f"the worker ends, the ledger is lost to it: {said}" in line for line in worker.lines), (
+    assert any(f"the worker stops because the ledger is lost: {said}" in line for line in worker.lines), (
         worker.lines
     )
     # Whoever else had it open is told as well, whatever he asks.

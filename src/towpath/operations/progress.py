@@ -183,7 +183,7 @@ class Live:
             done, total = attempt.running.at or (None, None)
             eta = None if done is None or total is None or rate <= 0 else max(0.0, (total - done) / rate)
             seconds = time.monotonic() - run.started
-            lane = worker.intake.lane_of(job.queue)
+            lane = worker.buffer.lane_of(job.queue)
             yield RunningJob(
                 job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta, lane
             )
@@ -238,7 +238,7 @@ class Live:
 
     def _lanes(self, running: tuple[RunningJob, ...]) -> Mapping[str, Mapping[str, int]]:
         names = dict.fromkeys(
-            lane.name for worker in list(self._engine.local_workers) for lane in worker.intake.lanes
+            lane.name for worker in list(self._engine.local_workers) for lane in worker.buffer.lanes
         )
         return {name: Counter(job.kind for job in running if job.lane == name) for name in names}
 

@@ -253,8 +253,8 @@ class Service:
                 concurrency=self._chosen.concurrency,
                 running=len(self._worker.running),
                 draining=draining or self._stopped,
-                lanes=self._worker.intake.lanes,
-                limits=self._worker.intake.limits,
+                lanes=self._worker.buffer.lanes,
+                limits=self._worker.buffer.limits,
             )
 
     async def _keep_reporting(self) -> None:
@@ -268,7 +268,7 @@ class Service:
 
     def _held_limits(self) -> list[str]:
         """Those for which nothing starts now, because a service said so: whoever asks should know it soon."""
-        return [limit.name for limit in self._worker.intake.limits if limit.until is not None]
+        return [limit.name for limit in self._worker.buffer.limits if limit.until is not None]
 
     def _write_down(self) -> None:
         """What the code declares and what the settings say, before the first job is taken."""

@@ -31,7 +31,7 @@ from towpath.observe import tracing
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.worker import executors
 from towpath.runtime.worker.options import Mode
-from towpath.runtime.worker.settling import TimedOut
+from towpath.runtime.worker.runs import TimedOut
 from towpath.tasks import outcomes
 from towpath.tasks.context import Poster, Running
 from towpath.tasks.registry import Registry

@@ -1,4 +1,4 @@
-"""What a worker with a resource claims ahead, and what it gives back: its intake on a ledger in memory,
+"""What a worker with a resource claims ahead, and what it gives back: its buffer on a ledger in memory,
 without a worker."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class IntakeHarness:
             add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set
         )
         self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
-        self.intake = self.new_intake(**options)
-        self.intake.open()
+        self.buffer = self.new_intake(**options)
+        self.buffer.open()
         self.running: list[Claim] = []
 
     def new_intake(self, **options: Any) -> LaneBuffer:
@@ -76,7 +76,7 @@ class IntakeHarness:
         return LaneBuffer(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
 
     def _deliver(self, claims: list[Claim]) -> None:
-        self.intake.add(claims)
+        self.buffer.add(claims)
 
     def _failed(self, error: TowpathError) -> None:
         raise error
@@ -89,18 +89,18 @@ class IntakeHarness:
 
     def claim(self) -> Counter[str]:
         """What one commit brings, by queue."""
-        command = self.intake.wanted()
+        command = self.buffer.wanted()
         if command is None:
             return Counter()
         (reply,) = self.ledger.apply([command])
         assert isinstance(reply, Claimed)
-        self.intake.taken(reply)
+        self.buffer.taken(reply)
         return Counter(claim.job.queue for claim in reply.claims)
 
     def start(self) -> Counter[str]:
         """Start what may start."""
         began: list[Claim] = []
-        while len(self.running) + len(began) < SLOTS and (claim := self.intake.next()) is not None:
+        while len(self.running) + len(began) < SLOTS and (claim := self.buffer.next()) is not None:
             began.append(claim)
         self.running += began
         return Counter(claim.job.queue for claim in began)
@@ -108,14 +108,14 @@ class IntakeHarness:
     def end(self, throttled: int | None = None) -> None:
         attempt: Any = SimpleNamespace(throttled=throttled)
         for claim in self.running:
-            self.intake.ended(claim, throttled is None, attempt)
+            self.buffer.ended(claim, throttled is None, attempt)
         self.running = []
 
     def quick(self, ahead: int) -> None:
         """Jobs of `api` are so quick; nothing is known of the others."""
-        for number, line in enumerate(self.intake._lines):
-            self.intake.paces.limits[number] = Steady(ahead if line.queues == "api" else 0)
-        self.intake.ask(SLOTS, kick=False)
+        for number, line in enumerate(self.buffer._sets):
+            self.buffer.prefetch.limits[number] = Steady(ahead if line.queues == "api" else 0)
+        self.buffer.ask(SLOTS, kick=False)
 
 
 def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -137,7 +137,7 @@ async def test_quick_jobs_of_a_resource_are_claimed_ahead_and_slow_ones_are_not(
     claimed = harness.claim() + harness.claim() + harness.claim()
     assert LIMIT + 90 <= claimed["api"] <= LIMIT + 100
     assert harness.start() == {"api": LIMIT}, "claimed is not started"
-    assert harness.intake.surplus() == [], "they will start soon"
+    assert harness.buffer.surplus() == [], "they will start soon"
 
 
 @scenario
@@ -162,15 +162,15 @@ def test_a_service_that_is_asked_too_much_gets_nothing_that_was_claimed_ahead(af
         harness.claim()
         harness.start()
         harness.end(throttled=after)
-        harness.intake.ask(SLOTS, kick=False)
-        given = harness.intake.surplus()
-        left = len(harness.intake)
+        harness.buffer.ask(SLOTS, kick=False)
+        given = harness.buffer.surplus()
+        left = len(harness.buffer)
         assert len(given) > 40
         assert {type(outcome) for _, outcome in given} == {Release}, "nothing is spent"
         assert left == (0 if after else LIMIT)
         assert harness.start().total() == left
         assert harness.claim() == {}
-        harness.intake.close()
+        harness.buffer.close()
 
     run()
 
@@ -180,11 +180,11 @@ async def test_jobs_with_one_attempt_are_not_claimed_ahead_of_their_resource() -
     harness = IntakeHarness()
     harness.put("api", 100)
     harness.quick(ahead=100)
-    while harness.claim() or harness.intake:
+    while harness.claim() or harness.buffer:
         harness.start()
         harness.end()
     harness.put("api", 100, max_attempts=1)
-    harness.intake.ask(SLOTS, kick=False)
+    harness.buffer.ask(SLOTS, kick=False)
     assert harness.claim() + harness.claim() == {"api": LIMIT}
 
 
@@ -196,18 +196,18 @@ async def test_what_runs_when_the_options_change_is_counted_on() -> None:
     harness.put("old", 1)
     harness.claim()
     assert harness.start().total() == 5
-    before = harness.intake
+    before = harness.buffer
     before.close()
-    harness.intake = harness.new_intake(queues=("api", "other"))
-    harness.intake.adopt(harness.running, before)
-    harness.intake.open()
+    harness.buffer = harness.new_intake(queues=("api", "other"))
+    harness.buffer.adopt(harness.running, before)
+    harness.buffer.open()
     harness.put("api", 50)
     harness.put("other", 50)
     assert harness.claim() == {"other": SLOTS - 5}, "the resource is used up, and so are five slots"
     harness.end()
-    for claim in harness.intake.clear():
+    for claim in harness.buffer.clear():
         assert claim.job.queue == "other"
-    harness.intake.ask(SLOTS, kick=False)
+    harness.buffer.ask(SLOTS, kick=False)
     assert harness.claim() == {"api": LIMIT, "other": SLOTS - LIMIT}
 
 
@@ -218,9 +218,9 @@ async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
     harness.claim()
     harness.start()
     harness.end(throttled=20_000)
-    harness.intake.ask(SLOTS, kick=False)
-    harness.intake.close()
-    harness.intake.open()
+    harness.buffer.ask(SLOTS, kick=False)
+    harness.buffer.close()
+    harness.buffer.open()
     harness.kicked.clear()
     assert harness.claim() == {}
     await asyncio.wait_for(harness.kicked.wait(), 20)
@@ -244,19 +244,19 @@ async def test_ageing_goes_on_after_a_pause() -> None:
 async def test_long_jobs_in_one_lane_do_not_slow_down_the_prediction_for_another() -> None:
     harness = IntakeHarness(**TWO_LANES)
     now = [100.0]
-    short, long = harness.intake.paces.limits = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
+    short, long = harness.buffer.prefetch.limits = [PrefetchLimit(SLOTS, lambda: now[0]) for _ in range(2)]
     for pace in (short, long):
         pace.supplied(0.005)
     for _ in range(20):
         now[0] += 0.010
-        harness.intake.paces.measure([ended("api", 0.010)] * 6)
+        harness.buffer.prefetch.measure([ended("api", 0.010)] * 6)
     now[0] += 0.8
-    harness.intake.paces.measure([ended("other", 1.0)] * 2)
+    harness.buffer.prefetch.measure([ended("other", 1.0)] * 2)
     short.supplied()
     for _ in range(20):
         now[0] += 0.010
-        harness.intake.paces.measure([ended("api", 0.010)] * 6)
-    assert harness.intake.paces.ahead() == [6, 0]
+        harness.buffer.prefetch.measure([ended("api", 0.010)] * 6)
+    assert harness.buffer.prefetch.ahead() == [6, 0]
 
 
 def ended(queue: str, seconds: float) -> Any:
@@ -267,7 +267,7 @@ def ended(queue: str, seconds: float) -> Any:
 async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> None:
     """Also where more is claimed ahead than comes with one batch."""
     harness = IntakeHarness(**TWO_LANES)
-    harness.intake.paces.limits = [Steady(10), Steady(0)]
+    harness.buffer.prefetch.limits = [Steady(10), Steady(0)]
     harness.put("api", 1000)
     harness.put("other", 1000)
     assert harness.claim() == {"api": SLOTS - 2 + 5, "other": 2}
@@ -276,7 +276,7 @@ async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> 
         short = [claim for claim in harness.running if claim.job.queue == "api"]
         harness.running = [claim for claim in harness.running if claim not in short]
         for claim in short:
-            harness.intake.ended(claim, True, None)
+            harness.buffer.ended(claim, True, None)
         assert set(harness.claim()) <= {"api"}
         assert harness.start() == {"api": SLOTS - 2}
 
@@ -284,15 +284,15 @@ async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> 
 @scenario
 async def test_claims_that_cannot_start_in_time_go_back() -> None:
     harness = IntakeHarness(**TWO_LANES)
-    harness.intake.paces.limits = [Steady(100), Steady(100)]
+    harness.buffer.prefetch.limits = [Steady(100), Steady(100)]
     harness.put("api", 200)
     harness.put("other", 200)
     harness.claim()
-    harness.intake.paces.watch()
+    harness.buffer.prefetch.watch()
     harness.start()
-    at_hand = len(harness.intake)
-    started = harness.intake.paces.starts
-    assert (len(harness.intake.late()), len(harness.intake)) == (at_hand - 2 * sum(started), 2 * sum(started))
-    harness.intake.paces.watch()
-    assert len(harness.intake.late()) == 2 * sum(started), "none has started since"
-    assert len(harness.intake) == 0
+    at_hand = len(harness.buffer)
+    started = harness.buffer.prefetch.starts
+    assert (len(harness.buffer.late()), len(harness.buffer)) == (at_hand - 2 * sum(started), 2 * sum(started))
+    harness.buffer.prefetch.watch()
+    assert len(harness.buffer.late()) == 2 * sum(started), "none has started since"
+    assert len(harness.buffer) == 0

@@ -1,4 +1,4 @@
-"""The intake of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it
+"""The buffer of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it
 starts."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Office:
     bus = committer = Nobody()
 
 
-class Intake(LaneBuffer):
+class OpenBuffer(LaneBuffer):
     """Hands out what it is asked for."""
 
     def __init__(self, lanes: dict[str, Lane], concurrency: int = 4, **options: Any) -> None:
@@ -87,29 +87,29 @@ def claims(queue: str, count: int) -> list[Claim]:
 
 
 def test_a_paused_lane_gives_back_what_was_claimed_ahead() -> None:
-    intake = Intake(LANES)
+    buffer = OpenBuffer(LANES)
     back = claims("b", 3)
-    intake.deliver(*back, claim("f"))
-    intake.pause(["back", "of somebody else"])
-    assert sorted(each.id for each, outcome in intake.surplus() if outcome == Release()) == ["b0", "b1", "b2"]
-    assert intake.start_all() == ["f"]
-    assert intake.asks() == {"f": 3}, "all the slots that are left"
-    intake.deliver(claim("b", 7))
-    assert [each.id for each, _ in intake.surplus()] == ["b7"], "it was on its way when the pause came"
-    intake.pause([])
-    assert intake.asks()["b"] == 3
-    assert intake.surplus() == []
+    buffer.deliver(*back, claim("f"))
+    buffer.pause(["back", "of somebody else"])
+    assert sorted(each.id for each, outcome in buffer.surplus() if outcome == Release()) == ["b0", "b1", "b2"]
+    assert buffer.start_all() == ["f"]
+    assert buffer.asks() == {"f": 3}, "all the slots that are left"
+    buffer.deliver(claim("b", 7))
+    assert [each.id for each, _ in buffer.surplus()] == ["b7"], "it was on its way when the pause came"
+    buffer.pause([])
+    assert buffer.asks()["b"] == 3
+    assert buffer.surplus() == []
 
 
 def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
     options = WorkerOptions(
         queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"}
     )
-    intake = LaneBuffer(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
-    intake.pause(["all"])
-    intake._is_open = True
-    assert intake.wanted() is not None
-    assert (intake.lanes, intake.lane_of("q")) == ((), None)
+    buffer = LaneBuffer(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
+    buffer.pause(["all"])
+    buffer._is_open = True
+    assert buffer.wanted() is not None
+    assert (buffer.lanes, buffer.lane_of("q")) == ((), None)
 
 
 # Limits of a lane
@@ -120,84 +120,86 @@ def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
         "front": LANES["front"],
         "back": Lane(queues=("b", "c"), reserved=2, lends=True, adaptive=(1, 8)),
     }
-    intake = Intake(
+    buffer = OpenBuffer(
         lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"}
     )
-    assert intake.asks() == {"f": 32, "b": 4, "c": 4}
-    intake.deliver(*claims("b", 2), claim("c", kind="x"))
-    assert sorted(intake.start_all()) == ["b", "b", "c"]
-    assert intake.asks() == {"f": 29, "b": 1, "c": 1}
-    assert [(each.name, each.running, each.limit) for each in intake.limits] == [
+    assert buffer.asks() == {"f": 32, "b": 4, "c": 4}
+    buffer.deliver(*claims("b", 2), claim("c", kind="x"))
+    assert sorted(buffer.start_all()) == ["b", "b", "c"]
+    assert buffer.asks() == {"f": 29, "b": 1, "c": 1}
+    assert [(each.name, each.running, each.limit) for each in buffer.limits] == [
         ("resource api", 1, 4),
         ("lane back", 3, 4),
     ]
-    assert [each.queues for each in intake.limits] == [("c",), ("b", "c")]
-    intake.ended(claim("b"), True, None)
-    assert [each.running for each in intake.limits] == [1, 2]
+    assert [each.queues for each in buffer.limits] == [("c",), ("b", "c")]
+    buffer.ended(claim("b"), True, None)
+    assert [each.running for each in buffer.limits] == [1, 2]
 
 
 def test_too_much_in_an_adaptive_lane_holds_the_lane_back() -> None:
-    intake = Intake({"front": LANES["front"], "back": Lane(queues=("b",), adaptive=(1, 8))}, concurrency=32)
-    intake.deliver(*claims("b", 4))
-    intake.start_all()
-    intake.deliver(claim("b", 9))
-    intake.ended(claim("b"), False, cast("RunnableAttempt", Throttled()))
-    (limit,) = intake.limits
+    buffer = OpenBuffer(
+        {"front": LANES["front"], "back": Lane(queues=("b",), adaptive=(1, 8))}, concurrency=32
+    )
+    buffer.deliver(*claims("b", 4))
+    buffer.start_all()
+    buffer.deliver(claim("b", 9))
+    buffer.ended(claim("b"), False, cast("RunnableAttempt", Throttled()))
+    (limit,) = buffer.limits
     assert (limit.limit, limit.running) == (2, 3)
     assert limit.until is not None
-    assert [each.id for each, _ in intake.surplus()] == ["b9"]
-    assert intake.next() is None
+    assert [each.id for each, _ in buffer.surplus()] == ["b9"]
+    assert buffer.next() is None
 
 
 # New settings
 
 
 def test_what_runs_counts_in_the_new_lanes() -> None:
-    before = Intake({"all": Lane(queues=("f", "b"))})
+    before = OpenBuffer({"all": Lane(queues=("f", "b"))})
     running = [*claims("b", 3), claim("f"), claim("gone")]
     before.deliver(*running[:4])
     assert len(before.start_all()) == 4
-    intake = Intake(LANES, concurrency=6)
-    intake.adopt(running, before)
-    assert [lane.running for lane in intake.lanes] == [1, 3]
-    assert max(intake.asks().values()) == 1, "five of six slots are taken"
-    intake.deliver(claim("b", 5))
-    intake.deliver(claim("f", 5))
-    assert intake.start_all() == ["f"], "the lane that is short of its own"
-    intake.ended(claim("gone"), True, None)
-    assert intake.start_all() == ["b"]
+    buffer = OpenBuffer(LANES, concurrency=6)
+    buffer.adopt(running, before)
+    assert [lane.running for lane in buffer.lanes] == [1, 3]
+    assert max(buffer.asks().values()) == 1, "five of six slots are taken"
+    buffer.deliver(claim("b", 5))
+    buffer.deliver(claim("f", 5))
+    assert buffer.start_all() == ["f"], "the lane that is short of its own"
+    buffer.ended(claim("gone"), True, None)
+    assert buffer.start_all() == ["b"]
     for each in [*claims("b", 3), claim("f"), claim("f", 5), claim("b", 5)]:
-        intake.ended(each, True, None)
-    assert [lane.running for lane in intake.lanes] == [0, 0]
-    assert intake.asks() == {"f": 6, "b": 6}
+        buffer.ended(each, True, None)
+    assert [lane.running for lane in buffer.lanes] == [0, 0]
+    assert buffer.asks() == {"f": 6, "b": 6}
 
 
 def test_fewer_slots_than_run_already() -> None:
-    intake = Intake({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
-    intake.adopt(
+    buffer = OpenBuffer({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
+    buffer.adopt(
         claims("b", 4),
         PlainBuffer(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None),
     )
-    assert intake.asks() == {}
-    intake.deliver(claim("f"))
-    assert intake.next() is None
+    assert buffer.asks() == {}
+    buffer.deliver(claim("f"))
+    assert buffer.next() is None
     for each in claims("b", 3):
-        intake.ended(each, True, None)
-    assert intake.start_all() == ["f"]
+        buffer.ended(each, True, None)
+    assert buffer.start_all() == ["f"]
 
 
 @pytest.mark.parametrize(("most", "limit", "ran"), [(8, 2, 3), (9, 4, 3)])
 def test_a_limit_with_the_same_bounds_keeps_what_it_has_learned(most: int, limit: int, ran: int) -> None:
     options: dict[str, Any] = {"needs": {"k": "api"}, "sources": {"b": "api"}}
-    before = Intake(LANES, concurrency=9, resources={"api": Bounds(1, 8)}, **options)
+    before = OpenBuffer(LANES, concurrency=9, resources={"api": Bounds(1, 8)}, **options)
     before.deliver(*claims("b", 4))
     before.start_all()
     throttled = Throttled()
     throttled.throttled = 0
     before.ended(claim("b"), False, cast("RunnableAttempt", throttled))
-    intake = Intake(LANES, concurrency=9, resources={"api": Bounds(1, most)}, **options)
-    intake.adopt(claims("b", 4)[1:], before)
-    assert [(each.limit, each.running) for each in intake.limits] == [(limit, ran)]
+    buffer = OpenBuffer(LANES, concurrency=9, resources={"api": Bounds(1, most)}, **options)
+    buffer.adopt(claims("b", 4)[1:], before)
+    assert [(each.limit, each.running) for each in buffer.limits] == [(limit, ran)]
     for each in claims("b", 4)[1:]:
-        intake.ended(each, False, None)
-    assert [each.running for each in intake.limits] == [0]
+        buffer.ended(each, False, None)
+    assert [each.running for each in buffer.limits] == [0]

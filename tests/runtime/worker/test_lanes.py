@@ -264,7 +264,7 @@ def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> No
         settled.expect(1)
 
         def change() -> None:
-            before = worker.intake
+            before = worker.buffer
             worker.change(
                 worker_options(app._registry, app.settings, {"lanes": {"bulk": BULK}, "concurrency": 4})
             )

@@ -1,4 +1,4 @@
-"""What a worker has claimed and not started, and how it asks for more: one line for all its queues."""
+"""The claims of a worker that have not started, and its demand for more."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
 class ClaimBuffer(Protocol):
-    """Everything but `deliver` belongs to the worker's loop. `counts`: `ended` is called for every claim that
-    was given out, otherwise for suspects only.
+    """The methods are called on the worker's loop. `tracks_ends`: `ended` is called for every claim that `next`
+    returned, otherwise only for suspects.
 
-    At most one suspect is held: it is asked for when it can start at once, or next, and it is the next to
-    start."""
+    At most one suspect is held. It is claimed when it can start at once or next, and it starts next."""
 
-    counts: bool
-    paces: PrefetchLimits
+    tracks_ends: bool
+    prefetch: PrefetchLimits
 
     @property
     def lanes(self) -> tuple[LaneView, ...]: ...
@@ -33,66 +32,65 @@ class ClaimBuffer(Protocol):
     def limits(self) -> tuple[LimitView, ...]: ...
 
     def lane_of(self, queue: str) -> str | None:
-        """The lane that a queue belongs to; from any thread."""
+        """The lane of a queue; from any thread."""
         ...
 
     def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
-        """Before it is opened: these run already, given out by the one before. They count from now on as if
-        it had been this."""
+        """Before `open`: count these running claims, which the buffer `before` returned, as claims of this
+        buffer."""
         ...
 
     def pause(self, lanes: Collection[str]) -> None:
-        """These lanes, and no others, start nothing."""
+        """Exactly these lanes start nothing."""
         ...
 
     def open(self) -> None: ...
 
     def close(self) -> None:
-        """Ask for nothing more. May be called again."""
+        """Claim no more. May be called again."""
         ...
 
     def __len__(self) -> int:
-        """Claims at hand."""
+        """The number of buffered claims."""
         ...
 
     def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
-        """Claims have arrived, by a commit that took so many seconds."""
+        """Add claims that arrived by a commit of `took` seconds."""
         ...
 
     def next(self) -> Claim | None:
-        """What starts next, where there is a free slot."""
+        """The claim that starts next in a free slot."""
         ...
 
     def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
-        """What `next` gave out is over; it went well, or not."""
+        """The run of a claim that `next` returned has ended; `ok`: with success."""
         ...
 
     def surplus(self) -> list[tuple[Claim, Outcome]]:
-        """What was claimed and may not start now, taken out of what is at hand."""
+        """Take out the claims that may not start now, each with the outcome to settle it with."""
         ...
 
     def ask(self, free: int, kick: bool) -> None:
-        """Ask for what so many free slots can start, and what may be claimed ahead. Without `kick` a batch is
-        about to follow anyway."""
+        """Update the demand: `free` slots and the prefetch. Without `kick` the caller posts a batch anyway."""
         ...
 
     def late(self) -> list[Claim]:
-        """Take out what cannot start in time, by `paces.keep`."""
+        """Take out the claims that cannot start in time, by `prefetch.keep`."""
         ...
 
     def find(self, id: str) -> Claim | None:
-        """Take the claim of this job out, if it is at hand."""
+        """Take out the claim of this job, if it is buffered."""
         ...
 
     def clear(self) -> list[Claim]:
-        """Take all out."""
+        """Take out all claims."""
         ...
 
 
 class PlainBuffer:
-    """First come, first served."""
+    """For a worker without lanes and resources: claims start in the order of their arrival."""
 
-    counts = False
+    tracks_ends = False
     lanes = ()
     limits = ()
 
@@ -104,27 +102,26 @@ class PlainBuffer:
         deliver: Callable[[list[Claim]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
-        account: ClaimCounts | None = None,
+        counts: ClaimCounts | None = None,
     ) -> None:
         self._engine = engine
-        self._account = account or ClaimCounts()
+        self._counts = counts or ClaimCounts()
         self._on_claims = deliver
         self._waiter = Waiter(options.queues, self._deliver, lease, failed, empty, self._demand)
         self._waiter.want = options.concurrency
         self._waiter.suspects = 1
         self._suspects_gone = 0
-        """Suspects that were given to the waiter and are not held any more."""
+        """Suspects that the waiter received and that have ended."""
         self._slots = self._free = options.concurrency
-        self.paces = PrefetchLimits(options.concurrency)
-        (self._pace,) = self.paces.limits
+        self.prefetch = PrefetchLimits(options.concurrency)
+        (self._limit,) = self.prefetch.limits
         self._claims: deque[Claim] = deque()
-        self._delivered = self._gone = 0
-        """Claims that were delivered (written under the commit lock), and those of them that are no longer at
-        hand (by the loop)."""
+        self._delivered = self._left = 0
+        """Claims that were delivered (written under the commit lock), and those of them that have left the buffer
+        (written on the loop)."""
         self._room = self._asked = 0
         self._unmet = 0
-        """Demand that the ledger had no jobs for when it was last asked: asking again is in vain until jobs
-        arrive."""
+        """Demand that the last claim could not satisfy: claiming again is useless until jobs are appended."""
 
     def open(self) -> None:
         self._engine.dispatcher.add(self._waiter)
@@ -135,12 +132,12 @@ class PlainBuffer:
     # In the committing thread
 
     def _demand(self) -> tuple[int, int]:
-        """How many claims to take now, and how many of them may be jobs with a single attempt."""
-        ahead = self._pace.ahead()
-        self._room = self._unmet = max(0, self._slots + ahead - self._account.held)
-        # Half of what may lie here comes with each batch: while it is run, the next half is claimed.
+        """The number of claims to take now, and how many of them may be jobs with a single attempt."""
+        ahead = self._limit.ahead()
+        self._room = self._unmet = max(0, self._slots + ahead - self._counts.held)
+        # Each batch claims half of the prefetch; while these jobs run, the next half is claimed.
         self._asked = min(self._room, self._free + (ahead + 1) // 2, MAX_BULK)
-        unused = max(0, self._free - (self._delivered - self._gone))
+        unused = max(0, self._free - (self._delivered - self._left))
         self._waiter.suspects = self._suspects_gone + (unused > 0 or ahead > 0)
         return self._asked, unused
 
@@ -155,7 +152,7 @@ class PlainBuffer:
         return len(self._claims)
 
     def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
-        self._pace.supplied(took)
+        self._limit.supplied(took)
         for claim in claims:
             if claim.job.losses < SUSPECT:
                 self._claims.append(claim)
@@ -165,8 +162,8 @@ class PlainBuffer:
     def next(self) -> Claim | None:
         if not self._claims:
             return None
-        self._gone += 1
-        self.paces.starts[0] += 1
+        self._left += 1
+        self.prefetch.starts[0] += 1
         return self._claims.popleft()
 
     def lane_of(self, queue: str) -> str | None:
@@ -187,19 +184,19 @@ class PlainBuffer:
     def ask(self, free: int, kick: bool) -> None:
         self._free = max(0, free)
         if free > 0 and not self._claims:
-            self._pace.starved()
-        if kick and (room := self._slots + self._pace.ahead() - self._account.held) > self._unmet:
+            self._limit.starved()
+        if kick and (room := self._slots + self._limit.ahead() - self._counts.held) > self._unmet:
             self._unmet = room
             self._engine.committer.kick()
 
     def late(self) -> list[Claim]:
-        return self._take_out(max(0, len(self._claims) - self.paces.keep(0)))
+        return self._take_out(max(0, len(self._claims) - self.prefetch.keep(0)))
 
     def find(self, id: str) -> Claim | None:
         found = next((claim for claim in self._claims if claim.id == id), None)
         if found is not None:
             self._claims.remove(found)
-            self._gone += 1
+            self._left += 1
             self.ended(found, False, None)
         return found
 
@@ -207,8 +204,8 @@ class PlainBuffer:
         return self._take_out(len(self._claims))
 
     def _take_out(self, count: int) -> list[Claim]:
-        """The last so many."""
-        self._gone += count
+        """Take out the newest claims."""
+        self._left += count
         taken = [self._claims.pop() for _ in range(count)]
         for claim in taken:
             self.ended(claim, False, None)
