@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import towpath
 from towpath.contrib.celery import (
     Celery,
     CeleryOption,
@@ -218,3 +219,29 @@ def test_a_failure_is_not_retried_unless_asked(app: Celery) -> None:
         assert first.job.status().attempts == 1
         assert isinstance(first.result, ValueError)
         assert "Traceback" in str(first.traceback)
+
+
+WORKER = """
+import sys
+from towpath.contrib import celery
+celery.install()
+from towpath.cli import main
+sys.exit(main(["worker", "shop.celery:app", "--burst"]))
+"""
+
+
+def test_the_worker_of_the_command_line_takes_a_celery_app(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(HERE), "SHOP_BROKER": f"sqlite:///{tmp_path}/shop.db"}
+    enqueue = "from towpath.contrib import celery; celery.install(); from shop import celery as c, tasks; "
+    for program in (enqueue + "print(tasks.price.delay('pear').id)", WORKER):
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+    with towpath.App(env["SHOP_BROKER"]) as app:
+        assert app.ledger.queues()["default"].counts.done == 1

@@ -118,6 +118,8 @@ def load_app(target: str, url: str | None = None) -> App:
     if url is not None:
         os.environ["TOWPATH_URL"] = url
     found = load_object(target)
+    if _is_app(getattr(found, "towpath", None)):  # a bridge, such as a Celery app
+        found = found.towpath
     if not _is_app(found):
         step = "Name the object that `towpath.App(...)` made."
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
