@@ -63,6 +63,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
         "http",
     ),
     "app": ("testing",),
+    "towpath": ("ledger.sqlite",),
     "operations": ("ledger.sqlite", "ledger.postgres"),
     "cli": ("observe",),
 }

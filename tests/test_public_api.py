@@ -19,7 +19,9 @@ import pytest
 import towpath
 import towpath.commands
 import towpath.core.commands
+from towpath import testing
 from towpath.core import job
+from towpath.observe import metrics
 from towpath.runtime.engine import Engine
 from towpath.tasks import new_jobs
 
@@ -28,6 +30,7 @@ SURFACE = [
     "App",
     "Bandwidth",
     "Breaker",
+    "BreakerOpen",
     "Call",
     "Cancel",
     "Claim",
@@ -42,28 +45,36 @@ SURFACE = [
     "KeyPolicy",
     "Lane",
     "Ledger",
+    "Message",
     "NoteView",
     "PartView",
     "Policy",
     "Query",
+    "Queue",
     "QueueView",
     "Rate",
     "Reason",
     "Retry",
     "Running",
+    "Schedule",
     "Selector",
+    "Snapshot",
     "Snooze",
     "Spec",
+    "SqliteLedger",
+    "SqliteOptions",
     "State",
-    "Task",
     "StopRequested",
+    "Task",
     "Throttled",
     "breaker",
     "commands",
     "current",
     "errors",
+    "events",
     "micros",
     "new_id",
+    "next_fire",
     "open_ledger",
 ]
 
@@ -102,6 +113,11 @@ def test_star_import_gives_the_surface() -> None:
     assert set(SURFACE) == names.keys() - {"__builtins__"}
 
 
+def test_public_modules_state_their_names() -> None:
+    assert sorted(metrics.__all__) == ["Served", "install", "serve"]
+    assert sorted(testing.__all__) == ["ManualClock", "START"]
+
+
 def test_names_come_when_they_are_used() -> None:
     program = "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) - before))"
     ended = subprocess.run(
@@ -127,7 +143,7 @@ def test_type_checkers_are_told_of_the_same_homes() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert told == {**towpath._HOME, "commands": "towpath", "errors": "towpath"}
+    assert told == {**towpath._HOME, "commands": "towpath", "errors": "towpath", "events": "towpath"}
     assert told.keys() == set(towpath.__all__)
 
 

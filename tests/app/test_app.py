@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from towpath import App, State, commands
-from towpath.errors import GroupClosed, InvalidInput, LedgerClosed, UnknownGroup
+from towpath import App, State, commands, open_ledger
+from towpath.errors import Forked, GroupClosed, InvalidInput, LedgerClosed, UnknownGroup
 from towpath.runtime import engine
 
 
@@ -225,3 +225,38 @@ def test_a_fork_of_an_app_in_memory_is_empty() -> None:
         id = in_a_child("enqueue").decode().split()[0]
         assert app.ledger.get(id) is None
         assert app.ledger.queues()["default"].counts.ready == 1
+
+
+def test_an_opened_ledger_is_left_open(tmp_path: Path) -> None:
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'work.db'}")
+    for n in (1, 2):
+        with App(ledger=ledger) as app:
+            assert app.ledger is ledger
+            double = app.task(name="double")(lambda x=2: 2 * x)
+            handle = double.enqueue()
+            app.run(burst=True)
+            assert handle.result(20) == 4
+        with pytest.raises(LedgerClosed):
+            app.queue("q").put(b"")
+        assert ledger.queues()["default"].counts.done == n
+    ledger.close()
+
+
+def test_either_a_url_or_an_opened_ledger() -> None:
+    with pytest.raises(InvalidInput, match="either a URL or an opened ledger"):
+        App("memory://", ledger=open_ledger("memory://"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_cannot_use_an_opened_ledger() -> None:
+    with App(ledger=open_ledger("memory://")) as app:
+        app.queue("q").put(b"")
+        child = os.fork()
+        if child == 0:
+            try:
+                app.queue("q").put(b"")
+            except Forked:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -7,10 +7,10 @@ an error value; nothing is answered before it is durable. `docs/ledger-rules.md`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, Final, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -186,25 +186,63 @@ class Transactional(Protocol):
 
 def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
     """`memory://`; `sqlite:///relative.db`, `sqlite:////absolute.db` with `?synchronous=normal` if you like;
-    `postgresql://user@host/database` with `?schema=name` and `?pooled=true` (a transaction pooler is in between) besides what
-    PostgreSQL itself takes there. `clock` is the time of a ledger that has none of its own; PostgreSQL has the server's."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if parts.scheme == "memory" and not options:
-        from towpath.ledger.memory.ledger import MemoryLedger
+    `postgresql://user@host/database` with `?schema=name` and `?pooled=true` (a transaction pooler is in
+    between) besides the parameters of PostgreSQL itself; or a scheme that an installed package registers as an
+    entry point of the group `towpath.ledgers`. `clock` is the time of a ledger that has none of its own;
+    PostgreSQL has the server's."""
+    scheme = urlsplit(url).scheme
+    opener = _SCHEMES.get(scheme) or _registered(scheme, url)
+    return opener(url, clock)
 
-        return MemoryLedger(clock)
-    if parts.scheme == "sqlite":
-        from towpath.ledger.sqlite import ledger
 
-        return ledger.SqliteLedger(*ledger.options_of(url), clock)
-    if parts.scheme in ("postgresql", "postgres"):
-        check_installed("psycopg", "postgres")
-        from towpath.ledger.postgres import ledger as postgres
+def _open_memory(url: str, clock: Clock | None) -> Ledger:
+    if urlsplit(url).query:
+        raise InvalidInput(field="url", value=url, expected="memory:// without options")
+    from towpath.ledger.memory.ledger import MemoryLedger
 
-        return postgres.PostgresLedger(*postgres.options_of(url))
-    expected = "memory://, sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host/database"
-    raise InvalidInput(field="url", value=url, expected=expected)
+    return MemoryLedger(clock)
+
+
+def _open_sqlite(url: str, clock: Clock | None) -> Ledger:
+    from towpath.ledger.sqlite import ledger
+
+    return ledger.SqliteLedger(*ledger.options_of(url), clock)
+
+
+def _open_postgres(url: str, clock: Clock | None) -> Ledger:
+    check_installed("psycopg", "postgres")
+    from towpath.ledger.postgres import ledger
+
+    return ledger.PostgresLedger(*ledger.options_of(url))
+
+
+Opener = Callable[[str, Clock | None], Ledger]
+"""Opens the ledger of a URL. This is what an entry point of the group `towpath.ledgers` names."""
+ENTRY_POINTS: Final = "towpath.ledgers"
+_SCHEMES: Final[Mapping[str, Opener]] = {
+    "memory": _open_memory,
+    "sqlite": _open_sqlite,
+    "postgresql": _open_postgres,
+    "postgres": _open_postgres,
+}
+
+
+def _registered(scheme: str, url: str) -> Opener:
+    """The opener that an installed package registers for the scheme. The name of the entry point is the
+    scheme."""
+    from importlib.metadata import entry_points
+
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if scheme not in found:
+        more = "".join(f", {name}://" for name in sorted(found))
+        known = f"memory://, sqlite:///file.db, sqlite:////absolute/file.db, postgresql://user@host/database{more}"
+        raise InvalidInput(field="url", value=url, expected=f"one of {known}")
+    try:
+        opener: Opener = found[scheme].load()
+    except (ImportError, AttributeError) as error:
+        expected = f"a scheme whose package loads; {found[scheme].value} does not: {error}"
+        raise InvalidInput(field="url", value=url, expected=expected) from error
+    return opener
 
 
 def check_installed(package: str, extra: str) -> None:

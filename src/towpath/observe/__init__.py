@@ -1,1 +1,1 @@
-"""What operators see: Prometheus metrics and OpenTelemetry traces."""
+"""Prometheus metrics (`towpath.observe.metrics`, public) and OpenTelemetry traces."""

@@ -41,6 +41,8 @@ from towpath.events import (
 )
 from towpath.ledger import HasFastPaths, Ledger
 
+__all__ = ["Served", "install", "serve"]
+
 log = get_logger("towpath.metrics")
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)

@@ -20,7 +20,7 @@ from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.commands import Command, Result
 from towpath.core.job import PRIORITIES
-from towpath.errors import LedgerClosed
+from towpath.errors import Forked, LedgerClosed
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.breakers import Breakers, BreakerUpkeep
@@ -110,6 +110,7 @@ class Engine:
         self.local_workers: list[Worker] = []
         """The workers that run in this process."""
         self._given = ledger
+        self._pid = os.getpid()
         self._components: Components | None = None
         self._closed = False
         self._opening = threading.Lock()
@@ -238,6 +239,8 @@ class Engine:
             if self._components is None:
                 if self._closed:
                     raise LedgerClosed(path=self.url)
+                if self._given is not None and self._pid != os.getpid():
+                    raise Forked(path=self.url, opener=self._pid)
                 name = self.name or f"{socket.gethostname()}:{os.getpid()}"
                 ledger = self._given or open_ledger(self.url, self.clock)
                 committer = Committer(ledger, bus=self.bus)

@@ -70,6 +70,8 @@ POLL_INTERVAL = 0.25
 
 
 class SqliteLedger(reads.GroupReads):
+    """The ledger in one SQLite file, for any number of processes of one machine."""
+
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
     repeats = 0
 
