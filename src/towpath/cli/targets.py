@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 import towpath
@@ -123,15 +123,15 @@ def load_app(target: str, url: str | None = None) -> App:
     if not _is_app(found):
         step = "Name the object that `towpath.App(...)` made."
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
-    if url is not None and found.url != url:
+    if url is not None and found.engine.url != url:
         raise bad_input(
-            f"{target} opens {without_password(found.url)} by itself, not {without_password(url)}.",
+            f"{target} opens {without_password(found.engine.url)} by itself, not {without_password(url)}.",
             "Leave --url out, or the URL in the program.",
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _is_app(value: object) -> bool:
+def _is_app(value: object) -> TypeGuard[App]:
     from towpath.app import App
 
     return isinstance(value, App)
