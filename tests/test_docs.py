@@ -1,5 +1,4 @@
-"""The documents say what the program does: code runs, tables are complete, diagrams match, links lead
-somewhere."""
+"""The documents match the program: code runs, tables are complete, diagrams match, links are valid."""
 
 from __future__ import annotations
 
@@ -127,7 +126,7 @@ def test_every_error_has_a_row_and_no_row_is_left_over() -> None:
     assert sorted(error_rows()) == sorted(each.__name__ for each in error_classes())
 
 
-def test_the_table_of_errors_tells_what_to_do() -> None:
+def test_the_table_of_errors_has_cause_and_remedy() -> None:
     for each in error_classes():
         nature, when, remedy = error_rows()[each.__name__]
         assert nature == ("retryable" if each.retryable else "fatal" if each.fatal else ""), each
