@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.engine import BareEngine, Verbs
 from towpath import App
+from towpath.errors import LedgerClosed
 from towpath.ledger import Ledger, open_ledger
 from towpath.queues.message import Queue
 from towpath.testing import ManualClock
@@ -71,9 +72,40 @@ def postgres_url(postgres: Server) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'work.db'}"
+@pytest.fixture(scope="session")
+def postgres_template(postgres: Server) -> str:
+    """The name of a database with an empty ledger: a copy of it is ready in half the time."""
+    url = postgres.create_database()
+    open_ledger(url).close()
+    return url.rpartition("/")[2]
+
+
+LEDGERS = ("memory", "sqlite", "postgres")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that uses `url`, `app`, `ledger` or `engine` runs on every ledger, or on those that its mark
+    `ledgers` names."""
+    if "url" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("ledgers")
+        metafunc.parametrize("url", LEDGERS if mark is None else mark.args, indirect=True)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'work.db'}"
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[str]:
+    """The URL of an empty ledger."""
+    if request.param == "postgres":
+        server: Server = request.getfixturevalue("postgres")
+        copy = server.create_database(request.getfixturevalue("postgres_template"))
+        yield copy
+        server.drop_database(copy)
+    else:
+        yield {"memory": "memory://", "sqlite": sqlite_url}[request.param]
 
 
 @pytest.fixture
@@ -83,25 +115,21 @@ def app(url: str) -> Iterator[App]:
         assert app.ledger.check() == []
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
-    """An App on each ledger with a database."""
-    url = (
-        f"sqlite:///{tmp_path}/work.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
-    )
-    with App(url) as app:
-        yield app
-        assert app.ledger.check() == []
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    with contextlib.closing(open_ledger(url)) as ledger:
+        yield ledger
+        with contextlib.suppress(LedgerClosed):
+            assert ledger.check() == []
 
 
 @pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """The ledger of each kind. Modules with a `ledger` of their own use that."""
-    ledger = open_ledger(url)
-    yield ledger
-    ledger.close()
+def manual_ledger(url: str, clock: ManualClock) -> Iterator[Ledger]:
+    """A ledger whose time is that of `clock`."""
+    with contextlib.closing(open_ledger(url, clock)) as ledger:
+        yield ledger
+        with contextlib.suppress(LedgerClosed):
+            assert ledger.check() == []
 
 
 @pytest.fixture

@@ -20,16 +20,19 @@ from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.tables.database import FIRST, FunctionBatchSize, slices
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 TABLE = "CREATE TABLE paid (n bigint PRIMARY KEY, account bigint REFERENCES account (id) DEFERRABLE INITIALLY DEFERRED)"
 ACCOUNTS = "CREATE TABLE account (id bigint PRIMARY KEY, balance bigint NOT NULL)"
 
 
 @pytest.fixture
-def app(database: App) -> App:
-    ask(database, ACCOUNTS)
-    ask(database, TABLE)
-    ask(database, "INSERT INTO account VALUES (1, 0), (2, 0)")
-    return database
+def app(app: App) -> App:
+    """With tables of the user."""
+    ask(app, ACCOUNTS)
+    ask(app, TABLE)
+    ask(app, "INSERT INTO account VALUES (1, 0), (2, 0)")
+    return app
 
 
 def ask(app: App, statement: str) -> list[Any]:

@@ -16,14 +16,7 @@ from tests.support.waiting import auntil
 from towpath import App
 from towpath.errors import JobFailed
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return (
-        f"sqlite:///{tmp_path / 'a.db'}"
-        if request.param == "sqlite"
-        else str(request.getfixturevalue("postgres_url"))
-    )
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 @pytest.fixture

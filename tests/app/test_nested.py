@@ -19,10 +19,7 @@ from towpath import App, State, commands, current
 from towpath.errors import JobFailed, NestedCall
 from towpath.events import JobSettled
 
-
-@pytest.fixture
-def app(database: App) -> App:
-    return database
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 def calls(app: App) -> dict[str, Callable[[Any], object]]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,7 @@ import pytest
 from towpath import App
 from towpath.errors import InvalidInput, Unsupported, WrongConnection
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
-    sqlite = request.param == "sqlite"
-    with App(f"sqlite:///{tmp_path / 'a.db'}" if sqlite else request.getfixturevalue("postgres_url")) as app:
-        yield app
-        assert app.ledger.check() == []
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 def connect(app: App, tmp_path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,9 @@ from towpath.commands import Claim, Claimed, Command, Want
 from towpath.errors import LedgerAway, LedgerBusy, LedgerError
 from towpath.ledger.postgres import fast_append
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 JOBS = 20
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        url: str = request.getfixturevalue("postgres_url")
-        return url
-    return f"sqlite:///{tmp_path / 'work.db'}"
-
-
-@pytest.fixture
-def app(url: str) -> Iterator[App]:
-    with App(url) as app:
-        yield app
-        assert app.ledger.check() == []
 
 
 class Cut:

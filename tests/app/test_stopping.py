@@ -21,6 +21,8 @@ from towpath.errors import JobCanceled
 from towpath.tasks.handles import JobHandle
 from towpath.tasks.outcomes import StopRequested
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 STEPS = 200
 
 SHIPPING = """
@@ -94,14 +96,6 @@ def insists() -> int:
         threading.Event().wait(0.005)
     return job.finished(34)
 """
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'work.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 def test_an_orderly_stop_of_a_worker_releases_what_is_unfinished(url: str, tmp_path: Path) -> None:

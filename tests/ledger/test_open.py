@@ -27,7 +27,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
+    "refused",
     [
         "",
         "sqlite:",
@@ -39,10 +39,10 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "mysql://x",
     ],
 )
-def test_other_urls_are_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_urls_are_refused(refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match="url is"):
-        open_ledger(url)
+        open_ledger(refused)
     assert list(tmp_path.iterdir()) == []
 
 

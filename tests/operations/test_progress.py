@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,11 +21,7 @@ from towpath.operations.display import drawn, sentence
 from towpath.operations.progress import Live, Tally, size_of
 from towpath.tasks.attempt import Attempt
 
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
-        yield app
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 class Transfers:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -24,7 +23,7 @@ from towpath.core.job import Job, Spec
 from towpath.core.schedule import CATCH_UP, GRACE, Missed, Schedule, next_fire, plan
 from towpath.core.views import Query
 from towpath.errors import InvalidInput, LedgerBusy
-from towpath.ledger import Ledger, open_ledger
+from towpath.ledger import Ledger
 from towpath.operations.schedules import (
     INDEX,
     SCHEDULED_AT,
@@ -45,11 +44,9 @@ MINUTE = 60 * SECOND
 SPEC = Spec(id="x", queue="q", kind="report", payload=b'{"n":1}')
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Ledger]:
-    ledger = open_ledger("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/work.db", clock)
-    yield ledger
-    ledger.close()
+@pytest.fixture
+def ledger(manual_ledger: Ledger) -> Ledger:
+    return manual_ledger
 
 
 @pytest.fixture

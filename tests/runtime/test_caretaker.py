@@ -37,13 +37,14 @@ from towpath.runtime.claims.dispatcher import Waiter
 from towpath.testing import ManualClock
 
 SPAWN = multiprocessing.get_context("spawn")
+# The intervals are those of a ledger on this machine; on a server they are `REMOTE_FACTOR` times as long.
+pytestmark = pytest.mark.ledgers("memory", "sqlite")
+EVERY = pytest.mark.ledgers("memory", "sqlite", "postgres")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Ledger]:
-    ledger = open_ledger("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/work.db", clock)
-    yield ledger
-    ledger.close()
+@pytest.fixture
+def ledger(manual_ledger: Ledger) -> Ledger:
+    return manual_ledger
 
 
 class Kept:
@@ -428,9 +429,9 @@ class TestThread:
             keeper.close()
         ledger.close()
 
-    @pytest.mark.parametrize("url", ["memory://", "sqlite"])
-    def test_it_wakes_a_delayed_job_and_closes_promptly(self, tmp_path: Path, url: str) -> None:
-        ledger = open_ledger(url if url == "memory://" else f"sqlite:///{tmp_path}/work.db")
+    @EVERY
+    def test_it_wakes_a_delayed_job_and_closes_promptly(self, url: str) -> None:
+        ledger = open_ledger(url)
         with BareEngine(ledger) as engine:
             keeper = self.start(engine)
             until(lambda: ledger.note(CARETAKER_KEY) is not None)

@@ -8,8 +8,6 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +21,11 @@ from tests.support.waiting import WAIT
 from towpath import App, State, commands
 from towpath.errors import JobFailed
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 NO_TIME = 600.0
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
-        app.ledger.apply([])
-        yield app
-        assert app.ledger.check() == []
 
 
 # Values that do not fit

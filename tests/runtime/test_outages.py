@@ -318,9 +318,8 @@ def clock() -> Stepping:
     return Stepping()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def app(request: pytest.FixtureRequest, tmp_path: Path, clock: Stepping) -> Iterator[App]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'work.db'}"
+@pytest.fixture
+def app(url: str, clock: Stepping) -> Iterator[App]:
     with App(url, clock=clock) as app:
         yield app
         assert app.ledger.check() == []
@@ -358,6 +357,8 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
     assert (job.attempts, job.losses, job.failures) == (1, 0, 0)
 
 
+# On PostgreSQL the server's clock counts.
+@pytest.mark.ledgers("memory", "sqlite")
 def test_delays_and_retries_when_the_clock_steps_forward(app: App, clock: Stepping) -> None:
     attempts: queue.Queue[int] = queue.Queue()
 

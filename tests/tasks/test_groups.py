@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,6 @@ import pytest
 from tests.support.running import work, worked
 from towpath import App, State, current
 from towpath.errors import JobCanceled, JobFailed, NotRevivable
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def app(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[App]:
-    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'work.db'}"}
-    with App(urls.get(request.param) or request.getfixturevalue("postgres_url")) as app:
-        yield app
-        assert app.ledger.check() == []
 
 
 def total(errors: bool = False) -> list[Any]:

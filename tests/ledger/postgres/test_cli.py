@@ -323,7 +323,7 @@ def test_without_the_driver(shell: ServerShell, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("given", "expected"),
     [
         ("postgresql://ada:secret@host/db?schema=x", "postgresql://ada:***@host/db?schema=x"),
         ("postgresql://ada@host/db?password=secret&a=1", "postgresql://ada@host/db?password=***&a=1"),
@@ -333,5 +333,5 @@ def test_without_the_driver(shell: ServerShell, monkeypatch: pytest.MonkeyPatch)
         ("sqlite:////a:b@c.db", "sqlite:////a:b@c.db"),
     ],
 )
-def test_a_password_is_never_shown(url: str, told: str) -> None:
-    assert without_password(url) == told
+def test_a_password_is_never_shown(given: str, expected: str) -> None:
+    assert without_password(given) == expected

@@ -17,16 +17,16 @@ from towpath.testing.postgres import Server
 PROCESSES = 8
 SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "3"))
 """`make soak-postgres` takes longer."""
-STORES = ["sqlite", "postgres"]
+
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'work.db'}"
+@pytest.fixture
+def fleet_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
+    yield url
+    if url.startswith("sqlite"):
         return
     server: Server = request.getfixturevalue("postgres")
-    yield (url := request.getfixturevalue("postgres_url"))
     # A deadlock would be seen by nobody: the batch is played again. But the order of locks is such that there
     # is none.
     database = url.rpartition("/")[2]
@@ -34,7 +34,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300 + 10 * SECONDS)
-def test_eight_processes(url: str, tmp_path: Path) -> None:
+def test_eight_processes(fleet_url: str, tmp_path: Path) -> None:
+    url = fleet_url
     with App(url) as app:
         for part, cap in CAPS.items():
             app.queue("fleet").part(part).configure(cap=cap)

@@ -65,7 +65,7 @@ def pooler(postgres: Server, postgres_place: Path) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture
-def url(pooler: PgBouncer, postgres_url: str) -> str:
+def pooled_url(pooler: PgBouncer, postgres_url: str) -> str:
     """A fresh database, through the pooler, as it should be said."""
     return f"{pooler.url(postgres_url)}?pooled=true"
 
@@ -171,25 +171,25 @@ def test_a_pool_of_one(postgres: Server, postgres_place: Path, postgres_url: str
             work(f"{pooler.url(postgres_url)}{said}", f"alone{len(said)}", 3)
 
 
-def test_workers_in_other_processes(url: str, tmp_path: Path) -> None:
-    with App(url) as app, contextlib.ExitStack() as stack:
+def test_workers_in_other_processes(pooled_url: str, tmp_path: Path) -> None:
+    with App(pooled_url) as app, contextlib.ExitStack() as stack:
         for part, cap in CAPS.items():
             app.queue("fleet").part(part).configure(cap=cap)
-        fleet = stack.enter_context(Fleet(url, tmp_path, [0, 0, 0], feed=2))
+        fleet = stack.enter_context(Fleet(pooled_url, tmp_path, [0, 0, 0], feed=2))
         fleet.until(lambda: len(list(tmp_path.glob("*.fed"))) == 3, "all have fed")
         fleet.until(lambda: at_rest(app), "everything is done")
         judge_order(fleet, judge(app, fleet))
 
 
-def test_an_idle_worker_is_woken_by_looking(url: str, tmp_path: Path) -> None:
-    with App(url) as app, Fleet(url, tmp_path, [0]) as fleet:
+def test_an_idle_worker_is_woken_by_looking(pooled_url: str, tmp_path: Path) -> None:
+    with App(pooled_url) as app, Fleet(pooled_url, tmp_path, [0]) as fleet:
         fleet.wait_for_all(app)
         Tasks(app).step.enqueue("here")
         fleet.wait_for_runs("returned", "here", 1)
 
 
-def test_another_ledger_is_noticed_by_looking(url: str) -> None:
-    one, other = PostgresLedger(*options_of(url)), PostgresLedger(*options_of(url))
+def test_another_ledger_is_noticed_by_looking(pooled_url: str) -> None:
+    one, other = PostgresLedger(*options_of(pooled_url)), PostgresLedger(*options_of(pooled_url))
     seen = one.version()
     other.apply([Append((Spec(queue="q", kind="k", id=new_id()),))])
     assert one.wait(seen, 30) != seen
@@ -198,8 +198,10 @@ def test_another_ledger_is_noticed_by_looking(url: str) -> None:
     other.close()
 
 
-def test_a_users_transaction_through_the_pooler(url: str, pooler: PgBouncer, postgres_url: str) -> None:
-    ledger = PostgresLedger(*options_of(url))
+def test_a_users_transaction_through_the_pooler(
+    pooled_url: str, pooler: PgBouncer, postgres_url: str
+) -> None:
+    ledger = PostgresLedger(*options_of(pooled_url))
     with psycopg.connect(pooler.url(postgres_url), prepare_threshold=None) as connection:
         for n in range(10):
             ledger.append_on(connection, [Spec(queue="q", kind="k", id=f"mine {n}")])
@@ -230,8 +232,8 @@ def test_a_pooler_that_nobody_told_of(
     assert leftovers(pooler, postgres_url) == []
 
 
-def test_it_is_no_surprise_if_it_was_told(url: str, unwarned: pytest.LogCaptureFixture) -> None:
-    App(url).close()
+def test_it_is_no_surprise_if_it_was_told(pooled_url: str, unwarned: pytest.LogCaptureFixture) -> None:
+    App(pooled_url).close()
     assert unwarned.messages == []
 
 

@@ -16,7 +16,7 @@ from towpath.testing.postgres import Server, empty
 
 
 @pytest.fixture(scope="module")
-def url(postgres: Server) -> Iterator[str]:
+def suite_url(postgres: Server) -> Iterator[str]:
     """A database that the tests of this module use one after the other."""
     url = postgres.create_database()
     PostgresLedger(url).close()
@@ -26,12 +26,12 @@ def url(postgres: Server) -> Iterator[str]:
 
 class TestPostgres(LedgerSuite):
     @pytest.fixture
-    def ledger(self, clock: ManualClock, url: str) -> Iterator[Ledger]:
-        empty(url)
-        with checked(PostgresLedger(url, PostgresOptions(), clock)) as ledger:
+    def ledger(self, clock: ManualClock, suite_url: str) -> Iterator[Ledger]:
+        empty(suite_url)
+        with checked(PostgresLedger(suite_url, PostgresOptions(), clock)) as ledger:
             yield ledger
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
-def test_the_same_answers_as_the_memory_ledger(seed: int, url: str, tmp_path: Path) -> None:
-    play(seed, 80, factory("model", tmp_path), factory(url, tmp_path))
+def test_the_same_answers_as_the_memory_ledger(seed: int, suite_url: str, tmp_path: Path) -> None:
+    play(seed, 80, factory("model", tmp_path), factory(suite_url, tmp_path))

@@ -38,12 +38,7 @@ from towpath.operations.schedules import Scheduler, get_schedule, register
 from towpath.runtime.worker.loop_monitor import BlockedLoop
 from towpath.testing import ManualClock
 
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
-        yield app
-        assert app.ledger.check() == []
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 def capacity(app: App, queue: str, most: int) -> None:

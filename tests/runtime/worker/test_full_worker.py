@@ -23,22 +23,10 @@ from towpath.core.commands import Append, Command, Progress, Settle
 from towpath.ledger import Answer
 from towpath.runtime.worker.prefetch import MAX_AHEAD, max_unsettled
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 SLOTS = 8
 ENDED = max_unsettled(SLOTS)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'work.db'}"
-    return str(request.getfixturevalue("postgres_url"))
-
-
-@pytest.fixture
-def app(url: str) -> Iterator[App]:
-    with App(url) as app:
-        yield app
-        assert app.ledger.check() == []
 
 
 class Counted(Gated):

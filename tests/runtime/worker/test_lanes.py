@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -20,18 +18,12 @@ from towpath.errors import InvalidInput
 from towpath.events import JobSettled, JobStarted, LimitChanged
 from towpath.operations.service import RunOptions, worker_options
 
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
+
 INTERACTIVE = Lane(queues=("interactive",), reserved=2)
 BULK = Lane(queues=("bulk",), reserved=2)
 LANES = {"interactive": INTERACTIVE, "bulk": BULK}
 LENDING = {name: replace(lane, lends=True) for name, lane in LANES.items()}
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    app = App(f"sqlite:///{tmp_path / 'work.db'}")
-    with app:
-        yield app
-        assert app.ledger.check() == []
 
 
 class Gate:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -22,13 +21,7 @@ from tests.support.waiting import WAIT, until
 from towpath import App, Exponential, Query, Spec, State, commands
 from towpath.errors import JobCanceled, JobFailed
 
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    app = App(f"sqlite:///{tmp_path / 'work.db'}")
-    with app:
-        yield app
-        assert app.ledger.check() == []
+pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 def test_tasks_run_and_their_results_come_back(app: App) -> None:
@@ -249,6 +242,7 @@ def test_a_function_inside_the_completion_that_raises_is_a_failure_like_any_othe
     assert "in refuse" in (job.error or "")
 
 
+@pytest.mark.ledgers("sqlite")
 def test_a_function_inside_the_completion_commits_with_it(app: App) -> None:
     app.ledger.apply([])
     path = app.engine.url.removeprefix("sqlite:///")
