@@ -15,6 +15,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import (
@@ -219,7 +220,9 @@ def _commit_when_told(path: Path, pipe: Connection) -> None:
             pipe.send(stamps[-1])
 
 
-def test_a_commit_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
+def test_a_commit_of_another_process_wakes_a_waiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only the other process's notification can end the wait.
+    monkeypatch.setattr("towpath.ledger.sqlite.ledger.POLL_INTERVAL", 600.0)
     ours, theirs = SPAWN.Pipe()
     with closing(SqliteLedger(tmp_path / "a.db")) as ledger:
         child = SPAWN.Process(target=_commit_when_told, args=(tmp_path / "a.db", theirs))
@@ -240,7 +243,6 @@ def test_a_commit_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
     print(
         f"\nwoken after {statistics.median(latencies) * 1000:.2f} ms (median), {max(latencies) * 1000:.2f} ms at most"
     )
-    assert statistics.median(latencies) < 0.05
 
 
 def test_an_idle_waiter_costs_nothing(tmp_path: Path) -> None:
