@@ -113,6 +113,45 @@ MOST_PUBLIC_METHODS = 18
 MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
 """Classes with more public methods. An App is the one door for users; its methods delegate."""
 MOST_PARAMETERS = 7
+MOST_FILES = 170
+"""Of the package without testing/ and contrib/."""
+MOST_FILES_AT_THE_TOP = 10
+MOST_ROWS = 16
+
+_PAIR = "the command and the outcome or the value in the ledger's language; users see one of them"
+_OF_THE_LEDGER = "a row of the oracle, named as the table's"
+MAY_SHARE_A_NAME: Mapping[str, str] = {
+    "Cancel": _PAIR,
+    "Claim": _PAIR,
+    "Fail": _PAIR,
+    "Retry": _PAIR,
+    "Snooze": _PAIR,
+    "Finishing": _OF_THE_LEDGER,
+    "GateRow": _OF_THE_LEDGER,
+    "GroupRow": _OF_THE_LEDGER,
+    "PartRow": _OF_THE_LEDGER,
+    "QueueRow": _OF_THE_LEDGER,
+    **dict.fromkeys(
+        [
+            "Call",
+            "Facts",
+            "Gate",
+            "Group",
+            "Host",
+            "Limits",
+            "Line",
+            "Queue",
+            "Running",
+            "Staff",
+            "State",
+            "Turn",
+            "WorkerOptions",
+            "_Value",
+        ],
+        "not renamed yet",
+    ),
+}
+"""Names of classes that several modules define, and why."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -266,6 +305,88 @@ def _bad_function(node: Function, is_method: bool) -> Iterator[str]:
     bare = [parameter.arg for parameter in parameters if parameter.annotation is None]
     if bare or node.returns is None:
         yield f"is not annotated: {', '.join(bare) or 'what it returns'}"
+
+
+def private_imports(module: str, source: str, known: Mapping[str, str]) -> Iterator[str]:
+    """Names with a leading underscore that belong to another room."""
+    tree = ast.parse(source)
+    is_package = any(other.startswith(f"{module}.") for other in known)
+    aliases: dict[str, str] = {}
+    for line, target, _ in imports(module, tree, is_package):
+        home = _module_in(target, known)
+        if target.startswith("towpath.") and room_of(home) != room_of(module):
+            aliases[target.rpartition(".")[2]] = target
+            if any(_is_private(part) for part in target.split(".")):
+                yield f"{module}:{line}: {target} is private to its room"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_private(node.attr):
+            owner = aliases.get(node.value.id)
+            if owner in known:
+                yield f"{module}:{node.lineno}: {owner}.{node.attr} is private to its room"
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def shared_class_names(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Name of a class -> the modules that define it, where these are several."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(module)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_class_names_are_unique() -> None:
+    # A bridge in contrib/ has the names of its framework.
+    own = {name: source for name, source in MODULES.items() if not name.startswith("towpath.contrib.")}
+    shared = shared_class_names(own)
+    assert {name: modules for name, modules in shared.items() if name not in MAY_SHARE_A_NAME} == {}
+
+
+def test_a_class_name_that_is_not_unique_is_caught() -> None:
+    sources = {"a": "class X: ...\nclass Y: ...", "b": "def f() -> None:\n    class X: ..."}
+    assert shared_class_names(sources) == {"X": {"a", "b"}}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_names_stay_in_their_room(module: str) -> None:
+    assert list(private_imports(module, MODULES[module], MODULES)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from towpath.core.job import _hidden",
+        "from towpath.core import _hidden",
+        "def f() -> None:\n    from towpath.core import job\n    job._hidden",
+    ],
+)
+def test_a_private_name_of_another_room_is_caught(source: str) -> None:
+    assert len(list(private_imports("towpath.app", source, MODULES))) == 1
+    assert list(private_imports("towpath.core.views", source, MODULES)) == []
+
+
+def test_the_house_does_not_grow_unnoticed() -> None:
+    files = [
+        path for path in (SOURCE / "towpath").rglob("*.py") if not {"testing", "contrib"} & {*path.parts}
+    ]
+    assert len(files) <= MOST_FILES
+    assert len(list((SOURCE / "towpath").glob("*.py"))) <= MOST_FILES_AT_THE_TOP
+    assert len(ROOMS) <= MOST_ROWS
+
+
+def test_no_test_imports_from_another_test() -> None:
+    """Shared helpers are in tests/support/."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {target}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, target, _ in imports("tests", ast.parse(path.read_text("utf-8")), is_package=True)
+        if target.startswith("tests.") and any(part.startswith("test_") for part in target.split("."))
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("module", MODULES)
