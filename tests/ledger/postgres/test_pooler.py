@@ -1,7 +1,8 @@
 """Behind pgbouncer in transaction mode: a session is ours for one transaction, so nothing of ours may be left
 in it.
 
-These tests are skipped where there is no pgbouncer. No wheel has it, so it cannot be had everywhere.
+This module is skipped where there is no pgbouncer. No package on PyPI carries the program (the one named
+`pgbouncer` is a fixture that needs it installed), so the project's own files cannot install it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ from towpath.testing.suite.notes import NoteSuite
 from towpath.testing.suite.parts import PartSuite
 from towpath.testing.suite.settle import SettleSuite
 
+try:
+    pgbouncer_program()
+except ServerFailed as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
 SIZE = 2
 """Sessions of the server that all clients share."""
 
@@ -48,10 +54,6 @@ SIZE = 2
 def pooler_of(
     server: Server, folder: Path, mode: PoolMode = "transaction", size: int = SIZE
 ) -> Iterator[PgBouncer]:
-    try:
-        pgbouncer_program()
-    except ServerFailed as why:
-        pytest.skip(str(why))
     with PgBouncer.start(
         folder / f"pooler-{server.port}-{mode}-{size}-{os.getpid()}", server, mode=mode, size=size
     ) as pooler:
