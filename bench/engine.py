@@ -221,7 +221,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
         print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL"
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL,"
+            " synchronous=FULL"
         )
         report = Report(TARGETS)
         for bench in (bench_enqueues, bench_latency, bench_jobs, bench_rest):

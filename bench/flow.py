@@ -2,11 +2,12 @@
 
     python bench/flow.py [--quick] [--dir DIR]
 
-`all_gates_on`: no-op jobs a second with every gate switched on (two lanes, a breaker, a rate, a cap, a capacity, fair keys) and none of
-them shut, beside the plain engine. `resource`: the same where half of the jobs use a service whose limit is learned. `fair_share`: one
-tenant has 100,000 jobs waiting, nine have 100 each; the time the nine need alone, divided by the time they need beside it. Without
-`--quick` also the accuracy of bandwidth over 10 s with 8 streams, and the memory of 2,000,000 waiting jobs. The last line is JSON.
-What each ratio must reach is in TARGETS.
+`all_gates_on`: no-op jobs a second with every gate switched on (two lanes, a breaker, a rate, a cap, a
+capacity, fair keys) and none of them shut, beside the plain engine. `resource`: the same where half of the
+jobs use a service whose limit is learned. `fair_share`: one tenant has 100,000 jobs waiting, nine have 100
+each; the time the nine need alone, divided by the time they need beside it. Without `--quick` also the
+accuracy of bandwidth over 10 s with 8 streams, and the memory of 2,000,000 waiting jobs. The last line is
+JSON. What each ratio must reach is in TARGETS.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
         print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL, synchronous=FULL"
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL,"
+            " synchronous=FULL"
         )
         report = Report(TARGETS)
         bench_gates(folder, report, sizes)

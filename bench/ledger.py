@@ -310,7 +310,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
         print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte payloads, WAL, synchronous=FULL"
+            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte payloads, WAL,"
+            " synchronous=FULL"
         )
         report = Report()
         bench_memory(report, rounds)

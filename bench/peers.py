@@ -5,7 +5,8 @@ synchronous=FULL.
 
 tries each of them in every way it offers. What each does per job decides what can be compared:
 
-huey            takes a task by deleting its row: one commit per job, no history, and a crash loses what was taken. Results are
+huey            takes a task by deleting its row: one commit per job, no history, and a crash loses what was
+                taken. Results are
                 off, which spares it a second commit. Worker threads share one connection.
 litequeue       pop and done, two commits per job; the message stays in the table as done.
 persist-queue   get and ack, two commits per job; the item stays in the table as acked.
@@ -213,7 +214,8 @@ def main() -> None:
                 peer.drain(200)
         contest.close()
     print(
-        f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds} rounds"
+        f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds}"
+        " rounds"
     )
     print(f"{'':20} {'jobs/s':>8} {'enqueue/s':>10}")
     for way in WAYS:

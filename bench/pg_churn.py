@@ -3,8 +3,9 @@ same run.
 
     python bench/pg_churn.py [--finished N] [--read N] [--rounds N] [--dir DIR]
 
-`finished`: beside 5,000,000 finished jobs. `reader`: in a database in which somebody has a transaction open since before 300,000 jobs
-went through it, so that nothing of them could be swept. Jobs completed per second by one worker process. The last line is JSON.
+`finished`: beside 5,000,000 finished jobs. `reader`: in a database in which somebody has a transaction open
+since before 300,000 jobs went through it, so that nothing of them could be swept. Jobs completed per second
+by one worker process. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,17 +28,22 @@ JOBS = 6_000
 
 _FILL = f"""
 WITH s AS MATERIALIZED (SELECT nextval('towpath.job_seq') AS seq, n FROM generate_series(1, %(n)s) n), j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts, max_attempts, max_losses, fence,
-        lease_len, settled_fence, settled_as, purge_at, waits, generation, created_at, started_at, finished_at, size, content_type)
-    SELECT 'old-' || seq, seq, '{QUEUE}', 'bench.noop', 5, 'done', '', 1, 1, 20, 5, 1, 30000000, 1, 'done', 9e15::bigint, 0, 0, 1, 2, 3,
+    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, attempts,
+    max_attempts, max_losses, fence,
+        lease_len, settled_fence, settled_as, purge_at, waits, generation, created_at, started_at,
+        finished_at, size, content_type)
+    SELECT 'old-' || seq, seq, '{QUEUE}', 'bench.noop', 5, 'done', '', 1, 1, 20, 5, 1, 30000000, 1, 'done',
+        9e15::bigint, 0, 0, 1, 2, 3,
         100, 'application/json'
     FROM s
 ), b AS (
     INSERT INTO towpath.body SELECT seq, 0, %(payload)s::bytea FROM s
 ), p AS (
-    INSERT INTO towpath.past (queue, purge_at, seqs) SELECT '{QUEUE}', 9e15::bigint, array_agg(seq) FROM s GROUP BY n / 200
+    INSERT INTO towpath.past (queue, purge_at, seqs) SELECT '{QUEUE}', 9e15::bigint,
+        array_agg(seq) FROM s GROUP BY n / 200
 )
-INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed, canceled) VALUES ('{QUEUE}', 0, 0, 0, 0, %(n)s, 0, 0)
+INSERT INTO towpath.tally (queue, blocked, scheduled, ready, running, done, failed,
+canceled) VALUES ('{QUEUE}', 0, 0, 0, 0, %(n)s, 0, 0)
 """
 
 

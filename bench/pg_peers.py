@@ -5,9 +5,12 @@ history and logged tables.
 
 tries each of them in every way that may be its best. What each does per job decides what can be compared:
 
-pgqueuer        takes jobs in batches, deletes them in batches and writes a row of its log for each: a few commits per hundred jobs. It
-                buffers what has ended for up to 0.1 s, so a crash repeats work. asyncpg and uvloop, as in its own benchmark.
-procrastinate   fetches one job, finishes one job: two commits per job, as many at once as its concurrency allows. The job stays in
+pgqueuer        takes jobs in batches, deletes them in batches and writes a row of its log for each: a few
+                commits per hundred jobs. It
+                buffers what has ended for up to 0.1 s, so a crash repeats work.
+                asyncpg and uvloop, as in its own benchmark.
+procrastinate   fetches one job, finishes one job: two commits per job, as many at once as its concurrency
+                allows. The job stays in
                 its table as succeeded, with its events beside it.
 """
 

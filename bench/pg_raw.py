@@ -16,9 +16,12 @@ Row = tuple[uuid.UUID, str, int, bytes]
 
 _TABLE = """
 CREATE TABLE raw_job (
-    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id uuid NOT NULL UNIQUE, queue text COLLATE "C" NOT NULL,
-    priority smallint NOT NULL, state text NOT NULL DEFAULT 'ready', payload bytea NOT NULL, attempts int NOT NULL DEFAULT 0,
-    fence bigint NOT NULL DEFAULT 0, owner text, lease_until timestamptz, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id uuid NOT NULL UNIQUE,
+    queue text COLLATE "C" NOT NULL,
+    priority smallint NOT NULL, state text NOT NULL DEFAULT 'ready', payload bytea NOT NULL,
+    attempts int NOT NULL DEFAULT 0,
+    fence bigint NOT NULL DEFAULT 0, owner text, lease_until timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     started_at timestamptz, finished_at timestamptz
 ) WITH (fillfactor = 80);
 CREATE INDEX raw_ready ON raw_job (queue, priority, seq) WHERE state = 'ready';
@@ -28,10 +31,12 @@ _COLUMNS = "id, queue, priority, payload"
 _INSERT = f"INSERT INTO raw_job ({_COLUMNS}) VALUES (%s, %s, %s, %s)"
 _COPY = f"COPY raw_job ({_COLUMNS}) FROM STDIN"
 _CLAIM = """
-UPDATE raw_job SET state = 'running', attempts = attempts + 1, fence = fence + 1, owner = 'raw', started_at = clock_timestamp(),
+UPDATE raw_job SET state = 'running', attempts = attempts + 1, fence = fence + 1, owner = 'raw',
+    started_at = clock_timestamp(),
 lease_until = clock_timestamp() + interval '30 s'
 WHERE seq = ANY (ARRAY(
-    SELECT seq FROM raw_job WHERE queue = %s AND state = 'ready' ORDER BY priority, seq LIMIT %s FOR UPDATE SKIP LOCKED
+    SELECT seq FROM raw_job WHERE queue = %s AND state = 'ready' ORDER BY priority,
+        seq LIMIT %s FOR UPDATE SKIP LOCKED
 )) RETURNING seq, fence, payload
 """
 _SETTLE = """

@@ -8,9 +8,9 @@ arguments, history kept. All sides take turns in every round; a ratio is the med
 line is JSON. What each ratio must reach is in TARGETS.
 
 `commit_fn` compares jobs whose commit function inserts a row into a table of the user with plain ones,
-`two_processes` two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time. `other_process_p50`
-is the time from the call of enqueue in one process to the start of the handler in another that has nothing else to do. An idle worker
-is measured by its CPU and by the statements in the server's log.
+`two_processes` two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time.
+`other_process_p50` is the time from the call of enqueue in one process to the start of the handler in another
+that has nothing else to do. An idle worker is measured by its CPU and by the statements in the server's log.
 """
 
 from __future__ import annotations

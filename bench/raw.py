@@ -21,7 +21,10 @@ from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
 _INSERT = f"INSERT INTO towpath_job ({_COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _BODY = "INSERT INTO towpath_body (slot, data) VALUES (?, ?)"
-_COUNT = "UPDATE towpath_queue SET ready = ready + ?, loose = loose + ?, running = running + ?, done = done + ? WHERE name = ?"
+_COUNT = (
+    "UPDATE towpath_queue SET ready = ready + ?, loose = loose + ?, running = running + ?, done = done + ?"
+    " WHERE name = ?"
+)
 _META = "UPDATE towpath_meta SET next_seq = next_seq + ?, last = ?"
 _BEST = f"""
 SELECT {_COLUMNS}, (SELECT data FROM towpath_body WHERE slot = seq * 8192) FROM towpath_job
@@ -29,11 +32,13 @@ WHERE queue = ? AND state = 'ready' AND part IS NULL AND losses < 2 AND (expires
 ORDER BY priority, seq LIMIT ?
 """
 _TAKE = """
-UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = ?, lease_until = ?,
+UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1,
+    owner = ?, lease_until = ?,
 lease_len = ?, started_at = ? WHERE seq = ?
 """
 _DONE = """
-UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL, lease_until = NULL,
+UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL,
+    lease_until = NULL,
 settled_fence = fence, settled_as = 'done' WHERE seq = ? AND fence = ?
 """
 _WIDTH = len(COLUMNS)
@@ -45,7 +50,10 @@ class Raw:
         self.db: apsw.Connection = connect(path, SqliteOptions())
         self.db.execute("PRAGMA wal_autocheckpoint=2000")
         self.queue, self.now = queue, 1_000_000
-        columns = "name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, next_at, served, clock"
+        columns = (
+            "name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, next_at,"
+            " served, clock"
+        )
         self.db.execute(
             f"INSERT INTO towpath_queue ({columns}) VALUES (?, 0,0,0,0,0,0,0,0,0,0,0,0)", (queue,)
         )

@@ -31,7 +31,8 @@ def main() -> None:
         outage["now"] = False
         bench.advance(60)
         print(
-            f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was {reports[-1].result()}"
+            f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was"
+            f" {reports[-1].result()}"
         )
         print(f"attempts of a job that waited: {reports[-1].status().attempts}")
 

@@ -87,7 +87,10 @@ PACKAGES: Mapping[str, Sequence[str]] = {
 # Standard modules that nobody imports: two SQLite libraries on one file lose commits, and payloads are never
 # code.
 NOBODY = ("sqlite3", "pickle", "marshal", "shelve")
-_PURE = "time threading asyncio os socket random secrets uuid multiprocessing concurrent subprocess signal tempfile pathlib io"
+_PURE = (
+    "time threading asyncio os socket random secrets uuid multiprocessing concurrent subprocess signal"
+    " tempfile pathlib io"
+)
 NOT_IN: Mapping[str, Sequence[str]] = {
     "core": _PURE.split(" "),
     "flows": ("time", "threading", "asyncio", "socket", "random"),
@@ -538,7 +541,10 @@ def test_a_reader_of_the_clock_is_caught(source: str) -> None:
 
 
 def test_a_duration_is_not_the_time() -> None:
-    source = "import time\nfrom datetime import datetime\ntime.monotonic()\ntime.sleep(1)\ndatetime.fromtimestamp(0)"
+    source = (
+        "import time\nfrom datetime import"
+        " datetime\ntime.monotonic()\ntime.sleep(1)\ndatetime.fromtimestamp(0)"
+    )
     assert list(clock_readers("towpath.runtime.worker", source)) == []
 
 

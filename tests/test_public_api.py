@@ -119,7 +119,10 @@ def test_public_modules_state_their_names() -> None:
 
 
 def test_names_come_when_they_are_used() -> None:
-    program = "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) - before))"
+    program = (
+        "import sys, towpath; before = set(sys.modules); towpath.State; print(*sorted(set(sys.modules) -"
+        " before))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

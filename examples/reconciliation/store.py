@@ -15,7 +15,8 @@ from .rules import START, Numbers, Verdict, trust_after
 TABLES = """
 CREATE TABLE IF NOT EXISTS affiliate (name TEXT PRIMARY KEY, trust REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS reconciliation (
-    report TEXT PRIMARY KEY, affiliate TEXT NOT NULL, post TEXT NOT NULL, status TEXT NOT NULL, worst REAL NOT NULL,
+    report TEXT PRIMARY KEY, affiliate TEXT NOT NULL, post TEXT NOT NULL, status TEXT NOT NULL,
+    worst REAL NOT NULL,
     views INTEGER, clicks INTEGER, conversions INTEGER, trust REAL NOT NULL, at INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS alert (report TEXT PRIMARY KEY, kind TEXT NOT NULL, severity TEXT NOT NULL);
@@ -49,8 +50,8 @@ def record(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: i
     second job for the same report (somebody asked again) finds the row and changes nothing."""
     after = trust_after(trust(db, report["affiliate"]), verdict.status)
     db.execute(
-        "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, :clicks, :conversions, :trust, :at)"
-        " ON CONFLICT DO NOTHING",
+        "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, :clicks,"
+        " :conversions, :trust, :at) ON CONFLICT DO NOTHING",
         {**report, "status": verdict.status, "worst": verdict.worst, "trust": after, "at": now},
     )
     if db.changes() == 0:
@@ -66,7 +67,10 @@ def _alert(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: i
     if verdict.status == "overclaimed":
         return "fraud", "critical" if verdict.critical else "high"
     if verdict.status == "high":
-        sql = "SELECT count(*) FROM reconciliation WHERE affiliate = ? AND status = 'high' AND at > ? AND report <> ?"
+        sql = (
+            "SELECT count(*) FROM reconciliation WHERE affiliate = ? AND status = 'high' AND at > ? AND"
+            " report <> ?"
+        )
         repeated = db.execute(sql, (report["affiliate"], now - REPEATED, report["report"])).get
         return "discrepancy", "critical" if repeated else "high"
     return ("health", "medium") if verdict.status == "missing" else None

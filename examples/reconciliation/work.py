@@ -7,8 +7,8 @@ What the platforms do, and what becomes of the job:
 |---|---|
 | numbers | classified, recorded, trust changed: one transaction with the end of the job |
 | 404, or only some numbers | asked again later, by itself; after the last time that is the verdict |
-| 429 | a failed attempt; nothing of this platform starts before the time that it names, and fewer at once after that |
-| 5xx, no connection, timeout | a failed attempt, tried again with growing pauses; five in a minute open the breaker of the platform |
+| 429 | a failed attempt; the platform rests until the time that it names, and gets fewer at once after that |
+| 5xx, no connection, timeout | tried again with growing pauses; five in a minute open the breaker |
 | anything else (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
 
 While the breaker of a platform is open, its reports stay where they are: nobody takes them, and they spend no

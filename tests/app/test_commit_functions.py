@@ -22,7 +22,10 @@ from towpath.ledger.tables.database import FIRST, FunctionBatchSize, slices
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
-TABLE = "CREATE TABLE paid (n bigint PRIMARY KEY, account bigint REFERENCES account (id) DEFERRABLE INITIALLY DEFERRED)"
+TABLE = (
+    "CREATE TABLE paid (n bigint PRIMARY KEY, account bigint REFERENCES account (id) DEFERRABLE INITIALLY"
+    " DEFERRED)"
+)
 ACCOUNTS = "CREATE TABLE account (id bigint PRIMARY KEY, balance bigint NOT NULL)"
 
 

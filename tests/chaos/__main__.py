@@ -1,6 +1,7 @@
 """Kills, freezes, power cuts, full disks and damage on SQLite and PostgreSQL, each audited: `make chaos`.
 
-    python -m tests.chaos [--seconds 8] [--seed 1] [--runs 1] [--backend sqlite] [--only kill,freeze] [--plant]
+    python -m tests.chaos [--seconds 8] [--seed 1] [--runs 1] [--backend sqlite] [--only kill,freeze]
+        [--plant]
 
 One row for each experiment: events (what was done), jobs (acknowledged), lost, doubled, rerun (allowed),
 unexplained. The exit code is 1 if anything was lost, doubled or unexplained; see `tests.chaos.audit` for what

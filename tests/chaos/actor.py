@@ -1,10 +1,10 @@
 """One process of an experiment: a worker, or a producer.
 
-    python -m tests.chaos.actor URL FOLDER NAME worker LEASE [POINT NTH]     # until SIGTERM, or until the fault point kills it
-    python -m tests.chaos.actor URL FOLDER NAME producer PACE BYTES         # until SIGTERM; PACE: seconds between two requests
+    python -m tests.chaos.actor URL FOLDER NAME worker LEASE [POINT NTH]   # until SIGTERM or the fault point
+    python -m tests.chaos.actor URL FOLDER NAME producer PACE BYTES  # PACE: seconds per request
 
-`<name>.runs` and `<name>.asked` have the lines of `tests.support.postgres_member`. A job is recorded in `<name>.asked` after the call that
-enqueued it has returned.
+`<name>.runs` and `<name>.asked` have the lines of `tests.support.postgres_member`. A job is recorded in
+`<name>.asked` after the call that enqueued it has returned.
 """
 
 from __future__ import annotations

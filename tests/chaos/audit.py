@@ -1,10 +1,12 @@
 """The audit of an experiment: what was acknowledged and run outside of the ledger, compared with what the
 ledger has.
 
-- **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job whose commit function left no row.
+- **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job whose commit
+  function left no row.
 - **doubled**: one claim that was run twice, or a commit function that was applied more than once.
 - **rerun**: a further run of a job, which at-least-once allows. Each needs an event that explains it.
-- **unexplained**: a rerun without such an event, a finding of `check()`, a process that ended by itself, and the like.
+- **unexplained**: a rerun without such an event, a finding of `check()`, a process that ended by itself, and
+  the like.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ def _reruns(found: Findings, record: Record) -> None:
             if not any(_explains(each, run, later) for each in record.events):
                 how = run.ended or "did not end"
                 found.wonder(
-                    f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event explains it"
+                    f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event"
+                    " explains it"
                 )
 
 

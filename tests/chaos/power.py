@@ -146,7 +146,8 @@ def _cut(found: Findings, steps: list[Step], cut: int, dice: random.Random, big:
         except Exception as error:
             tell = found.lose if acknowledged else found.wonder
             tell(
-                f"cut after step {cut}, {acknowledged} batches acknowledged: {type(error).__name__}: {error!s:.200}"
+                f"cut after step {cut}, {acknowledged} batches acknowledged: {type(error).__name__}:"
+                f" {error!s:.200}"
             )
 
 
@@ -268,7 +269,8 @@ def damage(seed: int, cases: int) -> Findings:
                     found.lose(f"{how}: {len(missing)} jobs are missing without an error")
     if cut_short:
         found.notes.append(
-            f"{cut_short} times the log ended at the damage, as SQLite reads it: the jobs after it are missing"
+            f"{cut_short} times the log ended at the damage, as SQLite reads it: the jobs after it are"
+            " missing"
         )
     if payloads:
         found.notes.append(

@@ -29,7 +29,8 @@ def poison(store: Store, seed: int, seconds: float) -> Findings:
         told.notes.append(f"{missing} innocents are not done, {len(found.dead)} jobs are dead letters")
     if found.dead != [found.poison]:
         told.wonder(
-            f"dead letters: {len(found.dead)}, the poison is {'' if found.poison in found.dead else 'not '}among them"
+            f"dead letters: {len(found.dead)}, the poison is"
+            f" {'' if found.poison in found.dead else 'not '}among them"
         )
     return told
 

@@ -137,8 +137,10 @@ def open_directory() -> Iterator[Path]:
 
 
 AS_SOMEBODY_ELSE = """
-import os, sys, importlib.util, locale  # all of it now: somebody else may not be able to read where Python lies
-import apsw, towpath.settings, towpath.cli.targets, towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
+# All imports now: another user may not be able to read the folder of Python.
+import os, sys, importlib.util, locale
+import apsw, towpath.settings, towpath.cli.targets, towpath.cli, towpath.cli.base
+import towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -250,7 +252,10 @@ def test_what_the_encoding_cannot_spell_is_escaped(shell: Shell) -> None:
 
 
 def test_arguments_that_are_not_utf_8_are_bytes(shell: Shell) -> None:
-    program = "import os, sys; os.execv(sys.argv[1].encode(), [sys.argv[1].encode(), b'put', b'raw', b'\\xff\\xfe'])"
+    program = (
+        "import os, sys; os.execv(sys.argv[1].encode(), [sys.argv[1].encode(), b'put', b'raw',"
+        " b'\\xff\\xfe'])"
+    )
     assert python(shell.folder, program, *EXECUTABLE).code == 0
     assert shell("get", "raw", "--json").json["payload_encoding"] == "base64"
 
@@ -292,7 +297,10 @@ def test_python_m(shell: Shell) -> None:
 
 def test_the_version_is_quick(shell: Shell) -> None:
     """Nothing that only other commands need is imported."""
-    program = "import sys; from towpath.cli import main; main(['--version']); print([n for n in ('click', 'rich', 'apsw') if n in sys.modules])"
+    program = (
+        "import sys; from towpath.cli import main; main(['--version']); print([n for n in ('click', 'rich',"
+        " 'apsw') if n in sys.modules])"
+    )
     assert python(shell.folder, program).out.splitlines()[1] == "[]"
     assert json.loads(shell("--json", "--version").out) == {"towpath": shell("--version").out.split()[1]}
 

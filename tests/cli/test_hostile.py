@@ -23,8 +23,14 @@ from towpath.events import Bus, JobSettled, log_events
 from towpath.operations.display import drawn
 from towpath.operations.progress import RunningJob, Snapshot
 
-BAD = "\x1b]0;title\x07\x1b[2J[red]:skull:\u202e\u200b\u2066\u2028\u2029\x85\x9b31m\x7f\r\nforged line\U000e0041\ufeff\t."
-SHOWN = "\\x1b]0;title\\x07\\x1b[2J[red]:skull:\\u202e\\u200b\\u2066\\u2028\\u2029\\x85\\x9b31m\\x7f\\r\\nforged line"
+BAD = (
+    "\x1b]0;title\x07\x1b[2J[red]:skull:\u202e\u200b\u2066\u2028\u2029\x85\x9b31m\x7f\r\nforged"
+    " line\U000e0041\ufeff\t."
+)
+SHOWN = (
+    "\\x1b]0;title\\x07\\x1b[2J[red]:skull:\\u202e\\u200b\\u2066\\u2028\\u2029\\x85\\x9b31m\\x7f\\r\\nforged"
+    " line"
+)
 SECRET = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Categories of characters that are not seen, or that steer."""
 

@@ -94,7 +94,10 @@ def test_a_ratio_forgets_what_is_older_than_its_window() -> None:
 
 
 def test_notes_of_older_versions_can_be_read() -> None:
-    old = b'{"breaker":{"name":"x","failures":5,"window":60.0,"cooldown":30.0,"probes":2},"status":{"failed":[1,2]},"gates":[]}'
+    old = (
+        b'{"breaker":{"name":"x","failures":5,"window":60.0,"cooldown":30.0,"probes":2},'
+        b'"status":{"failed":[1,2]},"gates":[]}'
+    )
     assert rules.decode(old) == Record(Breaker("x"), Status(failed=(1, 2)))
 
 

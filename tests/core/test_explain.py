@@ -138,12 +138,18 @@ CASES: list[tuple[Facts, Gate, str]] = [
     (
         Facts(job=job(state=State.SCHEDULED, reason=Reason.LOST, losses=3, ready_at=LATER), queue=queue()),
         Gate.SCHEDULED,
-        f"scheduled (lost) until {THEN}: its lease was lost 3 times, which makes it a suspect, so it is claimed again after a random delay",
+        (
+            f"scheduled (lost) until {THEN}: its lease was lost 3 times, which makes it a suspect, so it is"
+            " claimed again after a random delay"
+        ),
     ),
     (
         Facts(job=job(losses=2), queue=queue(), ahead=4),
         Gate.SUSPECT,
-        "ready, 4 ahead of it in q: its lease was lost 2 times, which makes it a suspect, and a worker runs one suspect at a time",
+        (
+            "ready, 4 ahead of it in q: its lease was lost 2 times, which makes it a suspect, and a worker"
+            " runs one suspect at a time"
+        ),
     ),
     (Facts(job=job(losses=2), queue=queue(paused=True)), Gate.QUEUE_PAUSED, "queue q is paused by hand"),
     (

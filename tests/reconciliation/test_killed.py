@@ -55,7 +55,8 @@ work.prepare()
 db = store.connect(work.DATABASE)
 for n in range(int(sys.argv[1])):
     numbers = {"views": 1600, "clicks": 100, "conversions": 10}
-    work.submit(db, {"report": f"r{n}", "affiliate": "eve", "platform": "clicktube", "post": f"p{n}", **numbers})
+    work.submit(db, {"report": f"r{n}", "affiliate": "eve", "platform": "clicktube", "post": f"p{n}",
+        **numbers})
 """
 
 

@@ -30,7 +30,8 @@ db = store.connect(work.DATABASE)
 for platform in sys.argv[2:]:
     for n in range(int(sys.argv[1])):
         numbers = {"views": 1000, "clicks": 100, "conversions": 10}
-        work.submit(db, {"report": f"{platform}-{n}", "affiliate": "ada", "platform": platform, "post": f"p{n}", **numbers})
+        work.submit(db, {"report": f"{platform}-{n}", "affiliate": "ada", "platform": platform,
+            "post": f"p{n}", **numbers})
 """
 
 

@@ -92,7 +92,8 @@ for n, handle in enumerate(handles):
     assert (handle.status().attempts, handle.status().failures) == (1, 0), handle.status()
 service.stop()
 thread.join(20)
-print("done", len(app.ledger.find(towpath.Query(states=(towpath.State.DONE,), limit=1000)).jobs) == len(handles), app.ledger.integrity())
+done = app.ledger.find(towpath.Query(states=(towpath.State.DONE,), limit=1000)).jobs
+print("done", len(done) == len(handles), app.ledger.integrity())
 app.close()
 """
 

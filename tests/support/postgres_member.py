@@ -3,9 +3,10 @@ it is told to.
 
     python member.py URL FOLDER NAME FEED SKEW LEASE
 
-FEED: for how many seconds it enqueues. SKEW: by how many seconds its clock is wrong. LEASE: seconds. It works until SIGTERM.
-`<name>.runs` gets a line when a run begins and one when it ends, `<name>.asked` one for each acknowledged job, `<name>.fed` is there
-when the feeding is over. Lines are JSON; their times are of the clock that all processes of a machine share.
+FEED: for how many seconds it enqueues. SKEW: by how many seconds its clock is wrong. LEASE: seconds. It works
+until SIGTERM. `<name>.runs` gets a line when a run begins and one when it ends, `<name>.asked` one for each
+acknowledged job, `<name>.fed` is there when the feeding is over. Lines are JSON; their times are of the clock
+that all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 killed.
 
     python workload.py <database> point <fault point> <nth> [big]
-    python workload.py <database> io <nth> [torn] [big]        # before the nth write or sync of the database or its WAL
+    python workload.py <database> io <nth> [torn] [big]     # before the nth write or sync of database or WAL
     python workload.py <database> trace [big]                  # print each write and sync, dies nowhere
 
 The child prints a line after each acknowledged batch. Nothing in the history depends on chance or on the

@@ -142,7 +142,7 @@ def mixed(a: int, /, b: int, c: int = 3, *rest: int, d: str, e: str = "e", **mor
     st.dictionaries(st.sampled_from(["p", "q", "e"]), st.integers(0, 9)),
 )
 def test_every_kind_of_parameter(args: list[int], d: str, more: dict[str, Any]) -> None:
-    more = {name: (str(value) if name == "e" else value) for name, value in more.items()}
+    more = {name: str(value) if name == "e" else value for name, value in more.items()}
     got_args, got_kwargs = again(mixed, *args, d=d, **more)
     assert got_args == tuple(args)
     assert got_kwargs == {"d": d, **more}
@@ -204,7 +204,9 @@ def test_the_place_inside_is_named() -> None:
         again(deep, [Point(1), {"x": "no"}])
     with pytest.raises(
         InvalidInput,
-        match=r"t\(model\) is \{'size': 'no'\}: size: Input should be a valid integer, .*string as an integer$",
+        match=(
+            r"t\(model\) is \{'size': 'no'\}: size: Input should be a valid integer, .*string as an integer$"
+        ),
     ):
         again(deep, [], model={"size": "no"})
 

@@ -182,7 +182,10 @@ def test_the_place_in_a_list_is_named(bench: Bench) -> None:
     [
         (
             "wrong",
-            r"the result of .*lies is .*return annotation says: id: Input should be a valid UUID.*; items: Field required",
+            (
+                r"the result of .*lies is .*return annotation says: id: Input should be a valid UUID.*;"
+                r" items: Field required"
+            ),
         ),
         ("price", r"items\.0\.price: Input should be greater than 0"),
         ("none", r"the result of .*lies is None: what its return annotation says: Input should be an object"),

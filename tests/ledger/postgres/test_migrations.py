@@ -188,7 +188,10 @@ def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
     assert len(ledger.dump()["jobs"]) == 20
     ledger.close()
     with psycopg.connect(postgres_url) as connection:
-        query = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname = 'tally'"
+        query = (
+            "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname ="
+            " 'tally'"
+        )
         assert connection.execute(query).fetchall() == [(schema,)]
 
 

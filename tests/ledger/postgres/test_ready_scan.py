@@ -173,7 +173,8 @@ def test_a_claim_does_not_walk_over_what_was_claimed(
         until = time.monotonic() + 30
         while read < rounds * each and time.monotonic() < until:
             row = watch.execute(
-                "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = 'towpath' AND indexrelname = 'turn_ready'"
+                "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = 'towpath' AND indexrelname"
+                " = 'turn_ready'"
             ).fetchone()
             assert row is not None
             read = row[0]

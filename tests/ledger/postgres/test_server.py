@@ -164,7 +164,8 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
 
         @pytest.mark.parametrize("n", range(4))
         def test_it(postgres, n):
-            pathlib.Path(os.environ["SEEN"], f"{os.getpid()}-{n}").write_text(f"{postgres.url()} {postgres.directory}")
+            seen = pathlib.Path(os.environ["SEEN"], f"{os.getpid()}-{n}")
+            seen.write_text(f"{postgres.url()} {postgres.directory}")
     """
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     (tmp_path / "test_it.py").write_text(textwrap.dedent(test))

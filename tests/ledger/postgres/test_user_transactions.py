@@ -318,7 +318,10 @@ def test_the_connections_settings_do_not_matter(
         def dump(self, obj: Any) -> Any:
             raise AssertionError("the user's dumper was asked")
 
-    options = "-c search_path=nowhere -c DateStyle=German -c client_encoding=latin1 -c standard_conforming_strings=off"
+    options = (
+        "-c search_path=nowhere -c DateStyle=German -c client_encoding=latin1 -c"
+        " standard_conforming_strings=off"
+    )
     with closing(
         psycopg.connect(postgres_url, row_factory=dict_row, prepare_threshold=0, options=options)
     ) as mine:

@@ -258,10 +258,14 @@ from towpath.ledger.sqlite import SqliteLedger
 ledger = SqliteLedger(sys.argv[1])
 ledger.apply([Append((Spec(id="a", queue="q"),))])
 calls = {
-    "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"), "get_many": lambda: ledger.get_many(["a"]), "find": lambda: ledger.find(Query()),
-    "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity, "last": ledger.last,
-    "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0), "backup": lambda: ledger.backup(sys.argv[1] + ".copy"),
-    "note": lambda: ledger.note("k"), "explain": lambda: ledger.explain("a"), "parts": lambda: ledger.parts("q"),
+    "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"),
+    "get_many": lambda: ledger.get_many(["a"]), "find": lambda: ledger.find(Query()),
+    "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity,
+    "last": ledger.last,
+    "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0),
+    "backup": lambda: ledger.backup(sys.argv[1] + ".copy"),
+    "note": lambda: ledger.note("k"), "explain": lambda: ledger.explain("a"),
+    "parts": lambda: ledger.parts("q"),
     "group": lambda: ledger.group("g"), "append_on": lambda: ledger.append_on(None, []),
 }
 child = os.fork()
@@ -381,7 +385,8 @@ def test_a_settle_does_not_mind_what_it_need_not_know(harness: Harness, path: Pa
     value = "'nonsense'" if column == "reason" else "x'ff'"
     execute(
         path,
-        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
+        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id"
+        " = 'hurt'",
     )
     with pytest.raises(Damaged):
         harness.job("hurt")
@@ -399,7 +404,8 @@ def test_a_row_that_makes_no_sense_spares_the_others(harness: Harness, path: Pat
     value = "'nonsense'" if column != "key" else "x'ff'"
     execute(
         path,
-        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id = 'hurt'",
+        f"PRAGMA ignore_check_constraints=1; UPDATE towpath_job SET {column} = CAST({value} AS TEXT) WHERE id"
+        " = 'hurt'",
     )
     failed, settled = harness.ask(Settle("hurt", held.fence, Done()), Settle("well", well.fence, Done()))
     assert isinstance(failed, CommandFailed)

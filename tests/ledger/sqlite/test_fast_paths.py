@@ -101,7 +101,8 @@ def test_many_callers_in_one_batch(both: Both, long_ways: list[str]) -> None:
 def test_those_that_differ_in_id_and_payload_only(both: Both, long_ways: list[str], count: int) -> None:
     # fmt: off
     terms: dict[str, object] = {
-        "kind": "k", "content_type": "text/plain", "priority": 3, "ttl": 50, "max_attempts": 2, "max_losses": 4, "timeout": 6,
+        "kind": "k", "content_type": "text/plain", "priority": 3, "ttl": 50, "max_attempts": 2,
+        "max_losses": 4, "timeout": 6,
         "retention": 7, "parent": "p", "generation": 8, "correlation_id": "c",
     }
     # fmt: on

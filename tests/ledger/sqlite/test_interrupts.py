@@ -45,11 +45,16 @@ def interrupt(number, frame):
 signal.signal(signal.SIGALRM, interrupt)
 
 def batch(n):
-    held = other.apply([Append((Spec(id=f"run-{n}", queue="run"),)), Claim(owner="me", wants=(Want("run"),), lease=10**9)])[1]
-    specs = tuple(Spec(id=f"{n}-{each}", queue="q", key=Key(f"{n}-{each}", KeyPolicy.UNIQUE) if each % 2 else None) for each in range(5))
+    held = other.apply([Append((Spec(id=f"run-{n}", queue="run"),)),
+        Claim(owner="me", wants=(Want("run"),), lease=10**9)])[1]
+    specs = tuple(
+        Spec(id=f"{n}-{each}", queue="q", key=Key(f"{n}-{each}", KeyPolicy.UNIQUE) if each % 2 else None)
+        for each in range(5)
+    )
     return [
         Append(specs),
-        *[Settle(claim.id, claim.fence, Done(b"r"), spawn=(Spec(id=f"{n}-child", queue="q"),)) for claim in held.claims],
+        *[Settle(claim.id, claim.fence, Done(b"r"), spawn=(Spec(id=f"{n}-child", queue="q"),))
+          for claim in held.claims],
         Note(key=f"n-{n}", value=b"v"),
         Upkeep(),
     ]
@@ -83,7 +88,7 @@ for n in range(rounds):
     left = 0
     signal.setitimer(signal.ITIMER_REAL, 0)
     if most > 1:
-        # The second interrupt may have come while the first was cleaned up: that is made good by the next call.
+        # The second interrupt may have come while the first was cleaned up; the next call repairs that.
         ledger.apply([Upkeep()])
         ledger.get("x")
     assert not (ledger._db.in_transaction and told), "a transaction was left open"

@@ -140,7 +140,8 @@ def test_processes_that_open_an_old_file_at_once_migrate_it_once(tmp_path: Path)
 def test_a_newer_schema_that_is_compatible_works(ledger: SqliteLedger, clock: ManualClock) -> None:
     execute(
         ledger.path,
-        f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST}; ALTER TABLE towpath_note ADD COLUMN more TEXT",
+        f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST}; ALTER TABLE towpath_note ADD COLUMN"
+        " more TEXT",
     )
     Harness(ledger).add("a")
     with closing(SqliteLedger(ledger.path, SqliteOptions(), clock)) as another:
@@ -209,9 +210,11 @@ def test_the_schema_admits_exactly_the_reasons_of_the_core(ledger: SqliteLedger)
                 connection.execute("BEGIN")
                 try:
                     connection.execute(
-                        """UPDATE towpath_job SET state = :state, reason = :reason, waits = :state = 'blocked',
+                        """UPDATE towpath_job SET state = :state, reason = :reason,
+                            waits = :state = 'blocked',
                            finished_at = iif(:state IN ('done', 'failed', 'canceled'), 1, NULL),
-                           owner = iif(:state = 'running', 'me', NULL), lease_until = iif(:state = 'running', 1, NULL)""",
+                           owner = iif(:state = 'running', 'me', NULL),
+                               lease_until = iif(:state = 'running', 1, NULL)""",
                         {"state": str(state), "reason": str(reason)},
                     )
                     admitted.add((state, reason))

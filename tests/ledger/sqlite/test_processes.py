@@ -241,7 +241,8 @@ def test_a_commit_of_another_process_wakes_a_waiter(tmp_path: Path, monkeypatch:
         ours.send(None)
         child.join(60)
     print(
-        f"\nwoken after {statistics.median(latencies) * 1000:.2f} ms (median), {max(latencies) * 1000:.2f} ms at most"
+        f"\nwoken after {statistics.median(latencies) * 1000:.2f} ms (median), {max(latencies) * 1000:.2f} ms"
+        " at most"
     )
 
 

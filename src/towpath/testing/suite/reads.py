@@ -436,8 +436,8 @@ class ExplainSuite(Suite):
         late = harness.ledger.explain("a", harness.now)
         assert late.gate == "scheduled"
         assert (
-            "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random delay"
-            in str(late)
+            "its lease was lost 2 times, which makes it a suspect, so it is claimed again after a random"
+            " delay" in str(late)
         )
         harness.jump(SECOND)
         harness.upkeep()
