@@ -1,8 +1,10 @@
-"""The short ways of plain batches: what they write and answer is what the reference model does, and they
-really are taken."""
+"""The fast paths of the SQLite ledger: they write and answer what the model does, and the counters show that
+they are taken."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,10 +28,8 @@ from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
-from towpath.ledger.memory.ledger import MemoryLedger
+from towpath.ledger.model import ModelLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
-from towpath.ledger.tables import append
-from towpath.ledger.tables import settle as settles
 from towpath.testing.pair import Pair
 
 NOW = 1_000_000_000
@@ -37,10 +37,12 @@ LEASE = 10_000_000
 
 
 class Both:
-    """The reference model and SQLite side by side."""
+    """The model and SQLite side by side. Each batch is followed by a comparison of every column."""
 
     def __init__(self, path: Path) -> None:
-        self.pair = Pair(MemoryLedger(), SqliteLedger(path))
+        sqlite = SqliteLedger(path)
+        self.fast_paths = sqlite.fast_paths
+        self.pair = Pair(ModelLedger(), sqlite)
         self.now = NOW
 
     def apply(self, *commands: Command) -> list[Answer]:
@@ -65,22 +67,10 @@ def both(tmp_path: Path) -> Iterator[Both]:
 
 
 @pytest.fixture
-def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of the general ways were gone."""
-    gone: list[str] = []
-
-    def gather(*args: object) -> object:
-        gone.append("append")
-        return gathering(*args)  # type: ignore[arg-type]
-
-    def stretch(*args: object) -> object:
-        gone.append("settle")
-        return stretching(*args)  # type: ignore[arg-type]
-
-    gathering, stretching = append.gather, settles._gather_run
-    monkeypatch.setattr(append, "gather", gather)
-    monkeypatch.setattr(settles, "_gather_run", stretch)
-    return gone
+def refused(both: Both) -> Counter[tuple[str, str]]:
+    """The fast paths that a rule refused since the start of the test, with the reason."""
+    both.fast_paths.refused.clear()
+    return both.fast_paths.refused
 
 
 def one_each(ids: Sequence[str], **fields: object) -> list[Append]:
@@ -91,14 +81,16 @@ def seqs(answers: Sequence[Answer]) -> list[list[int]]:
     return [[placed.seq for placed in answer.jobs] for answer in answers if isinstance(answer, Appended)]
 
 
-def test_many_callers_in_one_batch(both: Both, long_ways: list[str]) -> None:
+def test_many_callers_in_one_batch(both: Both, refused: Counter[tuple[str, str]]) -> None:
     answers = both.apply(*one_each([f"a{n:02}" for n in range(70)]))
     assert seqs(answers) == [[n] for n in range(2, 72)]
-    assert long_ways == []
+    assert not refused
 
 
 @pytest.mark.parametrize("count", [2, 3, 32, 33, 70])
-def test_those_that_differ_in_id_and_payload_only(both: Both, long_ways: list[str], count: int) -> None:
+def test_those_that_differ_in_id_and_payload_only(
+    both: Both, refused: Counter[tuple[str, str]], count: int
+) -> None:
     # fmt: off
     terms: dict[str, object] = {
         "kind": "k", "content_type": "text/plain", "priority": 3, "ttl": 50, "max_attempts": 2,
@@ -110,31 +102,31 @@ def test_those_that_differ_in_id_and_payload_only(both: Both, long_ways: list[st
     assert {name for name in terms if getattr(plain, name) == terms[name]} == set()
     answers = both.apply(*one_each([f"{'x' * n}{n}" for n in range(count)], **terms))
     assert seqs(answers) == [[n] for n in range(2, 2 + count)]
-    assert long_ways == []
+    assert not refused
 
 
-def test_those_that_differ_in_more(both: Both, long_ways: list[str]) -> None:
+def test_those_that_differ_in_more(both: Both, refused: Counter[tuple[str, str]]) -> None:
     both.apply(*one_each("ab"), *one_each("cd", priority=2), *one_each("e"))
-    assert long_ways == []
+    assert not refused
 
 
-def test_an_id_between_theirs_is_none_of_them(both: Both, long_ways: list[str]) -> None:
+def test_an_id_between_theirs_is_none_of_them(both: Both, refused: Counter[tuple[str, str]]) -> None:
     """Two processes that append at the same time have such ids."""
     both.apply(*one_each(["a", "z"]))
-    assert long_ways == []
+    assert not refused
     held = both.hold(3)
     both.apply(SetQueue(queue="q", retention=0), *[Settle(id, fence, Done()) for id, fence in held.items()])
     both.apply(Upkeep())
     assert both.pair.right.get("first") is None
     both.apply(*one_each(["b", "y"]))
-    assert long_ways == []
+    assert not refused
     # And those that are gone are known.
     both.apply(*one_each(["c", "first"]))
-    assert set(long_ways) == {"append"}
+    assert refused == {("append", "known_id"): 1}
 
 
 def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_payloads(
-    both: Both, long_ways: list[str]
+    both: Both, refused: Counter[tuple[str, str]]
 ) -> None:
     some = tuple(
         Spec(id=f"b{n}", queue="q", payload=bytes(n), delay=n % 2 * 1000, headers={"n": str(n)})
@@ -143,21 +135,23 @@ def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_pa
     large = Spec(id="large", queue="q", payload=bytes(3 * 1024 * 1024))
     answers = both.apply(Append(some), Append((large,)), *one_each(["c"], ttl=5))
     assert seqs(answers) == [[2, 3, 4, 5, 6], [7], [8]]
-    assert long_ways == []
+    assert not refused
 
 
-def test_a_capacity_that_holds_all_of_them(both: Both, long_ways: list[str]) -> None:
+def test_a_capacity_that_holds_all_of_them(both: Both, refused: Counter[tuple[str, str]]) -> None:
     both.apply(SetQueue(queue="q", capacity=4))
     assert len(seqs(both.apply(*one_each("abc")))) == 3
-    assert long_ways == []
+    assert not refused
 
 
-def test_a_capacity_that_holds_only_some_refuses_the_others(both: Both, long_ways: list[str]) -> None:
+def test_a_capacity_that_holds_only_some_refuses_the_others(
+    both: Both, refused: Counter[tuple[str, str]]
+) -> None:
     both.apply(SetQueue(queue="q", capacity=3))
-    a, b, refused = both.apply(*one_each("abc"))
+    a, b, last = both.apply(*one_each("abc"))
     assert seqs([a, b]) == [[2], [3]]
-    assert isinstance(refused, QueueFull)
-    assert long_ways
+    assert isinstance(last, QueueFull)
+    assert refused
 
 
 @pytest.mark.parametrize("ids", ["abca", ["a", "first", "b"]], ids=["twice in the batch", "there already"])
@@ -169,25 +163,24 @@ def test_an_id_that_is_known_has_its_first_answer(both: Both, ids: Sequence[str]
     "odd", [{"key": Key("k")}, {"part": "p"}, {"queue": "new"}], ids=lambda odd: next(iter(odd))
 )
 def test_one_that_is_not_plain_takes_the_others_along(
-    both: Both, long_ways: list[str], odd: dict[str, object]
+    both: Both, refused: Counter[tuple[str, str]], odd: dict[str, object]
 ) -> None:
     strange = Spec(**{"id": "odd", "queue": "q", **odd})  # type: ignore[arg-type]
     both.apply(*one_each("ab"), Append((strange,)), *one_each("c"))
-    assert long_ways
+    assert refused
 
 
-def test_settles_with_and_without_results(both: Both, long_ways: list[str]) -> None:
+def test_settles_with_and_without_results(both: Both) -> None:
     both.apply(*one_each("abc"))
     held = both.hold(4)
     answers = both.apply(
         *[Settle(id, fence, Done(None if id == "a" else id.encode())) for id, fence in held.items()]
     )
     assert answers == [Settled(id, DONE) for id in held]
-    assert long_ways == []
     assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == answers
 
 
-def test_those_with_consequences_are_settled_beside_them(both: Both, long_ways: list[str]) -> None:
+def test_those_with_consequences_are_settled_beside_them(both: Both) -> None:
     keyed = Append((Spec(id="keyed", queue="q", key=Key("k")),))
     child = Spec(id="child", queue="q")
     both.apply(*one_each("abcd"), keyed)
@@ -197,7 +190,6 @@ def test_those_with_consequences_are_settled_beside_them(both: Both, long_ways: 
         Settle(id, fence, ends.get(id, Done()), (child,) if id == "c" else ()) for id, fence in held.items()
     ]
     assert [type(answer) for answer in both.apply(*settles)] == [Settled] * 6
-    assert "settle" in long_ways
 
 
 def test_a_fence_that_is_old(both: Both) -> None:
@@ -214,10 +206,9 @@ def test_of_two_settles_of_a_claim_the_first_counts(both: Both) -> None:
     assert both.apply(*again) == [Settled("first", DONE)] * 2
 
 
-def test_a_retention_that_is_set_in_the_same_batch_counts(both: Both, long_ways: list[str]) -> None:
+def test_a_retention_that_is_set_in_the_same_batch_counts(both: Both) -> None:
     held = both.hold(1)
     both.apply(SetQueue(queue="q", retention=7), Settle("first", held["first"], Done()))
-    assert long_ways == []
 
 
 def test_settles_of_two_queues(both: Both) -> None:
@@ -251,7 +242,7 @@ def idle(both: Both) -> Both:
     ],
 )
 def test_one_that_a_worker_waits_for_begins_as_one_it_holds(
-    idle: Both, claim: Claim, long_ways: list[str]
+    idle: Both, claim: Claim, refused: Counter[tuple[str, str]]
 ) -> None:
     appended, claimed = idle.apply(
         *one_each(["a"], max_attempts=1, timeout=5, correlation_id="c", parent="first"), claim
@@ -260,11 +251,12 @@ def test_one_that_a_worker_waits_for_begins_as_one_it_holds(
     assert isinstance(claimed, Claimed)
     [held] = claimed.claims
     assert (held.id, held.fence, held.job.payload, held.job.attempts) == ("a", 1, b"a", 1)
-    assert long_ways == []
+    assert idle.fast_paths.taken["append_claim"] == 1
+    assert not refused
     assert idle.apply(Settle("a", 1, Done(b"1"))) == [Settled("a", DONE)]
 
 
-def test_a_worker_that_waits_hears_of_it_again_if_its_answer_was_lost(idle: Both) -> None:
+def test_an_append_and_claim_that_is_repeated(idle: Both) -> None:
     for _ in range(2):
         idle.apply(*one_each("a"), waiting())
     idle.apply(waiting())
@@ -285,20 +277,20 @@ NOT_ALL: dict[str, Sequence[Command]] = {
 
 
 @pytest.mark.parametrize("before", NOT_ALL.values(), ids=NOT_ALL)
-def test_where_there_is_more_to_a_claim_it_goes_the_general_way(
-    idle: Both, before: Sequence[Command], long_ways: list[str]
+def test_where_there_is_more_to_a_claim_the_fast_path_is_refused(
+    idle: Both, before: Sequence[Command], refused: Counter[tuple[str, str]]
 ) -> None:
     idle.apply(*before)
     idle.now += 10
-    long_ways.clear()
+    refused.clear()
     idle.apply(*one_each("a"), waiting("q,other"))
-    assert long_ways
+    assert refused
 
 
 @pytest.mark.parametrize(
     "odd", [{"delay": 5}, {"ttl": 5}, {"headers": {"a": "b"}}, {"payload": b""}, {"queue": "new"}]
 )
-def test_a_spec_that_is_not_so_plain_is_claimed_the_general_way(idle: Both, odd: dict[str, Any]) -> None:
+def test_a_spec_that_is_not_so_plain_is_claimed_too(idle: Both, odd: dict[str, Any]) -> None:
     idle.apply(Append((Spec(**{"id": "a", "queue": "q", "payload": b"1", **odd}),)), waiting("q,new"))
 
 
@@ -313,6 +305,110 @@ def test_a_spec_that_is_not_so_plain_is_claimed_the_general_way(idle: Both, odd:
         waiting(token="t"),
     ],
 )
-def test_a_claim_that_does_not_want_it_or_says_so_in_a_harder_way(idle: Both, claim: Claim) -> None:
+def test_a_claim_that_does_not_want_it_or_has_another_form(idle: Both, claim: Claim) -> None:
     idle.apply(*one_each(["a"], max_attempts=1), claim)
     idle.apply(*one_each(["b"]), claim)
+
+
+class Histories:
+    """Random batches of the forms of the fast paths, and commands that change whether the rules refuse them."""
+
+    def __init__(self, seed: int, both: Both) -> None:
+        self.chance, self.both = random.Random(seed), both
+        self.made = 0
+        self.held: dict[str, int] = {}
+
+    def _maybe(self, odds: float) -> bool:
+        return self.chance.random() < odds
+
+    def spec(self) -> Spec:
+        chance = self.chance
+        self.made += 1
+        known = self._maybe(0.03) and self.made > 2
+        fields: dict[str, Any] = {
+            "kind": chance.choice(("k", "l")),
+            "content_type": "text/plain",
+            "priority": chance.randint(0, 9),
+            "ttl": chance.choice((5, 500, 5_000_000)),
+            "max_attempts": chance.randint(1, 4),
+            "max_losses": chance.randint(1, 4),
+            "timeout": chance.randint(1, 9),
+            "retention": chance.randint(0, 9),
+            "parent": "p",
+            "generation": chance.randint(1, 9),
+            "correlation_id": "c",
+            "headers": {"h": "1"},
+            "delay": chance.choice((1, 3, 1_000_000)),
+            "payload": chance.choice((b"", b"2", bytes(1024 * 1024 + 1))),
+        }
+        rare = {"headers": 0.05, "delay": 0.1, "payload": 0.05, "ttl": 0.1}
+        chosen = {name: value for name, value in fields.items() if self._maybe(rare.get(name, 0.2))}
+        number = chance.randrange(1, self.made) if known else self.made
+        queue = "other" if self._maybe(0.02) else "q"
+        return Spec(**{"id": f"j{number:04}", "queue": queue, "payload": b"1", **chosen})
+
+    def append(self, count: int) -> Append:
+        """Two specs of one command must not have the same id."""
+        return Append(tuple({spec.id: spec for spec in [self.spec() for _ in range(count)]}.values()))
+
+    def claim(self) -> Claim:
+        queues = self.chance.choice(("q", "q", "q", "q,other", "*"))
+        once = self.chance.choice((None, None, 1))
+        return Claim(owner=self.chance.choice("vw"), wants=(Want(queues, 60),), lease=LEASE, once=once)
+
+    def batch(self) -> list[Command]:
+        chance = self.chance
+        draw = chance.random()
+        if draw < 0.3:
+            return [self.append(chance.randint(1, 3)) for _ in range(chance.randint(1, 9))]
+        if draw < 0.6:
+            return [Append((self.spec(),)), self.claim()]
+        if draw < 0.85:
+            settles = [
+                Settle(id, fence, Retry(5) if self._maybe(0.1) else Done(b"r"))
+                for id, fence in self.held.items()
+            ]
+            return [*settles, self.claim()]
+        if draw < 0.95:
+            capacity = chance.choice((None, None, 5, 50))
+            return [
+                SetQueue(
+                    queue="q", paused=self._maybe(0.05), capacity=capacity, retention=chance.choice((None, 9))
+                )
+            ]
+        return [Upkeep()]
+
+    def step(self) -> None:
+        self.both.now += self.chance.choice((0, 1, 10, 1_000_000))
+        commands = self.batch()
+        for command, answer in zip(commands, self.both.apply(*commands), strict=True):
+            if isinstance(command, Settle):
+                self.held.pop(command.id)
+            if isinstance(answer, Claimed):
+                self.held.update({claim.id: claim.fence for claim in answer.claims})
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_histories_that_take_the_fast_paths(seed: int, both: Both) -> None:
+    history = Histories(seed, both)
+    for _ in range(90):
+        history.step()
+    counts = both.fast_paths
+    assert counts.taken["append"] > 0
+    assert counts.taken["append_claim"] > 0
+    assert counts.refused
+    assert not counts.failed
+
+
+def test_an_error_inside_a_fast_path_is_counted_and_logged_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> int:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr("towpath.ledger.sqlite.fast_append._insert", broken)
+    for id in "ab":
+        both.apply(*one_each(id))
+    assert both.fast_paths.failed == {"append": 2}
+    assert [record.message.count("LookupError: a defect") for record in caplog.records] == [1]
+    assert caplog.records[0].exc_info is not None

@@ -132,17 +132,17 @@ class SqliteLedger(reads.GroupReads):
     def apply(self, commands: Sequence[Command], now: int | None = None) -> list[Answer]:
         self._check_open()
         now = self._now(now)
-        specs = fast_append.plain_specs(commands)
-        if not specs:
+        path = fast_append.path_of(commands)
+        if not path:
             check_commands(commands)
         with self._write_lock:
             self._check_open()
             self._inside = threading.get_ident()
             try:
-                if specs or not any(map(has_function, commands)):
-                    return self._apply(commands, specs, now)
-                parts = list(slices(commands, self._functions.size))
-                return [answer for part in parts for answer in self._apply(part, (), now)]
+                if path or not any(map(has_function, commands)):
+                    return self._apply(commands, path, now)
+                runs = list(slices(commands, self._functions.size))
+                return [answer for run in runs for answer in self._apply(run, "", now)]
             except apsw.Error as error:
                 raise translate(error, self.path, self._options, self._db) from error
             except BaseException:
@@ -151,12 +151,13 @@ class SqliteLedger(reads.GroupReads):
             finally:
                 self._inside = None
 
-    def _apply(self, commands: Sequence[Command], specs: Sequence[Spec], now: int) -> list[Answer]:
-        """One transaction."""
+    def _apply(self, commands: Sequence[Command], path: str, now: int) -> list[Answer]:
+        """Apply the commands in one transaction, by the fast path if `path` names one."""
         with self._turns:
-            answers, wrote = (specs and self._append_plain(commands, specs, now)) or self._transact(
-                commands, now
-            )
+            answers = self._apply_fast(path, commands, now) if path else None
+            wrote = answers is not None
+            if answers is None:
+                answers, wrote = self._transact(commands, now)
         # After the commit: a batch in a deleted file must not be acknowledged.
         self._presence.check_file()
         self._fault("committed")
@@ -166,33 +167,32 @@ class SqliteLedger(reads.GroupReads):
             self._checkpoint(commands)
         return answers
 
-    def _append_plain(
-        self, commands: Sequence[Any], specs: Sequence[Spec], now: int
-    ) -> tuple[list[Answer], bool] | None:
-        """Apply a batch of plain appends by the fast path. None if a rule refuses it or a defect ends it;
-        the general path then applies the batch."""
+    def _apply_fast(self, path: str, commands: Sequence[Command], now: int) -> list[Answer] | None:
+        """Apply a batch by a fast path. None if a rule refuses it or a defect ends it: the general path then
+        applies the batch."""
         db = self._db
         try:
+            specs = fast_append.plain_specs(path, commands)
             self._undo(db)
             db.execute("BEGIN IMMEDIATE")
             self._fault("begun")
-            answers = fast_append.append(db, commands, specs, now, self._check_start)
+            answers = fast_append.RUN[path](db, commands, specs, now, self._check_start)
             self._fault("applied")
             self._fault("written")
             db.execute("COMMIT")
         except FastPathRefused as refused:
             self._undo(db)
-            self.fast_paths.refuse(fast_append.PATH, refused.reason)
+            self.fast_paths.refuse(path, refused.reason)
             return None
         except (*COMMAND_ERRORS, *_DEFECTS) as error:
             self._undo(db)
-            self.fast_paths.fail(fast_append.PATH, error)
+            self.fast_paths.fail(path, error)
             return None
         except BaseException:
             self._undo(db)
             raise
-        self.fast_paths.take(fast_append.PATH)
-        return answers, True
+        self.fast_paths.take(path)
+        return answers
 
     def _transact(self, commands: Sequence[Command], now: int) -> tuple[list[Answer], bool]:
         failed_functions: dict[str, Refused] = {}

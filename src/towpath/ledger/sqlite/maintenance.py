@@ -185,7 +185,7 @@ class SqliteStore:
     def add(self, table: Table, rows: Sequence[Row]) -> None:
         with self._translated(), self._transaction():
             if table.name == "body":
-                insert(self._db, jobs.INSERT_BODY, [piece for row in rows for piece in jobs.parts(*row)])
+                insert(self._db, jobs.INSERT_BODY, [piece for row in rows for piece in jobs.pieces(*row)])
             else:
                 insert(self._db, f"INSERT INTO towpath_{table.name} ({_names(table.columns)})", rows)
 

@@ -13,9 +13,9 @@ from towpath.core.admission import new_job
 from towpath.core.job import BODIES, COLUMNS, Job, Spec
 from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, array
 
-PART = 1024 * 1024
+PIECE = 1024 * 1024
 SLOTS = 8192
-"""Slots per job: up to 1024 parts of each of the bodies."""
+"""Slots per job: up to 1024 pieces of each of the bodies."""
 BYTES_AT_ONCE = 8 * 1024 * 1024
 
 _WIDTH = len(COLUMNS)
@@ -23,8 +23,6 @@ _whole = msgspec.json.Decoder(list[int]).decode
 INSERT_JOB = "INSERT INTO towpath_job (" + ", ".join(f'"{name}"' for name in COLUMNS) + ")"
 INSERT_BODY = "INSERT INTO towpath_body (slot, data)"
 REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
-_ONE_JOB = f"{INSERT_JOB} VALUES ({', '.join('?' * _WIDTH)})"
-_ONE_BODY = f"{INSERT_BODY} VALUES (?, ?)"
 
 
 def as_json(changes: Mapping[str, str] | None = None) -> str:
@@ -45,90 +43,62 @@ SELECT json_group_array((SELECT coalesce(sum(length(b.data)), 0) FROM towpath_bo
 """
 
 
-# fmt: off
-_OWN = (
-    "id", "seq", "queue", "kind", "priority", "ready_at", "expires_at", "max_attempts", "max_losses", "timeout", "retention", "parent",
-    "generation", "correlation_id", "created_at", "size", "content_type",
+_READY_COLUMNS = (
+    *("id", "seq", "queue", "kind", "priority", "ready_at", "expires_at", "max_attempts", "max_losses"),
+    *("timeout", "retention", "parent", "generation", "correlation_id", "created_at", "size", "content_type"),
 )
-# fmt: on
-"""What plain jobs that are ready at once do not all have in common."""
-_EACH = ("id", "seq", "size")
-"""What of it those do not have in common either that differ in nothing but id and payload."""
-_SHARED = tuple(name for name in _OWN if name not in _EACH)
+"""The columns in which plain jobs that are ready at once differ. The others have the same value in all."""
 
 
-def own_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
+def is_ready_at_once(spec: Spec) -> bool:
+    """Whether the spec has a payload of one piece, no headers and no delay."""
+    return 0 < len(spec.payload) <= PIECE and not (spec.headers or spec.delay or spec.ready_at is not None)
+
+
+def ready_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
+    expires_at = None if spec.ttl is None else now + spec.ttl
     # fmt: off
     return (
-        spec.id, seq, spec.queue, spec.kind, spec.priority, now, None if spec.ttl is None else now + spec.ttl, spec.max_attempts,
-        spec.max_losses, spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, now, len(spec.payload),
+        spec.id, seq, spec.queue, spec.kind, spec.priority, now, expires_at, spec.max_attempts, spec.max_losses,
+        spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, now, len(spec.payload),
         spec.content_type,
     )
     # fmt: on
-
-
-def shared_columns(spec: Spec, now: int) -> list[Any]:
-    own = own_columns(spec, 0, now)
-    return [own[_OWN.index(name)] for name in _SHARED]
-
-
-def _ready(places: Mapping[str, str]) -> str:
-    """The columns of such a job from these places, and from what the rules give to all of them."""
-    model = dict(zip(COLUMNS, columns_of(new_job(Spec(id="model", queue="q"), 1, 0)), strict=True))
-    return ", ".join([places.get(name) or _literal(model[name]) for name in COLUMNS])
-
-
-def _places(kind: str, names: Sequence[str]) -> dict[str, str]:
-    return {name: f"{kind}{n}" for n, name in enumerate(names, 1)}
-
-
-def _literal(value: str | int | None) -> str:
-    return "NULL" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
-
-
-def is_bare(spec: Spec) -> bool:
-    """A payload, and nothing that makes it wait."""
-    return 0 < len(spec.payload) <= PART and not (spec.headers or spec.delay or spec.ready_at is not None)
 
 
 def columns_of(job: Job) -> tuple[Any, ...]:
     return astuple(job)[:_WIDTH]
 
 
-READY_JOB = _ready(_places("column", _OWN))
-ALIKE_JOB = _ready({**_places("column", _EACH), **_places("?", _SHARED)})
-_ONE_READY = f"{INSERT_JOB} VALUES ({_ready(_places('?', _OWN))})"
+def _ready_job() -> str:
+    """All columns of such a job as SQL: from a row of `_READY_COLUMNS`, otherwise as the literal that `new_job`
+    gives."""
+    model = dict(zip(COLUMNS, columns_of(new_job(Spec(id="model", queue="q"), 1, 0)), strict=True))
+    given = {name: f"column{n}" for n, name in enumerate(_READY_COLUMNS, 1)}
+    return ", ".join([given.get(name) or _literal(model[name]) for name in COLUMNS])
 
 
-def insert_bare(db: apsw.Connection, spec: Spec, seq: int, now: int) -> None:
-    db.execute(_ONE_READY, own_columns(spec, seq, now))
-    db.execute(_ONE_BODY, (seq * SLOTS, spec.payload))
+def _literal(value: str | int | None) -> str:
+    return "NULL" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
 
 
-def insert_plain(db: apsw.Connection, job: Job) -> None:
-    """One job with a payload and nothing else, which is what most have."""
-    db.execute(_ONE_JOB, columns_of(job))
-    db.execute(_ONE_BODY, (job.seq * SLOTS, job.payload))
-
-
-def is_plain(job: Job) -> bool:
-    return not job.headers and 0 < len(job.payload) <= PART
+READY_JOB = _ready_job()
 
 
 def new_bodies(jobs: Iterable[Job]) -> Iterator[tuple[int, bytes]]:
     for job in jobs:
         if payload := job.payload:
-            if len(payload) <= PART:
+            if len(payload) <= PIECE:
                 yield job.seq * SLOTS, payload
             else:
-                yield from parts(job.seq, PAYLOAD, payload)
+                yield from pieces(job.seq, PAYLOAD, payload)
         if job.headers:
             yield job.seq * SLOTS + HEADERS * 1024, msgspec.json.encode(job.headers)
 
 
-def parts(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-    for n in range(0, len(data) or 1, PART):
-        yield seq * SLOTS + what * 1024 + n // PART, data[n : n + PART]
+def pieces(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    for n in range(0, len(data) or 1, PIECE):
+        yield seq * SLOTS + what * 1024 + n // PIECE, data[n : n + PIECE]
 
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
@@ -167,7 +137,7 @@ def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
         seq, rest = divmod(slot, SLOTS)
         piece = blob[at : at + length]
         at += length
-        if rest == 0 and length < PART:
+        if rest == 0 and length < PIECE:
             force_setattr(wanted[seq], "payload", piece)
         else:
             found.setdefault((seq, rest // 1024), []).append(piece)

@@ -14,8 +14,8 @@ import apsw
 import msgspec
 
 from towpath.core.commands import Selector, Settle
-from towpath.core.job import DONE, Job, Spec, State
-from towpath.core.lifecycle import REASONS, Jumps, purge_time
+from towpath.core.job import Job, Spec, State
+from towpath.core.lifecycle import REASONS, Jumps
 from towpath.core.views import Query
 from towpath.errors import Refused
 from towpath.ledger.sqlite import rows as jobs
@@ -23,14 +23,12 @@ from towpath.ledger.sqlite import user_functions
 from towpath.ledger.sqlite.rows import SLOTS, as_json
 from towpath.ledger.tables.database import (
     HEADERS,
-    RESULT,
     TABLES,
     Args,
     Body,
     Finished,
     FunctionUndone,
     array,
-    plain_end,
     script,
 )
 from towpath.ledger.tables.reads import Conditions
@@ -83,25 +81,10 @@ class SqliteDb:
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         insert(self.connection, _HEADS[table], rows)
 
-    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        """Only jobs of one queue: most batches have no others."""
-        plain = [command for command in commands if plain_end(command) is not None]
-        if not plain or len({command.id for command in commands}) < len(commands):
-            return Finished()
-        places, numbers, fences, queue, other, retention = self.one(
-            "plain_held", (array([c.id for c in plain]),)
-        )
-        if queue is None or queue != other:
-            return Finished()
-        held, seqs = [plain[at] for at in _whole(places)], _whole(numbers)
-        if [command.fence for command in held] != _whole(fences):
-            return Finished()
-        self.run("settle_done", (now, purge_time(DONE, now, None, retention), numbers))
-        results = [(seq, c.outcome.result) for seq, c in zip(seqs, held, strict=True)]  # type: ignore[union-attr]
-        self.put_bodies([(seq, RESULT, result) for seq, result in results if result is not None])
-        return Finished([(queue, None, len(held))], {command.id for command in held})
+    # No fast paths of settle and claim: an embedded database saves no round trip by them.
 
-    # There is no way to a server that a step less would save.
+    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
+        return Finished()
 
     def take_best(self, args: Args) -> list[Job]:
         return []
@@ -111,7 +94,7 @@ class SqliteDb:
         insert(self.connection, jobs.INSERT_BODY, list(jobs.new_bodies(new)))
 
     def put_bodies(self, bodies: Iterable[Body]) -> None:
-        insert(self.connection, jobs.REPLACE_BODY, [part for body in bodies for part in jobs.parts(*body)])
+        insert(self.connection, jobs.REPLACE_BODY, [piece for body in bodies for piece in jobs.pieces(*body)])
 
     def fill(self, found: Sequence[Job]) -> None:
         jobs.fill(self.connection, found)

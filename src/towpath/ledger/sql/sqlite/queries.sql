@@ -11,8 +11,8 @@ SELECT schema, min_schema, next_seq, next_version, last,
         OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
--- name: plain_ground
--- Does the queue (?1) take so many (?2) more, and is there an id from ?3 to ?4?
+-- name: append_start
+-- The facts of a fast append: whether queue ?1 exists and has room for ?2 jobs; whether an id from ?3 to ?4 is known.
 SELECT schema, min_schema, next_seq, next_version, last,
     (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
     EXISTS (SELECT 1 FROM towpath_job WHERE id BETWEEN ?3 AND ?4)
@@ -23,8 +23,9 @@ FROM towpath_meta;
 SELECT EXISTS (SELECT 1 FROM json_each(?1) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
     OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value));
 
--- name: claim_ground
--- The same for one, ?1 its queue and ?2 its id, that somebody waits for who asks these queues (?3) at ?4: is it all that a claim finds?
+-- name: append_claim_start
+-- The facts of a fast append and claim of one spec, ?1 its queue and ?2 its id, at ?4: whether a claim from the queues
+-- ?3 finds no other job; whether the id is known.
 SELECT schema, min_schema, next_seq, next_version, last,
     (SELECT (capacity IS NULL OR blocked + scheduled < capacity) AND paused = 0 AND cap IS NULL AND rate_count IS NULL
         AND next_at <= max(?4, last) FROM towpath_queue WHERE name = ?1)
@@ -36,13 +37,13 @@ SELECT schema, min_schema, next_seq, next_version, last,
     EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
 FROM towpath_meta;
 
--- name: count_plain_ready
+-- name: count_appended_ready
 UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1 WHERE name = ?2;
 
--- name: count_plain_running
+-- name: count_appended_running
 UPDATE towpath_queue SET running = running + 1 WHERE name = ?;
 
--- name: count_plain_scheduled
+-- name: count_appended_scheduled
 UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
 
 -- name: write_meta
@@ -542,15 +543,6 @@ SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.atte
     EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)
         OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq))))
 FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
-
--- name: plain_held
--- Those of these jobs that run, and by whose end nobody else is touched: their places in the list, their numbers and their fences; the
--- first and the last of their queues, and how long the first keeps what is done.
-SELECT s.*, (SELECT q.retention FROM towpath_queue q WHERE q.name = s.first) FROM (
-    SELECT json_group_array(v.key), json_group_array(j.seq), json_group_array(j.fence), min(j.queue) AS first, max(j.queue)
-    FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value
-    WHERE j.state = 'running' AND j.part IS NULL AND j.cancel_requested IS NULL AND j.retention IS NULL AND j."group" IS NULL
-        AND j.key IS NULL AND NOT EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)) s;
 
 -- name: offer_loose
 SELECT json_group_array({taken}) FROM (
