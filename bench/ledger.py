@@ -26,7 +26,7 @@ from raw import Raw
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Settle, Want
 from towpath.core.ids import IdSource
 from towpath.core.job import After, Done, Spec
-from towpath.core.job import Claim as Held
+from towpath.core.job import ClaimedJob as Held
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger

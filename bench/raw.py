@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 from msgspec.structs import astuple
 
-from towpath.core.admission import Facts, admit
+from towpath.core.admission import AppendFacts, admit
 from towpath.core.job import COLUMNS, Job, Spec
 from towpath.ledger.sqlite.files import connect
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
@@ -60,7 +60,7 @@ class Raw:
         self.next_seq = 1
 
     def rows(self, specs: Sequence[Spec]) -> list[Job]:
-        jobs = admit(specs, Facts(), self.now, self.next_seq).jobs
+        jobs = admit(specs, AppendFacts(), self.now, self.next_seq).jobs
         self.next_seq += len(jobs)
         return jobs
 

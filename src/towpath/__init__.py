@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from towpath.core.checks import micros
     from towpath.core.commands import Selector
     from towpath.core.explain import Explanation
-    from towpath.core.job import After, Claim, Job, Key, KeyPolicy, Reason, Spec, State
+    from towpath.core.job import After, ClaimedJob, Job, Key, KeyPolicy, Reason, Spec, State
     from towpath.core.lanes import Lane
     from towpath.core.limits import Rate
     from towpath.core.retry import Exponential, Policy
@@ -47,7 +47,7 @@ __all__ = [
     "BreakerOpen",
     "Call",
     "Cancel",
-    "Claim",
+    "ClaimedJob",
     "Explanation",
     "Exponential",
     "Fail",
@@ -102,7 +102,7 @@ _HOMES = {
     "towpath.core.checks": "micros",
     "towpath.core.commands": "Selector",
     "towpath.core.explain": "Explanation",
-    "towpath.core.job": "After Claim Job Key KeyPolicy Reason Spec State",
+    "towpath.core.job": "After ClaimedJob Job Key KeyPolicy Reason Spec State",
     "towpath.core.lanes": "Lane",
     "towpath.core.limits": "Rate",
     "towpath.core.retry": "Exponential Policy",

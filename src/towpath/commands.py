@@ -1,9 +1,8 @@
 """The ledger's language for users: the commands that `Ledger.apply` takes, the outcomes of an attempt, and
 the results.
 
-They live apart from the top level because names are shared: `towpath.commands.Claim` asks for jobs,
-`towpath.Claim` is one that was given; `towpath.commands.Retry` is told to a ledger, `towpath.Retry` is raised
-by a handler."""
+The names are not at the top level of `towpath` because only code that talks to a ledger needs them.
+`Cancel` exists twice: `towpath.commands.Cancel` is a command, `towpath.Cancel` is raised by a handler."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
-from towpath.core.job import Done, Fail, Outcome, Refuse, Release, Retry, Snooze, Stop
+from towpath.core.job import Done, FailOutcome, Outcome, Refuse, Release, RetryOutcome, SnoozeOutcome, Stop
 
 __all__ = [
     "Abort",
@@ -58,7 +57,7 @@ __all__ = [
     "Claimed",
     "Command",
     "Done",
-    "Fail",
+    "FailOutcome",
     "GroupSet",
     "GroupState",
     "Hasten",
@@ -79,7 +78,7 @@ __all__ = [
     "Renew",
     "Renewed",
     "Result",
-    "Retry",
+    "RetryOutcome",
     "Revive",
     "Revived",
     "Seal",
@@ -88,7 +87,7 @@ __all__ = [
     "SetQueue",
     "Settle",
     "Settled",
-    "Snooze",
+    "SnoozeOutcome",
     "Stop",
     "Unseal",
     "Upkeep",

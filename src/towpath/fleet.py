@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from towpath.core.explain import Explanation, Gate
+from towpath.core.explain import Explanation, GateName
 from towpath.core.fleet import Fleet, LaneView, among_workers, lanes_together
 from towpath.core.fleet import WorkerView as WorkerView
 from towpath.core.fleet import spell_lanes as spell_lanes
@@ -52,7 +52,7 @@ def explained(ledger: Ledger, id: str, now: int) -> Explanation:
     """Why a job does not run: what the ledger says, and if nothing there is in its way, who would run it.
     Raises UnknownJob."""
     found = ledger.explain(id)
-    job = ledger.get_many([id], bodies=False).get(id) if found.gate is Gate.NEXT else None
+    job = ledger.get_many([id], bodies=False).get(id) if found.gate is GateName.NEXT else None
     # Messages are taken by hand: nobody says beforehand that he will.
     if job is None or not job.kind:
         return found

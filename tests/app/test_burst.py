@@ -11,7 +11,7 @@ from tests.support.waiting import in_thread
 from towpath import App, Query, Rate, Retry, Snooze, Spec, State, current
 from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Settle, Want
 from towpath.core.checks import SECOND
-from towpath.core.job import Claim as Given
+from towpath.core.job import ClaimedJob as Given
 from towpath.events import BatchCommitted
 from towpath.operations.schedules import write_down
 from towpath.operations.service import at_rest

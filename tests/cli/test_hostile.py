@@ -77,7 +77,7 @@ def fill(shell: Shell) -> tuple[str, str]:
         assert isinstance(answer, commands.Claimed)
         [claim] = answer.claims
         if queue == "q":
-            apply(commands.Settle(claim.id, claim.fence, commands.Retry(0, BAD)))
+            apply(commands.Settle(claim.id, claim.fence, commands.RetryOutcome(0, BAD)))
         else:
             apply(commands.Progress(claim.id, claim.fence, 1, 2))
     apply(

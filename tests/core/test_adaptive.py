@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.core.checks import SECOND
-from towpath.core.limits import REST, Bounds, Limiter, Ticket
+from towpath.core.limits import REST, Bounds, Limiter, LimiterStart
 from towpath.errors import InvalidInput
 
 MS = SECOND // 1000
@@ -27,7 +27,7 @@ class Service:
         self.slower = 1.0
         """How many times as long a call takes."""
         self._chance = random.Random(seed)
-        self._calls: list[tuple[int, int, bool, Ticket]] = []
+        self._calls: list[tuple[int, int, bool, LimiterStart]] = []
         self._count = 0
 
     def run(self, seconds: float) -> float:
@@ -52,7 +52,7 @@ class Service:
             self._calls, (self.now + round(spent * MS), self._count, ok, self.limiter.start(self.now))
         )
 
-    def _answer(self, ok: bool, ticket: Ticket) -> None:
+    def _answer(self, ok: bool, ticket: LimiterStart) -> None:
         if ok:
             self.inside -= 1
             self.served += 1
@@ -99,7 +99,7 @@ def test_throttling_halves_once_for_all_that_ran() -> None:
 def test_the_least_and_the_most_are_kept() -> None:
     limiter = Limiter(Bounds(3, 5))
     for now in range(100):
-        limiter.ended(Ticket(now, limiter.start(now).load, 0), now + 1)
+        limiter.ended(LimiterStart(now, limiter.start(now).load, 0), now + 1)
         filled = [limiter.start(now) for _ in range(limiter.room(now))]
         for ticket in filled:
             limiter.ended(ticket, now + 1)
@@ -177,8 +177,8 @@ def test_it_rests_at_what_worked_before_it_tries_more() -> None:
 )
 def test_whatever_happens_the_bounds_and_the_count_hold(least: int, more: int, steps: list[str]) -> None:
     limiter = Limiter(Bounds(least, least + more))
-    out: list[Ticket] = []
-    ends: dict[str, Callable[[Ticket, int], None]] = {
+    out: list[LimiterStart] = []
+    ends: dict[str, Callable[[LimiterStart, int], None]] = {
         "ok": limiter.ended,
         "failed": lambda ticket, now: limiter.ended(ticket, now, ok=False),
         "throttled": limiter.throttled,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from towpath.core.admission import (
     Admission,
-    Facts,
+    AppendFacts,
     GroupFact,
-    Holder,
+    KeyHolder,
     Known,
     Origin,
     Room,
@@ -60,7 +60,7 @@ def check(admission: Admission, specs: list[Spec]) -> None:
 @given(dags(), st.permutations(range(12)))
 def test_any_order_of_a_dag_is_admitted(graph: Edges, order: list[int]) -> None:
     specs = specs_of(graph, order)
-    admission = admit(specs, Facts(), NOW, 1)
+    admission = admit(specs, AppendFacts(), NOW, 1)
     check(admission, specs)
     assert [job.id for job in admission.jobs] == [spec.id for spec in specs]
     by_id = {job.id: job for job in admission.jobs}
@@ -76,7 +76,7 @@ def test_the_end_of_a_root_runs_through_the_graph(graph: Edges, order: list[int]
     known = {"n0": Known("n0", 99, root)}
     if not specs:
         return
-    admission = admit(specs, Facts(known=known), NOW, 1)
+    admission = admit(specs, AppendFacts(known=known), NOW, 1)
     check_states = {job.id: job for job in admission.jobs}
     lost = {0} if root is not State.DONE else set()
     for n in sorted(graph):
@@ -102,7 +102,7 @@ def test_a_back_edge_is_a_cycle(graph: Edges, order: list[int], data: st.DataObj
     high = data.draw(st.integers(low, len(chain) - 1))
     chain[low].append((high, data.draw(st.booleans())))
     with pytest.raises(DependencyCycle) as caught:
-        admit(specs_of(chain, order), Facts(), NOW, 1)
+        admit(specs_of(chain, order), AppendFacts(), NOW, 1)
     ids = caught.value.details["ids"]
     assert len(set(ids)) == len(ids)
     needs = {f"n{n}": {f"n{m}" for m, _ in deps} for n, deps in chain.items()}
@@ -111,7 +111,7 @@ def test_a_back_edge_is_a_cycle(graph: Edges, order: list[int], data: st.DataObj
 
 def test_a_long_chain_needs_no_recursion() -> None:
     specs = [Spec(id=f"n{n}", queue="q", after=(After(f"n{n + 1}"),)) for n in range(20_000)]
-    admission = admit([*specs, Spec(id="n20000", queue="q")], Facts(), NOW, 1)
+    admission = admit([*specs, Spec(id="n20000", queue="q")], AppendFacts(), NOW, 1)
     assert admission.jobs[-1].state is State.READY
     assert len(admission.edges) == 20_000
 
@@ -122,20 +122,20 @@ def test_unknown_ids_are_all_named() -> None:
         Spec(id="b", queue="q"),
     ]
     with pytest.raises(UnknownDependency) as caught:
-        admit(specs, Facts(), NOW, 1)
+        admit(specs, AppendFacts(), NOW, 1)
     assert caught.value.details == {"ids": ("group x", "y")}
 
 
 def test_the_plain_way_and_the_long_way_agree() -> None:
     specs = [Spec(id=f"n{n}", queue="q", priority=n, part="p", payload=b"x" * n, delay=n) for n in range(5)]
-    plain = admit(specs, Facts(), NOW, 7)
-    long = admit(specs, Facts(known={"other": Known("other", 1, State.DONE)}), NOW, 7)
+    plain = admit(specs, AppendFacts(), NOW, 7)
+    long = admit(specs, AppendFacts(known={"other": Known("other", 1, State.DONE)}), NOW, 7)
     assert plain.jobs == long.jobs
     assert plain.answers == long.answers
 
 
 def test_origin_is_inherited_and_never_refused_for_room() -> None:
-    full = Facts(rooms={"q": Room(capacity=0)})
+    full = AppendFacts(rooms={"q": Room(capacity=0)})
     specs = [Spec(id="a", queue="q"), Spec(id="b", queue="q", parent="p", correlation_id="d")]
     with pytest.raises(QueueFull):
         admit(specs, full, NOW, 1)
@@ -145,7 +145,7 @@ def test_origin_is_inherited_and_never_refused_for_room() -> None:
 
 @pytest.mark.parametrize("state", [GroupState.SEALED, GroupState.ABORTING, GroupState.CLOSED])
 def test_a_closed_door(state: GroupState) -> None:
-    facts = Facts(groups={"g": GroupFact(state, State.DONE if state is GroupState.CLOSED else None)})
+    facts = AppendFacts(groups={"g": GroupFact(state, State.DONE if state is GroupState.CLOSED else None)})
     specs = [Spec(id="a", queue="q", group="g")]
     with pytest.raises(GroupClosed):
         admit(specs, facts, NOW, 1)
@@ -156,12 +156,12 @@ def test_a_closed_door(state: GroupState) -> None:
         (job,) = admit(specs, facts, NOW, 1, Origin(group="g")).jobs
         assert job.state is (State.READY if state is GroupState.SEALED else State.CANCELED)
     with pytest.raises(UnknownGroup):
-        admit(specs, Facts(), NOW, 1)
+        admit(specs, AppendFacts(), NOW, 1)
 
 
-def holder(state: State | None, until: int = 0, runner: int | None = None) -> Facts:
+def holder(state: State | None, until: int = 0, runner: int | None = None) -> AppendFacts:
     known = {} if state is None else {"old": Known("old", 3, state)}
-    return Facts(known=known, holders={("", "k"): Holder("old", 3, state, until, runner)})
+    return AppendFacts(known=known, holders={("", "k"): KeyHolder("old", 3, state, until, runner)})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_an_edge_is_never_given_twice() -> None:
 
 def test_walks_only_where_a_cycle_is_possible() -> None:
     key = Key("k", KeyPolicy.REPLACE)
-    holders = {("", "k"): Holder("old", 3, State.READY, 0)}
+    holders = {("", "k"): KeyHolder("old", 3, State.READY, 0)}
     assert walks([Spec(id="a", queue="q", group="g")], holders) == set()
     assert walks([Spec(id="a", queue="q", key=key)], holders) == set()
     assert walks([Spec(id="a", queue="q", group="g", key=Key("k"))], holders) == {node("g")}

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from towpath.core.bandwidth import Bucket, Direction, Limits, Meter, Stream, plan, speed
+from towpath.core.bandwidth import BandwidthLimits, Bucket, Direction, Meter, Stream, plan, speed
 from towpath.errors import InvalidInput
 
 
@@ -52,7 +52,7 @@ def within(value: float, wanted: float, share: float) -> bool:
 
 
 def test_eight_streams_of_all_sizes_keep_to_the_rate_and_share_it_evenly() -> None:
-    meter = Meter(Limits(down=1_000_000))
+    meter = Meter(BandwidthLimits(down=1_000_000))
     readers = [
         Reader("down", piece) for piece in (100, 1_000, 4_096, 16_384, 65_536, 65_536, 262_144, 1_000_000)
     ]
@@ -65,14 +65,14 @@ def test_eight_streams_of_all_sizes_keep_to_the_rate_and_share_it_evenly() -> No
 
 @pytest.mark.parametrize("rate", [100, 10_000, 5_000_000, 200_000_000])
 def test_every_rate_is_kept(rate: int) -> None:
-    meter = Meter(Limits(up=rate))
+    meter = Meter(BandwidthLimits(up=rate))
     readers = [Reader("up", 65_536) for _ in range(8)]
     simulate(meter, readers, 0.0, 10.0)
     assert within(sum(reader.had for reader in readers), 10 * rate, 0.05)
 
 
 def test_directions_have_their_own_limits_and_the_total_holds_for_both() -> None:
-    meter = Meter(Limits(up=200_000, down=900_000, total=1_000_000))
+    meter = Meter(BandwidthLimits(up=200_000, down=900_000, total=1_000_000))
     ups, downs = [Reader("up", 4_096) for _ in range(4)], [Reader("down", 4_096) for _ in range(4)]
     simulate(meter, ups + downs, 0.0, 10.0)
     assert within(sum(reader.had for reader in ups), 2_000_000, 0.05)
@@ -80,7 +80,7 @@ def test_directions_have_their_own_limits_and_the_total_holds_for_both() -> None
 
 
 def test_a_total_alone_is_shared_by_all_streams() -> None:
-    meter = Meter(Limits(total=800_000))
+    meter = Meter(BandwidthLimits(total=800_000))
     ups, downs = [Reader("up", 4_096) for _ in range(2)], [Reader("down", 4_096) for _ in range(6)]
     simulate(meter, ups + downs, 0.0, 10.0)
     assert within(meter.moved["up"] + meter.moved["down"], 8_000_000, 0.05)
@@ -89,16 +89,16 @@ def test_a_total_alone_is_shared_by_all_streams() -> None:
 
 
 def test_without_limits_nobody_waits() -> None:
-    meter, stream = Meter(Limits()), Stream("up")
+    meter, stream = Meter(BandwidthLimits()), Stream("up")
     assert meter.ask(stream, 10**9) == 10**9
     assert meter.grant(0.0) == [stream]
 
 
 def test_a_rate_changes_in_the_middle() -> None:
-    meter = Meter(Limits(down=1_000_000))
+    meter = Meter(BandwidthLimits(down=1_000_000))
     readers = [Reader("down", 4_096) for _ in range(8)]
     simulate(meter, readers, 0.0, 5.0)
-    meter.change(Limits(down=100_000), 5.0)
+    meter.change(BandwidthLimits(down=100_000), 5.0)
     simulate(meter, readers, 5.0, 10.0)
     assert within(sum(reader.had for reader in readers), 5_500_000, 0.05)
 
@@ -113,7 +113,7 @@ def test_a_debt_is_paid_at_the_new_rate() -> None:
 
 
 def test_who_comes_late_does_not_get_what_it_missed() -> None:
-    meter = Meter(Limits(down=1_000_000))
+    meter = Meter(BandwidthLimits(down=1_000_000))
     early, late = Reader("down", 4_096), Reader("down", 4_096)
     simulate(meter, [early], 0.0, 5.0)
     before = early.had
@@ -123,7 +123,7 @@ def test_who_comes_late_does_not_get_what_it_missed() -> None:
 
 
 def test_who_withdraws_is_not_served() -> None:
-    meter, gone, stays = Meter(Limits(down=1_000)), Stream("down"), Stream("down")
+    meter, gone, stays = Meter(BandwidthLimits(down=1_000)), Stream("down"), Stream("down")
     meter.ask(gone, 10)
     meter.ask(stays, 10)
     meter.withdraw(gone)
@@ -170,9 +170,9 @@ def test_the_time_of_day_decides() -> None:
         "UTC",
     )
     day, night, rest = (
-        Limits(None, 50_000_000, 2_000_000),
-        Limits(1_000_000, None, None),
-        Limits(None, 50_000_000, None),
+        BandwidthLimits(None, 50_000_000, 2_000_000),
+        BandwidthLimits(1_000_000, None, None),
+        BandwidthLimits(None, 50_000_000, None),
     )
     times = {
         "07:59": rest,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import Breaker, Gate, Phase, Record, Status
+from towpath.core.breaker import Breaker, BreakerGate, Phase, Record, Status
 from towpath.core.checks import SECOND
 from towpath.core.commands import SetPart, SetQueue
 from towpath.errors import InvalidInput
@@ -191,7 +191,7 @@ def test_a_gate_is_a_time_and_a_cap_and_its_settings_come_back() -> None:
     record = Record(
         B,
         fails(Status(), 0, 0, 0),
-        (Gate("q", "breaker:x", cap=9, why="mine"), Gate("r"), Gate("s", None, 1)),
+        (BreakerGate("q", "breaker:x", cap=9, why="mine"), BreakerGate("r"), BreakerGate("s", None, 1)),
     )
     words = "breaker x: 3 failures in 10 s"
     assert record.settings() == [
@@ -209,7 +209,9 @@ def test_a_gate_is_a_time_and_a_cap_and_its_settings_come_back() -> None:
 
 
 def test_the_note_is_read_as_it_was_written() -> None:
-    record = Record(B, fails(Status(), 0, 1, 2), (Gate("q", "breaker:x", 4, "w"),)).with_gate(("r", None))
+    record = Record(B, fails(Status(), 0, 1, 2), (BreakerGate("q", "breaker:x", 4, "w"),)).with_gate(
+        ("r", None)
+    )
     assert rules.decode(rules.encode(record)) == record
     assert record.with_gate(("r", None)) is record
 

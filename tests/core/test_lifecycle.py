@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.core import lifecycle
-from towpath.core.admission import Facts, admit
+from towpath.core.admission import AppendFacts, admit
 from towpath.core.checks import DAY, SECOND
 from towpath.core.job import (
     FINISHED,
     SUSPECT,
     WAITING,
     Done,
-    Fail,
+    FailOutcome,
     Job,
     Outcome,
     Reason,
     Refuse,
     Release,
-    Retry,
-    Snooze,
+    RetryOutcome,
+    SnoozeOutcome,
     Spec,
     State,
     Stop,
@@ -37,7 +37,7 @@ NOW = 1000 * SECOND
 def running(**changes: Any) -> Job:
     from msgspec.structs import replace
 
-    (job,) = admit([Spec(id="a", queue="q")], Facts(), NOW, 1).jobs
+    (job,) = admit([Spec(id="a", queue="q")], AppendFacts(), NOW, 1).jobs
     return replace(job, state=State.RUNNING, attempts=1, fence=1, **changes)
 
 
@@ -68,12 +68,12 @@ def test_done_is_for_ever_and_only_ready_jobs_run() -> None:
     ("outcome", "state", "reason", "attempts", "failures", "ready_at"),
     [
         (Done(), State.DONE, Reason.NONE, 1, 0, None),
-        (Fail(), State.FAILED, Reason.FATAL, 1, 1, None),
+        (FailOutcome(), State.FAILED, Reason.FATAL, 1, 1, None),
         (Stop(), State.CANCELED, Reason.HANDLER, 1, 0, None),
-        (Retry(), State.READY, Reason.RETRY, 1, 1, None),
-        (Retry(5), State.SCHEDULED, Reason.RETRY, 1, 1, NOW + 5),
-        (Snooze(), State.READY, Reason.SNOOZED, 1, 0, None),
-        (Snooze(5), State.SCHEDULED, Reason.SNOOZED, 1, 0, NOW + 5),
+        (RetryOutcome(), State.READY, Reason.RETRY, 1, 1, None),
+        (RetryOutcome(5), State.SCHEDULED, Reason.RETRY, 1, 1, NOW + 5),
+        (SnoozeOutcome(), State.READY, Reason.SNOOZED, 1, 0, None),
+        (SnoozeOutcome(5), State.SCHEDULED, Reason.SNOOZED, 1, 0, NOW + 5),
         (Release(), State.READY, Reason.RELEASED, 0, 0, None),
         (Release(5), State.SCHEDULED, Reason.RELEASED, 0, 0, NOW + 5),
         (Refuse(), State.SCHEDULED, Reason.REFUSED, 0, 0, NOW + SECOND),
@@ -88,15 +88,25 @@ def test_every_outcome(
 
 
 def test_the_last_failure_is_for_good() -> None:
-    assert settle(running(failures=1, max_attempts=2), Retry(), NOW) == Change(
+    assert settle(running(failures=1, max_attempts=2), RetryOutcome(), NOW) == Change(
         State.FAILED, Reason.EXHAUSTED, 1, 2, 0
     )
-    assert settle(running(failures=0, max_attempts=2), Retry(), NOW).state is State.READY
-    assert settle(running(max_attempts=1), Snooze(), NOW).state is State.READY
+    assert settle(running(failures=0, max_attempts=2), RetryOutcome(), NOW).state is State.READY
+    assert settle(running(max_attempts=1), SnoozeOutcome(), NOW).state is State.READY
 
 
 outcomes = st.sampled_from(
-    [Done(), Fail(), Stop(), Retry(), Retry(7), Snooze(), Snooze(7), Release(), Refuse()]
+    [
+        Done(),
+        FailOutcome(),
+        Stop(),
+        RetryOutcome(),
+        RetryOutcome(7),
+        SnoozeOutcome(),
+        SnoozeOutcome(7),
+        Release(),
+        Refuse(),
+    ]
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from towpath.core.checks import SECOND
-from towpath.core.limits import TURN, Rate, Turn, permits, reason_after, share, spend
+from towpath.core.limits import TURN, PartTurn, Rate, permits, reason_after, share, spend
 
 rates = st.builds(Rate, st.integers(1, 100), st.integers(100, 10 * SECOND), st.integers(1, 20))
 arrivals = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 30)), max_size=40)
@@ -69,7 +69,7 @@ def test_giving_back_never_goes_below_zero(next_at: int, rate: Rate, count: int)
 
 turns = st.lists(
     st.builds(
-        Turn,
+        PartTurn,
         st.sampled_from([*"abcdef", None]),
         st.integers(0, 5 * TURN),
         st.integers(1, 10),
@@ -81,7 +81,7 @@ turns = st.lists(
 
 
 @given(turns, st.integers(0, 6 * TURN), st.integers(0, 60))
-def test_a_share_is_complete_and_within_the_rooms(turns: list[Turn], clock: int, n: int) -> None:
+def test_a_share_is_complete_and_within_the_rooms(turns: list[PartTurn], clock: int, n: int) -> None:
     picks = share(turns, clock, n)
     taken = Counter(pick.part for pick in picks)
     assert len(picks) == min(n, sum(turn.room for turn in turns))
@@ -92,7 +92,7 @@ def test_a_share_is_complete_and_within_the_rooms(turns: list[Turn], clock: int,
 
 @given(st.lists(st.integers(1, 10), min_size=2, max_size=5), st.integers(1, 20))
 def test_parts_that_always_want_get_their_weight(weights: list[int], rounds: int) -> None:
-    parts = [Turn(f"p{n}", 0, weight, 10**6) for n, weight in enumerate(weights)]
+    parts = [PartTurn(f"p{n}", 0, weight, 10**6) for n, weight in enumerate(weights)]
     taken = Counter(pick.part for pick in share(parts, 0, rounds * sum(weights)))
     for n, weight in enumerate(weights):
         assert abs(taken[f"p{n}"] - rounds * weight) <= len(weights)
@@ -102,16 +102,16 @@ def test_parts_that_always_want_get_their_weight(weights: list[int], rounds: int
 def test_one_by_one_is_as_fair_as_all_at_once(parts: int, n: int) -> None:
     served, clock, one_by_one = dict.fromkeys(map(str, range(parts)), 0), 0, []
     for _ in range(n):
-        (pick,) = share([Turn(name, at, 1, 1) for name, at in served.items()], clock, 1)
+        (pick,) = share([PartTurn(name, at, 1, 1) for name, at in served.items()], clock, 1)
         assert pick.part is not None
         served[pick.part], clock = pick.served, pick.clock
         one_by_one.append(pick.part)
-    at_once = share([Turn(name, 0, 1, n) for name in served], 0, n)
+    at_once = share([PartTurn(name, 0, 1, n) for name in served], 0, n)
     assert one_by_one == [pick.part for pick in at_once]
 
 
 def test_a_part_that_was_away_starts_at_the_present() -> None:
-    picks = share([Turn("old", 10 * TURN, 1, 9), Turn("new", 0, 1, 9)], 9 * TURN, 6)
+    picks = share([PartTurn("old", 10 * TURN, 1, 9), PartTurn("new", 0, 1, 9)], 9 * TURN, 6)
     assert [pick.part for pick in picks] == ["new", "new", "old", "new", "old", "new"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import towpath
-from towpath.core.bandwidth import Limits
+from towpath.core.bandwidth import BandwidthLimits
 from towpath.errors import InvalidInput
 from towpath.operations.bandwidth import Bandwidth
 from towpath.testing.clock import ManualClock
@@ -146,7 +146,7 @@ def test_a_change_wakes_those_who_wait() -> None:
     limits.set(down=None)
     thread.join(10)
     assert read == [DATA]
-    assert limits.limits == Limits()
+    assert limits.limits == BandwidthLimits()
 
 
 def test_who_is_cancelled_holds_up_nobody() -> None:
@@ -188,7 +188,7 @@ def test_a_wrong_change_changes_nothing() -> None:
     limits = Bandwidth(up="1MB/s")
     with pytest.raises(InvalidInput, match=r"^down is 'slow'"):
         limits.set(up="2MB/s", down="slow")
-    assert limits.limits == Limits(up=1_000_000)
+    assert limits.limits == BandwidthLimits(up=1_000_000)
     with pytest.raises(TypeError, match="sideways"):
         limits.set(sideways=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match=r"^schedule\[0\]"):

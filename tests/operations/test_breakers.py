@@ -343,7 +343,7 @@ def test_a_fleet_opens_and_closes_together(tmp_path: Path, platform: Platform) -
             app.bus.subscribe(BreakerChanged, changed.add)
         for n in range(12):
             a.tasks["fetch"].enqueue(n)
-        assert _one(a) == _one(b) == _one(a) == ["Retry"]
+        assert _one(a) == _one(b) == _one(a) == ["RetryOutcome"]
         changed.expect(1)
         assert (a.breakers.phase("platform-x"), b.breakers.phase("platform-x")) == (Phase.OPEN, Phase.OPEN)
         assert _one(a) == _one(b) == []

@@ -13,7 +13,7 @@ import pytest
 import towpath
 from tests.support.running import working
 from tests.support.waiting import WAIT
-from towpath import App, Claim, Lane
+from towpath import App, ClaimedJob, Lane
 from towpath.commands import Progress
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
@@ -267,6 +267,6 @@ def test_what_a_handler_in_another_process_says_is_seen(app: App) -> None:
         raise NotImplementedError
 
     job = msgspec.structs.replace(fetch.enqueue().status(), fence=1)
-    attempt = Attempt(app._registry, Claim(job), fetch)
+    attempt = Attempt(app._registry, ClaimedJob(job), fetch)
     assert attempt.heard(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
     assert attempt.running.at == (4, 10)

@@ -15,7 +15,7 @@ from tests.support.running import aworking
 from tests.support.waiting import auntil
 from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
-from towpath.core.bandwidth import Limits
+from towpath.core.bandwidth import BandwidthLimits
 from towpath.errors import InvalidInput
 from towpath.operations.schedules import list_schedules
 from towpath.operations.service import worker_options
@@ -383,7 +383,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
         night = Bandwidth(clock=ManualClock())  # at 22:13
         app._configuration.bandwidth, before = night, app.bandwidth
-        assert before.limits == Limits(up=2_000_000)
+        assert before.limits == BandwidthLimits(up=2_000_000)
         started, let_go = asyncio.Event(), asyncio.Event()
 
         @app.task(name="wait")
@@ -413,7 +413,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert app.queue("extra").warn_depth() == 40
                 assert [each.name for each in list_schedules(app.engine)] == ["nightly"]
                 assert app.settings.concurrency == 2
-                assert night.limits == Limits(up=1_000_000)
+                assert night.limits == BandwidthLimits(up=1_000_000)
                 for wrong, said in [
                     ("concurrency = 0", "concurrency in"),
                     ("queues = [", "towpath.toml"),
@@ -435,12 +435,12 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     assert said in record.getMessage()
                     assert "last good" in record.getMessage()
                     assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
-                    assert night.limits == Limits(up=1_000_000)
+                    assert night.limits == BandwidthLimits(up=1_000_000)
                 assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1
                 file.write_text("")
                 service.reload()
                 assert list_schedules(app.engine) == []
-                assert night.limits == Limits()
+                assert night.limits == BandwidthLimits()
                 let_go.set()
                 assert await first.aresult(20) == "done"
 

@@ -17,7 +17,7 @@ from tests.support.gated import Gated
 from tests.support.waiting import WAIT, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Note, Upkeep, Want
-from towpath.core.job import Claim as Held
+from towpath.core.job import ClaimedJob as Held
 from towpath.core.job import Spec, State
 from towpath.errors import DiskFull, LedgerBusy, LedgerClosed
 from towpath.ledger import Ledger, open_ledger

@@ -12,7 +12,7 @@ from tests.support.waiting import WAIT
 from towpath import App
 from towpath.commands import Claim, Claimed, Want
 from towpath.core.checks import SECOND
-from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import ClaimedJob
 from towpath.operations.service import RunOptions, Service
 from towpath.tasks.attempt import Attempt
 

@@ -46,8 +46,8 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Release, Retry, Spec, State
-from towpath.core.job import Claim as Held
+from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, Release, RetryOutcome, Spec, State
+from towpath.core.job import ClaimedJob as Held
 from towpath.core.limits import Rate
 from towpath.errors import Refused
 from towpath.ledger import Answer
@@ -160,9 +160,9 @@ def _work(script: Script, r: str) -> None:
         *(Settle(claim.id, claim.fence, Done()) for claim in held),
     )
     again, *_ = script.claim("q", 1, f"{r}-claim3")
-    script.do(Settle(again.id, again.fence, Retry(STEP, "not yet")))
+    script.do(Settle(again.id, again.fence, RetryOutcome(STEP, "not yet")))
     doomed, also = script.claim("doomed", 2, f"{r}-claim4")
-    script.do(Settle(doomed.id, doomed.fence, Fail("broken")), Settle(also.id, also.fence, Release()))
+    script.do(Settle(doomed.id, doomed.fence, FailOutcome("broken")), Settle(also.id, also.fence, Release()))
     one, two = script.claim("parted", 2, f"{r}-claim5", lease=STEP)
     script.do(Settle(one.id, one.fence, Done(), spawn=(spec(f"{r}-kid", "children", one.id),)))
     script.do(Upkeep())

@@ -20,7 +20,7 @@ import towpath
 from tests.support.running import work
 from towpath import App, Call, Cancel, Exponential, Fail, Policy, Retry, Snooze, Spec, State, Task, commands
 from towpath.core.checks import MAX_PAYLOAD, SECOND
-from towpath.core.job import After, Claim, KeyPolicy
+from towpath.core.job import After, ClaimedJob, KeyPolicy
 from towpath.core.retry import Fixed, RetryAfter
 from towpath.errors import InvalidInput, UnknownDependency
 from towpath.tasks import outcomes
@@ -325,7 +325,7 @@ def test_a_call_used_twice_makes_two_jobs(app: App) -> None:
 # How an attempt ends
 
 
-def running(app: App, task: Task[..., Any], *args: Any) -> Claim:
+def running(app: App, task: Task[..., Any], *args: Any) -> ClaimedJob:
     task.enqueue(*args)
     answer = app.engine.call(commands.Claim(owner="me", wants=(commands.Want("*"),), lease=SECOND))
     assert isinstance(answer, commands.Claimed)
@@ -350,12 +350,14 @@ def test_outcomes() -> None:
         assert task.decode(job) == ((), {"a": 1})
         assert outcome_of(task, job, 5) == commands.Done(b"5")
         assert outcome_of(task, job) == commands.Done(None)
-        assert outcome_of(task, job, error=Snooze(5)) == commands.Snooze(5 * SECOND)
-        assert outcome_of(task, job, error=Snooze(for_=timedelta(seconds=5))) == commands.Snooze(5 * SECOND)
+        assert outcome_of(task, job, error=Snooze(5)) == commands.SnoozeOutcome(5 * SECOND)
+        assert outcome_of(task, job, error=Snooze(for_=timedelta(seconds=5))) == commands.SnoozeOutcome(
+            5 * SECOND
+        )
         assert outcome_of(task, job, error=Cancel("enough")) == commands.Stop(error="enough")
-        assert outcome_of(task, job, error=Fail("never")) == commands.Fail(error="never")
+        assert outcome_of(task, job, error=Fail("never")) == commands.FailOutcome(error="never")
         retry = outcome_of(task, job, error=Retry("busy", after=9))
-        assert isinstance(retry, commands.Retry)
+        assert isinstance(retry, commands.RetryOutcome)
         assert retry.delay == 9 * SECOND
         assert "busy" in (retry.error or "")
         for error in (
@@ -366,10 +368,10 @@ def test_outcomes() -> None:
             asyncio.CancelledError(),
         ):
             told = outcome_of(task, job, error=boom(error), chance=half)
-            assert isinstance(told, commands.Retry)
+            assert isinstance(told, commands.RetryOutcome)
             assert told.delay == SECOND
         again = outcome_of(task, job, error=RetryAfter(123))
-        assert isinstance(again, commands.Retry)
+        assert isinstance(again, commands.RetryOutcome)
         assert again.delay == 123
 
 
@@ -377,7 +379,7 @@ def test_a_result_that_cannot_be_stored_fails_the_job() -> None:
     with App("memory://") as app:
         task = app.task(add)
         told = outcome_of(task, running(app, task, 1).job, object())
-        assert isinstance(told, commands.Fail)
+        assert isinstance(told, commands.FailOutcome)
         assert "what tests.tasks.test_task.add returned" in (told.error or "")
 
 
@@ -425,7 +427,7 @@ def deep() -> BaseException:
 def test_every_error_can_be_told(make: Callable[[], BaseException]) -> None:
     text = failure_text(make())
     assert 0 < len(text) <= MAX_TRACE * 6
-    assert commands.Retry(error=text).error == text
+    assert commands.RetryOutcome(error=text).error == text
 
 
 def test_the_trace_is_told() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from towpath import After, Claim, Key, KeyPolicy, Ledger, Spec, State, commands, new_id
+from towpath import After, ClaimedJob, Key, KeyPolicy, Ledger, Spec, State, commands, new_id
 from towpath.cli.base import (
     NOT_FOUND,
     OK,
@@ -260,7 +260,7 @@ def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name
     return OK
 
 
-def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[Claim]:
+def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[ClaimedJob]:
     """Claim, and look again until the time is up. Upkeep goes before it: without a worker nobody else takes
     back lost leases."""
     deadline = time.monotonic() + wait
@@ -290,7 +290,7 @@ def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
         print_stderr(["There is no message."])
 
 
-def _show_claim(session: Session, claim: Claim) -> None:
+def _show_claim(session: Session, claim: ClaimedJob) -> None:
     job, receipt = claim.job, f"{claim.id}:{claim.fence}"
     value, encoding = decode_body(job.payload, job.content_type)
     data = {
@@ -340,7 +340,9 @@ def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
 @pass_session
 def nack(session: Session, /, receipt: Receipt, delay: int, reason: str | None, defer: bool) -> int:
     """Give the message back. After its last allowed failure it becomes a dead letter."""
-    outcome: commands.Outcome = commands.Snooze(delay) if defer else commands.Retry(delay, reason)
+    outcome: commands.Outcome = (
+        commands.SnoozeOutcome(delay) if defer else commands.RetryOutcome(delay, reason)
+    )
     return _settle(session, commands.Settle(receipt.id, receipt.fence, outcome))
 
 

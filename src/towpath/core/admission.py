@@ -14,9 +14,9 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
     Admission,
-    Facts,
+    AppendFacts,
     GroupFact,
-    Holder,
+    KeyHolder,
     KeyName,
     KeyTaken,
     Known,
@@ -46,9 +46,9 @@ from towpath.errors import (
 
 __all__ = [
     "Admission",
-    "Facts",
+    "AppendFacts",
     "GroupFact",
-    "Holder",
+    "KeyHolder",
     "KeyName",
     "KeyTaken",
     "Known",
@@ -70,7 +70,7 @@ __all__ = [
 _NONE = Reason.NONE
 
 
-def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
+def walks(specs: Iterable[Spec], holders: Mapping[KeyName, KeyHolder]) -> set[str]:
     """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and
     jobs that are replaced, while something in the append has dependencies; and groups that a holder of a key
     may represent a member in."""
@@ -88,7 +88,7 @@ def walks(specs: Iterable[Spec], holders: Mapping[KeyName, Holder]) -> set[str]:
 
 
 def admit(
-    specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None = None
+    specs: Sequence[Spec], facts: AppendFacts, now: int, next_seq: int, origin: Origin | None = None
 ) -> Admission:
     if (
         not facts.known
@@ -111,7 +111,9 @@ def plain(specs: Iterable[Spec]) -> bool:
     return True
 
 
-def _admit_plain(specs: Sequence[Spec], facts: Facts, now: int, seq: int, origin: Origin | None) -> Admission:
+def _admit_plain(
+    specs: Sequence[Spec], facts: AppendFacts, now: int, seq: int, origin: Origin | None
+) -> Admission:
     spent: list[tuple[str, str, int]] = []
     if origin is None:
         _check_room(specs, facts.rooms)
@@ -205,7 +207,7 @@ class _Admitting:
     the top down."""
 
     def __init__(
-        self, specs: Sequence[Spec], facts: Facts, now: int, next_seq: int, origin: Origin | None
+        self, specs: Sequence[Spec], facts: AppendFacts, now: int, next_seq: int, origin: Origin | None
     ) -> None:
         self.specs, self.facts, self.now, self.origin = specs, facts, now, origin
         self.seq = next_seq
@@ -215,7 +217,7 @@ class _Admitting:
         self.refused: dict[str, Spec] = {}
         """Members of groups that were refused for their keys."""
         self.placed: dict[str, Placed] = {}
-        self.holders: dict[KeyName, Holder] = dict(facts.holders)
+        self.holders: dict[KeyName, KeyHolder] = dict(facts.holders)
         self.replaces: dict[str, tuple[str, int]] = {}
         """By the id of a new job: the id and seq of the older waiting one whose place it takes."""
         self.inherits: dict[str, tuple[str, int]] = {}
@@ -303,11 +305,11 @@ class _Admitting:
             runner = self._supersede(spec, holder)
         until = self.now + spec.key.window if spec.key.window else 0
         state = State.BLOCKED if runner is not None else State.READY
-        self.holders[key] = Holder(spec.id, self.seq, state, until, runner)
+        self.holders[key] = KeyHolder(spec.id, self.seq, state, until, runner)
         self.taken[key] = KeyTaken(key, spec.id, self.seq, until, runner)
         return True
 
-    def _supersede(self, spec: Spec, holder: Holder) -> int | None:
+    def _supersede(self, spec: Spec, holder: KeyHolder) -> int | None:
         if holder.state is State.RUNNING:
             self.result.asked.append(holder.seq)
             self.stops[spec.id] = holder.seq

@@ -64,7 +64,7 @@ def speed(field: str, value: object) -> int | None:
     return value
 
 
-class Limits(msgspec.Struct, frozen=True, gc=False):
+class BandwidthLimits(msgspec.Struct, frozen=True, gc=False):
     """Bytes a second in each direction and of both together; None is without limit."""
 
     up: int | None = None
@@ -88,11 +88,11 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, gc=False):
     """Which limits hold when."""
 
-    limits: Limits = Limits()
+    limits: BandwidthLimits = BandwidthLimits()
     windows: tuple[Window, ...] = ()
     tz: str = "UTC"
 
-    def at(self, now: int) -> Limits:
+    def at(self, now: int) -> BandwidthLimits:
         """The limits at `now`, in the ledger's microseconds."""
         if not self.windows:
             return self.limits
@@ -107,7 +107,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 def plan(up: object, down: object, total: object, schedule: object, tz: str) -> Plan:
     """The plan that users wrote down. Raises InvalidInput with the field."""
     zone_of(tz)
-    return Plan(Limits(speed("up", up), speed("down", down), speed("total", total)), _windows(schedule), tz)
+    return Plan(
+        BandwidthLimits(speed("up", up), speed("down", down), speed("total", total)), _windows(schedule), tz
+    )
 
 
 def _windows(schedule: object) -> tuple[Window, ...]:
@@ -192,14 +194,14 @@ class Meter:
     their pieces are: who has had least is next. Where only the total binds, directions share it by how many
     streams wait in each."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BandwidthLimits) -> None:
         self.limits = limits
         self.moved: dict[Direction, int] = dict.fromkeys(DIRECTIONS, 0)
         self._total = Bucket(limits.total)
         self._sides = {"up": _Side(limits.up), "down": _Side(limits.down)}
         self._asked = 0
 
-    def change(self, limits: Limits, now: float) -> None:
+    def change(self, limits: BandwidthLimits, now: float) -> None:
         self.limits = limits
         self._total.change(limits.total, now)
         self._sides["up"].bucket.change(limits.up, now)

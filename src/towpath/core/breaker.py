@@ -227,7 +227,7 @@ def _count(count: int, what: str) -> str:
 # In the ledger
 
 
-class Gate(msgspec.Struct, frozen=True, gc=False):
+class BreakerGate(msgspec.Struct, frozen=True, gc=False):
     """A queue, or a part of it, that is held while the breaker is open. `cap` and `why` are what it had
     before."""
 
@@ -246,7 +246,7 @@ class Record(msgspec.Struct, frozen=True):
 
     breaker: Breaker
     status: Status = Status()
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[BreakerGate, ...] = ()
 
     @property
     def limit(self) -> int:
@@ -269,13 +269,13 @@ class Record(msgspec.Struct, frozen=True):
         return any(gate.place == place for gate in self.gates)
 
     def with_gate(self, place: tuple[str, str | None]) -> Record:
-        return self if self.has(place) else replace(self, gates=(*self.gates, Gate(*place)))
+        return self if self.has(place) else replace(self, gates=(*self.gates, BreakerGate(*place)))
 
     def settings(self) -> list[SetQueue | SetPart]:
         """What the gates have to be."""
         return [self._setting(gate) for gate in self.gates]
 
-    def _setting(self, gate: Gate) -> SetQueue | SetPart:
+    def _setting(self, gate: BreakerGate) -> SetQueue | SetPart:
         shut = self.status.until > 0
         cap = gate.cap if not shut else self.limit if gate.cap is None else min(gate.cap, self.limit)
         why = self.said if shut else gate.why

@@ -44,7 +44,7 @@ _OUTCOMES = frozenset(get_args(Outcome))
 _MAX_NAME = checks.MAX_NAME
 
 
-class _Value(msgspec.Struct, frozen=True, gc=False):
+class _Command(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
@@ -66,7 +66,7 @@ def token_of(command: Any) -> str:
     return f"{type(command).__struct_config__.tag}:{token}" if token else ""
 
 
-class Append(_Value, frozen=True, gc=False, tag="append"):
+class Append(_Command, frozen=True, gc=False, tag="append"):
     """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs.
     `inside`: appended by Towpath itself, for a schedule that fires, and so never refused for the capacity of
     a queue."""
@@ -95,7 +95,7 @@ def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
         seen.add(spec.id)
 
 
-class Want(_Value, frozen=True, gc=False):
+class Want(_Command, frozen=True, gc=False):
     """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may
     be jobs with a single attempt, which are lost for good if the claimer dies: ask only for as many as can start at once
     (None: all n). `upto`: the claim takes no more for this want once it has taken so many for it and those before it.
@@ -136,7 +136,7 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
             raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")
 
 
-class Renew(_Value, frozen=True, gc=False, tag="renew"):
+class Renew(_Command, frozen=True, gc=False, tag="renew"):
     """Heartbeat for (id, fence) pairs."""
 
     held: tuple[tuple[str, int], ...]
@@ -176,7 +176,7 @@ class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
             checks.whole("len(gates)", len(self.gates), most=1000)
 
 
-class Settle(_Value, frozen=True, gc=False, tag="settle"):
+class Settle(_Command, frozen=True, gc=False, tag="settle"):
     """Finish an attempt. Children, notes and `within` happen in the same transaction or not at all. `within`
     is called with the ledger's own database connection and may write the user's tables."""
 
@@ -215,7 +215,7 @@ class Settle(_Value, frozen=True, gc=False, tag="settle"):
                 )
 
 
-class Progress(_Value, frozen=True, gc=False, tag="progress"):
+class Progress(_Command, frozen=True, gc=False, tag="progress"):
     id: str
     fence: int
     done: int | None = None
@@ -231,7 +231,7 @@ class Progress(_Value, frozen=True, gc=False, tag="progress"):
             checks.data("cursor", self.cursor, checks.MAX_NOTE)
 
 
-class Selector(_Value, frozen=True, kw_only=True, gc=False):
+class Selector(_Command, frozen=True, kw_only=True, gc=False):
     """Which jobs a bulk command means: all that match every field given."""
 
     ids: tuple[str, ...] = ()
@@ -296,7 +296,7 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
     pass
 
 
-class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
+class Hasten(_Command, frozen=True, gc=False, tag="hasten"):
     """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they
     were less."""
 
@@ -312,7 +312,7 @@ class Hasten(_Value, frozen=True, gc=False, tag="hasten"):
         checks.whole("limit", self.limit, 1, MAX_BULK)
 
 
-class Open(_Value, frozen=True, gc=False, tag="open"):
+class Open(_Command, frozen=True, gc=False, tag="open"):
     """`then`: for each way the group may end, the specs that are appended when it does. Their ids are
     derived."""
 
@@ -336,7 +336,7 @@ class Open(_Value, frozen=True, gc=False, tag="open"):
         checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
 
 
-class _OfGroup(_Value, frozen=True, gc=False):
+class _OfGroup(_Command, frozen=True, gc=False):
     group: str
 
     def __post_init__(self) -> None:
@@ -361,7 +361,7 @@ class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
     pass
 
 
-class SetQueue(_Value, frozen=True, kw_only=True, gc=False, tag="set-queue"):
+class SetQueue(_Command, frozen=True, kw_only=True, gc=False, tag="set-queue"):
     """What is left out stays as it is; None lifts a limit."""
 
     queue: str
@@ -382,7 +382,7 @@ class SetQueue(_Value, frozen=True, kw_only=True, gc=False, tag="set-queue"):
                 checks.optional_whole(field, value)
 
 
-class SetPart(_Value, frozen=True, kw_only=True, gc=False, tag="set-part"):
+class SetPart(_Command, frozen=True, kw_only=True, gc=False, tag="set-part"):
     """As for a queue. `capacity` and `append_rate` limit appends from outside to this part."""
 
     queue: str
@@ -427,7 +427,7 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
         checks.whole("not_before", setting.not_before)
 
 
-class Upkeep(_Value, frozen=True, gc=False, tag="upkeep"):
+class Upkeep(_Command, frozen=True, gc=False, tag="upkeep"):
     """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`:
     owners whose process has ended. Their running jobs are lost now, whatever their lease says."""
 

@@ -15,7 +15,7 @@ from towpath.core.views import GroupView, PartView, QueueView
 from towpath.escapes import escape
 
 
-class Gate(StrEnum):
+class GateName(StrEnum):
     FINISHED = "finished"
     RUNNING = "running"
     WAITS = "waits"
@@ -41,7 +41,9 @@ class Gate(StrEnum):
     BUSY = "busy"
 
 
-OF_WORKERS = frozenset([Gate.NO_WORKER, Gate.WORKERS_PAUSED, Gate.LANE_PAUSED, Gate.LIMIT, Gate.BUSY])
+OF_WORKERS = frozenset(
+    [GateName.NO_WORKER, GateName.WORKERS_PAUSED, GateName.LANE_PAUSED, GateName.LIMIT, GateName.BUSY]
+)
 """Gates that a ledger does not know of: see `core.fleet`."""
 
 
@@ -49,7 +51,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """`str()` of it is one sentence. `by` names the jobs (or groups) in the way, the first few of `count`."""
 
     id: str
-    gate: Gate
+    gate: GateName
     sentence: str
     by: tuple[str, ...] = ()
     count: int = 0
@@ -62,7 +64,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return self.sentence
 
 
-class Facts(msgspec.Struct, kw_only=True):
+class JobFacts(msgspec.Struct, kw_only=True):
     """What `explain` needs to know; a ledger fills in only what the job's state calls for."""
 
     job: Job
@@ -86,26 +88,26 @@ AHEAD = 1000
 """Jobs ahead are counted up to this number."""
 
 
-def explain(facts: Facts, now: int) -> Explanation:
+def explain(facts: JobFacts, now: int) -> Explanation:
     job = facts.job
     if job.state in FINISHED:
         why = f" ({job.reason})" if job.reason else ""
         text = f"finished: {job.state}{why} at {when(job.finished_at)}"
         if facts.culprit is None:
-            return _say(job, Gate.FINISHED, text, until=job.finished_at)
+            return _say(job, GateName.FINISHED, text, until=job.finished_at)
         by = (facts.culprit.id,)
-        return _say(job, Gate.FINISHED, f"{text}, because {blame(facts.culprit)}", by, 1, job.finished_at)
+        return _say(job, GateName.FINISHED, f"{text}, because {blame(facts.culprit)}", by, 1, job.finished_at)
     if job.state is State.RUNNING:
         asked = f", asked to stop ({job.cancel_requested})" if job.cancel_requested else ""
         return _say(
             job,
-            Gate.RUNNING,
+            GateName.RUNNING,
             f"leased by {job.owner} until {when(job.lease_until)}{asked}",
             until=job.lease_until,
         )
     if job.expires_at is not None and job.expires_at <= now:
         return _say(
-            job, Gate.EXPIRED, f"expired at {when(job.expires_at)} and will not run", until=job.expires_at
+            job, GateName.EXPIRED, f"expired at {when(job.expires_at)} and will not run", until=job.expires_at
         )
     if job.state is State.BLOCKED:
         return _blocked(facts)
@@ -116,14 +118,14 @@ def explain(facts: Facts, now: int) -> Explanation:
         why = f": {said}" if said else ""
         return _say(
             job,
-            Gate.SCHEDULED,
+            GateName.SCHEDULED,
             f"scheduled ({job.reason}) until {when(job.ready_at)}{why}",
             until=job.ready_at,
         )
     return _queue_gate(facts, now) or _part_gate(facts, now) or _next(facts)
 
 
-def _blocked(facts: Facts) -> Explanation:
+def _blocked(facts: JobFacts) -> Explanation:
     job, group, open_ = facts.job, facts.group, facts.open_jobs + facts.open_groups
     if group is None or group.state is not GroupState.OPEN:
         return _waits(job, facts, open_, job.waits)
@@ -132,55 +134,58 @@ def _blocked(facts: Facts) -> Explanation:
     )
     if len(open_) == job.waits - 1 == 0:
         if not group.paused:
-            return _say(job, Gate.UNSEALED, what, by=(group.id,), count=1)
+            return _say(job, GateName.UNSEALED, what, by=(group.id,), count=1)
         text = f"{what}; `towpath groups resume {group.id}` lets it go on"
-        return _say(job, Gate.GROUP_PAUSED, text, by=(group.id,), count=1)
+        return _say(job, GateName.GROUP_PAUSED, text, by=(group.id,), count=1)
     return _waits(job, facts, open_, job.waits - 1, f", and {what}")
 
 
-def _waits(job: Job, facts: Facts, open_: tuple[str, ...], count: int, extra: str = "") -> Explanation:
+def _waits(job: Job, facts: JobFacts, open_: tuple[str, ...], count: int, extra: str = "") -> Explanation:
     what = "job" if not facts.open_groups else "group" if not facts.open_jobs else "job or group"
     return _say(
         job,
-        Gate.WAITS,
+        GateName.WAITS,
         f"waits for {count} {what}{'s' * (count > 1)}: {_names(open_, count)}{extra}",
         open_,
         count,
     )
 
 
-def _queue_gate(facts: Facts, now: int) -> Explanation | None:
+def _queue_gate(facts: JobFacts, now: int) -> Explanation | None:
     job, queue = facts.job, facts.queue
     if queue.paused:
-        return _say(job, Gate.QUEUE_PAUSED, f"queue {queue.name} is paused by hand{_why(queue.why)}")
+        return _say(job, GateName.QUEUE_PAUSED, f"queue {queue.name} is paused by hand{_why(queue.why)}")
     if queue.next_at > now:
-        return _held(job, f"queue {queue.name}", queue, now, (Gate.QUEUE_RATE, Gate.QUEUE_HELD))
+        return _held(job, f"queue {queue.name}", queue, now, (GateName.QUEUE_RATE, GateName.QUEUE_HELD))
     if queue.cap is not None and queue.counts.running >= queue.cap:
-        return _full(facts, f"queue {queue.name}", queue, queue.counts.running, Gate.QUEUE_CAP)
+        return _full(facts, f"queue {queue.name}", queue, queue.counts.running, GateName.QUEUE_CAP)
     return None
 
 
-def _part_gate(facts: Facts, now: int) -> Explanation | None:
+def _part_gate(facts: JobFacts, now: int) -> Explanation | None:
     job, part = facts.job, facts.part
     if part is None:
         return None
     where = f"part {part.name} of queue {part.queue}"
     if part.paused:
-        return _say(job, Gate.PART_PAUSED, f"{where} is paused by hand{_why(part.why)}")
+        return _say(job, GateName.PART_PAUSED, f"{where} is paused by hand{_why(part.why)}")
     if part.next_at > now:
-        return _held(job, where, part, now, (Gate.PART_RATE, Gate.PART_HELD))
+        return _held(job, where, part, now, (GateName.PART_RATE, GateName.PART_HELD))
     if part.cap is not None and part.running >= part.cap:
-        return _full(facts, where, part, part.running, Gate.PART_CAP)
+        return _full(facts, where, part, part.running, GateName.PART_CAP)
     return None
 
 
 def _held(
-    job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[Gate, Gate]
+    job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[GateName, GateName]
 ) -> Explanation:
     if (said := heard(gate.why)) is not None:
         until = "somebody closes it" if gate.next_at >= FOREVER else when(gate.next_at)
         return _say(
-            job, Gate.BREAKER, f"breaker {said.name} is open until {until} ({said.why})", until=gate.next_at
+            job,
+            GateName.BREAKER,
+            f"breaker {said.name} is open until {until} ({said.why})",
+            until=gate.next_at,
         )
     # Further ahead than any start can put it, it was set by hand.
     if gate.rate is not None and gate.next_at <= now + gate.rate.interval:
@@ -198,24 +203,26 @@ def _held(
     )
 
 
-def _full(facts: Facts, where: str, full: QueueView | PartView, running: int, gate: Gate) -> Explanation:
+def _full(
+    facts: JobFacts, where: str, full: QueueView | PartView, running: int, gate: GateName
+) -> Explanation:
     names = _names(facts.holders, running)
     if (said := heard(full.why)) is not None:
         text = (
             f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
         )
-        return _say(facts.job, Gate.BREAKER, text, facts.holders, running)
+        return _say(facts.job, GateName.BREAKER, text, facts.holders, running)
     reached = f"reached by {names}" if running else "lets nothing run"
     why = f" ({full.why})" if full.why else ""
     return _say(facts.job, gate, f"cap {full.cap} of {where}{why} {reached}", facts.holders, running)
 
 
-def _next(facts: Facts) -> Explanation:
+def _next(facts: JobFacts) -> Explanation:
     if facts.job.losses >= SUSPECT:
         text = f"{place(facts.ahead, facts.queue.name)}: {_suspect(facts.job)}, and a worker runs one suspect at a time"
-        return _say(facts.job, Gate.SUSPECT, text, count=facts.ahead)
+        return _say(facts.job, GateName.SUSPECT, text, count=facts.ahead)
     now = ": the next claim takes it" if facts.ahead == 0 else ""
-    return _say(facts.job, Gate.NEXT, place(facts.ahead, facts.queue.name) + now, count=facts.ahead)
+    return _say(facts.job, GateName.NEXT, place(facts.ahead, facts.queue.name) + now, count=facts.ahead)
 
 
 def _suspect(job: Job) -> str:
@@ -240,7 +247,7 @@ def blame(culprit: Job) -> str:
 
 
 def _say(
-    job: Job, gate: Gate, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None
+    job: Job, gate: GateName, text: str, by: tuple[str, ...] = (), count: int = 0, until: int | None = None
 ) -> Explanation:
     return Explanation(job.id, gate, f"job {job.id}: {text}", by[:SHOWN], count, until)
 

@@ -22,7 +22,7 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     alias: str | None = None
 
 
-class Holder(msgspec.Struct, frozen=True, gc=False):
+class KeyHolder(msgspec.Struct, frozen=True, gc=False):
     """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits
     for to stop."""
 
@@ -64,13 +64,13 @@ KeyName = tuple[str, str]
 """(namespace, key)"""
 
 
-class Facts(msgspec.Struct, kw_only=True):
+class AppendFacts(msgspec.Struct, kw_only=True):
     """`known` covers the ids of the specs and of their dependencies, and the targets of aliases among them.
     `downstream` names, for each node of `walks(...)`, all unfinished jobs (by id) and groups (by `node`) that
     wait for it."""
 
     known: Mapping[str, Known] = {}
-    holders: Mapping[KeyName, Holder] = {}
+    holders: Mapping[KeyName, KeyHolder] = {}
     groups: Mapping[str, GroupFact] = {}
     rooms: Mapping[str, Room] = {}
     quotas: Mapping[Place, Quota] = {}

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from towpath.core.checks import matches
-from towpath.core.explain import Explanation, Gate, at_least, place, when
+from towpath.core.explain import Explanation, GateName, at_least, place, when
 from towpath.core.job import Job
 
 
@@ -137,19 +137,19 @@ def among_workers(
     `running` are jobs on lease."""
     takers = [worker for worker in workers if _takes(worker.queues, queue) and not worker.draining]
     if not takers:
-        return _but(found, queue, Gate.NO_WORKER, f"no worker that is there takes from {queue}")
+        return _but(found, queue, GateName.NO_WORKER, f"no worker that is there takes from {queue}")
     awake = [worker for worker in takers if not worker.paused]
     if not awake:
         return _but(
             found,
             queue,
-            Gate.WORKERS_PAUSED,
+            GateName.WORKERS_PAUSED,
             f"every worker that takes from {queue} is paused{_why(takers[0].why)}",
         )
     lanes = [worker.lane_of(queue) for worker in awake]
     if all(lane in paused for lane in lanes):
         name = str(lanes[0])
-        return _but(found, queue, Gate.LANE_PAUSED, f"lane {name} is paused by hand{_why(paused[name])}")
+        return _but(found, queue, GateName.LANE_PAUSED, f"lane {name} is paused by hand{_why(paused[name])}")
     able = [worker for worker, lane in zip(awake, lanes, strict=True) if lane not in paused]
     return _limited(found, queue, able, now) or _busy(found, queue, able, now, running) or found
 
@@ -174,7 +174,12 @@ def _busy(
         else f"{at_least(found.count)} jobs are"
     )
     return Explanation(
-        found.id, Gate.BUSY, f"job {found.id}: ready; {which} of {of}; {ahead} ahead", (), found.count, None
+        found.id,
+        GateName.BUSY,
+        f"job {found.id}: ready; {which} of {of}; {ahead} ahead",
+        (),
+        found.count,
+        None,
     )
 
 
@@ -186,9 +191,9 @@ def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now:
     first = min((limit for limit in limits if limit is not None), key=lambda limit: limit.until or 0)
     if first.until is not None and first.until > now:
         text = f"{first.name} is held until {when(first.until)}: the service was asked too much"
-        return _but(found, queue, Gate.LIMIT, text, first.until)
+        return _but(found, queue, GateName.LIMIT, text, first.until)
     return _but(
-        found, queue, Gate.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run"
+        found, queue, GateName.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run"
     )
 
 
@@ -204,7 +209,7 @@ def _takes(patterns: Sequence[str], queue: str) -> bool:
     return any(matches(pattern, queue) for pattern in patterns)
 
 
-def _but(found: Explanation, queue: str, gate: Gate, why: str, until: int | None = None) -> Explanation:
+def _but(found: Explanation, queue: str, gate: GateName, why: str, until: int | None = None) -> Explanation:
     return Explanation(
         found.id, gate, f"job {found.id}: {place(found.count, queue)}, but {why}", (), found.count, until
     )

@@ -301,7 +301,7 @@ COLUMNS: tuple[str, ...] = Job.__struct_fields__[: Job.__struct_fields__.index("
 BODIES: tuple[str, ...] = Job.__struct_fields__[len(COLUMNS) :]
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
+class ClaimedJob(msgspec.Struct, frozen=True, gc=False):
     """A job on lease. Every later write about it carries the fence."""
 
     job: Job
@@ -334,13 +334,13 @@ class _Delayed(msgspec.Struct, frozen=True, gc=False):
             checks.text("error", error, checks.MAX_ERROR)
 
 
-class Retry(_Delayed, frozen=True, gc=False, tag="retry"):
+class RetryOutcome(_Delayed, frozen=True, gc=False, tag="retry"):
     """The attempt failed; try again after `delay`, unless that was the last one allowed."""
 
     error: str | None = None
 
 
-class Snooze(_Delayed, frozen=True, gc=False, tag="snooze"):
+class SnoozeOutcome(_Delayed, frozen=True, gc=False, tag="snooze"):
     """Not a failure: come back after `delay`."""
 
 
@@ -355,7 +355,7 @@ class Refuse(_Delayed, frozen=True, gc=False, tag="refuse"):
     error: str | None = None
 
 
-class Fail(msgspec.Struct, frozen=True, gc=False, tag="fail"):
+class FailOutcome(msgspec.Struct, frozen=True, gc=False, tag="fail"):
     """Never try again: a dead letter."""
 
     error: str | None = None
@@ -375,4 +375,4 @@ class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
             checks.text("error", self.error, checks.MAX_ERROR)
 
 
-Outcome = Done | Retry | Snooze | Release | Refuse | Fail | Stop
+Outcome = Done | RetryOutcome | SnoozeOutcome | Release | Refuse | FailOutcome | Stop

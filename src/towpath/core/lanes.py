@@ -39,7 +39,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     adaptive: tuple[int, int] | None = None
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class LaneCall(msgspec.Struct, frozen=True, gc=False):
     """Claim at most `n` for a lane, and no more than `upto` together with all calls before it."""
 
     lane: int
@@ -65,7 +65,7 @@ class Shares:
 
     def calls(
         self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int], unsettled: int = 0
-    ) -> list[Call]:
+    ) -> list[LaneCall]:
         """What to claim now, where so many run in each lane and so many were claimed and not started:
         reservations first, then the rest for the first lane that has something. Each lane may have `ahead`
         more at hand than there are free slots, but what others have ahead does not keep it from a free slot
@@ -83,7 +83,7 @@ class Shares:
         shared = total + sum(ahead) - sum(held) - kept
         own = max(0, shared, free - kept)
         calls = [
-            Call(lane, min(n, own), own)
+            LaneCall(lane, min(n, own), own)
             for lane, n in enumerate(short)
             if n and own and lane not in self._keeps
         ]
@@ -93,12 +93,14 @@ class Shares:
             if lane not in self.paused and (n := min(shared, max(0, mine) + more - at_hand[lane])) > 0:
                 if calls and calls[-1].lane == lane and calls[-1].n <= n:
                     calls.pop()
-                calls.append(Call(lane, n, shared))
+                calls.append(LaneCall(lane, n, shared))
         if free <= 0:
             # Slots of a lane may be taken by what ran before the lane was declared or resumed.
             return calls
         return calls + [
-            Call(lane, min(free, short[lane]), own + min(free, kept)) for lane in self._keeps if short[lane]
+            LaneCall(lane, min(free, short[lane]), own + min(free, kept))
+            for lane in self._keeps
+            if short[lane]
         ]
 
     def next(self, running: Sequence[int], waiting: Sequence[object]) -> int | None:
@@ -237,7 +239,7 @@ def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
     return found
 
 
-class Line(msgspec.Struct, frozen=True):
+class LaneQueues(msgspec.Struct, frozen=True):
     """Queues (with commas between them) of one lane that are claimed together, and the names of the limits
     for all of them."""
 
@@ -256,14 +258,14 @@ def shown(limit: str) -> str:
     return limit if limit.startswith(limit_of("")) else f"resource {limit}"
 
 
-def lines_of(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[Line]:
+def lane_queues(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[LaneQueues]:
     """`sources`: queue -> the resource that all its jobs use."""
-    found: list[Line] = []
+    found: list[LaneQueues] = []
     for number, (name, lane) in enumerate(lanes.items()):
         own = () if lane.adaptive is None else (limit_of(name),)
         by_resource: dict[str | None, list[str]] = {}
         for queue in lane.queues:
             by_resource.setdefault(sources.get(queue), []).append(queue)
         for resource, queues in by_resource.items():
-            found.append(Line(number, ",".join(queues), own if resource is None else (resource, *own)))
+            found.append(LaneQueues(number, ",".join(queues), own if resource is None else (resource, *own)))
     return found

@@ -51,14 +51,14 @@ from towpath.core.job import (
     SCHEDULED,
     SUSPECT,
     Done,
-    Fail,
+    FailOutcome,
     Job,
     Outcome,
     Reason,
     Refuse,
     Release,
-    Retry,
-    Snooze,
+    RetryOutcome,
+    SnoozeOutcome,
     State,
     Stop,
 )
@@ -145,16 +145,16 @@ def settle(job: Attempted, outcome: Outcome, now: int) -> Change:
     attempts, failures, losses = job.attempts, job.failures, job.losses
     if type(outcome) is Done:
         return Change(DONE, _NONE, attempts, failures, losses)
-    if type(outcome) is Fail:
+    if type(outcome) is FailOutcome:
         return Change(FAILED, Reason.FATAL, attempts, failures + 1, losses)
     if type(outcome) is Stop:
         return Change(CANCELED, job.cancel_requested or Reason.HANDLER, attempts, failures, losses)
-    if type(outcome) is Retry:
+    if type(outcome) is RetryOutcome:
         failures += 1
         if job.cancel_requested is None and failures >= job.max_attempts:
             return Change(FAILED, Reason.EXHAUSTED, attempts, failures, losses)
         return _wait(job, Reason.RETRY, outcome.delay, now, attempts, failures)
-    if type(outcome) is Snooze:
+    if type(outcome) is SnoozeOutcome:
         return _wait(job, Reason.SNOOZED, outcome.delay, now, attempts, failures)
     if type(outcome) is Release:
         return _wait(job, Reason.RELEASED, outcome.delay, now, attempts - 1, failures)

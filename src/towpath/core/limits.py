@@ -85,7 +85,7 @@ def passed_over(suspects: Mapping[str | None, int], most: int | None) -> dict[st
     return {} if most is None else {part: count - most for part, count in suspects.items() if count > most}
 
 
-class Turn(msgspec.Struct, frozen=True, gc=False):
+class PartTurn(msgspec.Struct, frozen=True, gc=False):
     """One part's standing in the rotation. `room` is what its cap, rate and ready jobs allow. The part None
     is the jobs of the queue that have no part: together they take turns like one part of weight 1."""
 
@@ -103,7 +103,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     """The queue's virtual time after this pick."""
 
 
-def share(turns: Sequence[Turn], clock: int, n: int) -> list[Pick]:
+def share(turns: Sequence[PartTurn], clock: int, n: int) -> list[Pick]:
     """Whose turn it is, n times: the least recently served first, heavier parts oftener. A part that was away
     starts at the queue's present virtual time, so it cannot claim the turns it did not want."""
     heap = [
@@ -171,7 +171,7 @@ class Bounds(msgspec.Struct, frozen=True):
             raise InvalidInput(field="min", value=self.least, expected=f"at most max ({self.most})")
 
 
-class Ticket(msgspec.Struct, frozen=True, gc=False):
+class LimiterStart(msgspec.Struct, frozen=True, gc=False):
     """A start: when, as how many-th of those that run, and between which two cuts of the limit."""
 
     began: int
@@ -201,12 +201,12 @@ class Limiter:
         """How many more may start."""
         return 0 if now < self.until else max(0, self.limit - self.running)
 
-    def start(self, now: int) -> Ticket:
+    def start(self, now: int) -> LimiterStart:
         self.running += 1
         self._full = self._full or self.running >= self.limit
-        return Ticket(now, self.running, self._epoch)
+        return LimiterStart(now, self.running, self._epoch)
 
-    def ended(self, ticket: Ticket, now: int, ok: bool = True) -> None:
+    def ended(self, ticket: LimiterStart, now: int, ok: bool = True) -> None:
         """It ended; well, or with a failure that says nothing about the load."""
         self.running -= 1
         if ok:
@@ -214,7 +214,7 @@ class Limiter:
             if self._full and not self._pulse.rising:
                 self._more()
 
-    def throttled(self, ticket: Ticket, now: int, after: int = 0) -> None:
+    def throttled(self, ticket: LimiterStart, now: int, after: int = 0) -> None:
         """The service said: too much, come again after `after` microseconds (0: it did not say when)."""
         self.running -= 1
         self.until = max(self.until, now + after)

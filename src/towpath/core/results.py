@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from towpath.core.job import Claim, Reason, State, Word
+from towpath.core.job import ClaimedJob, Reason, State, Word
 
 
 class GroupState(Word):
@@ -20,47 +20,47 @@ class OnFailure(Word):
     ABORT = "abort"
 
 
-class _Value(msgspec.Struct, frozen=True, gc=False):
+class _Result(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-class Placed(_Value, frozen=True, gc=False):
+class Placed(_Result, frozen=True, gc=False):
     """Where a spec ended up: its own id, or that of the job that already held its key."""
 
     id: str
     seq: int
 
 
-class Appended(_Value, frozen=True, gc=False, tag="appended"):
+class Appended(_Result, frozen=True, gc=False, tag="appended"):
     jobs: tuple[Placed, ...]
 
 
-class Claimed(_Value, frozen=True, gc=False, tag="claimed"):
-    claims: tuple[Claim, ...]
+class Claimed(_Result, frozen=True, gc=False, tag="claimed"):
+    claims: tuple[ClaimedJob, ...]
 
 
-class Renewed(_Value, frozen=True, gc=False, tag="renewed"):
+class Renewed(_Result, frozen=True, gc=False, tag="renewed"):
     until: int
     lost: tuple[str, ...] = ()
     cancel: tuple[tuple[str, Reason], ...] = ()
 
 
-class Settled(_Value, frozen=True, gc=False, tag="settled"):
+class Settled(_Result, frozen=True, gc=False, tag="settled"):
     id: str
     state: State
 
 
-class Progressed(_Value, frozen=True, gc=False, tag="progressed"):
+class Progressed(_Result, frozen=True, gc=False, tag="progressed"):
     cancel: Reason | None = None
 
 
-class Canceled(_Value, frozen=True, gc=False, tag="canceled"):
+class Canceled(_Result, frozen=True, gc=False, tag="canceled"):
     canceled: int
     requested: int
     more: bool = False
 
 
-class Revived(_Value, frozen=True, gc=False, tag="revived"):
+class Revived(_Result, frozen=True, gc=False, tag="revived"):
     """`revived` counts what came back with it too; `refused` says of each asked job why it could not."""
 
     revived: int
@@ -68,32 +68,32 @@ class Revived(_Value, frozen=True, gc=False, tag="revived"):
     more: bool = False
 
 
-class Purged(_Value, frozen=True, gc=False, tag="purged"):
+class Purged(_Result, frozen=True, gc=False, tag="purged"):
     purged: int
     more: bool = False
 
 
-class Hastened(_Value, frozen=True, gc=False, tag="hastened"):
+class Hastened(_Result, frozen=True, gc=False, tag="hastened"):
     hastened: int
     more: bool = False
 
 
-class GroupSet(_Value, frozen=True, gc=False, tag="group-set"):
+class GroupSet(_Result, frozen=True, gc=False, tag="group-set"):
     group: str
 
 
-class QueueSet(_Value, frozen=True, gc=False, tag="queue-set"):
+class QueueSet(_Result, frozen=True, gc=False, tag="queue-set"):
     queue: str
     part: str | None = None
 
 
-class Noted(_Value, frozen=True, gc=False, tag="noted"):
+class Noted(_Result, frozen=True, gc=False, tag="noted"):
     key: str
     version: int
     fence: int
 
 
-class Upkept(_Value, frozen=True, gc=False, tag="upkept"):
+class Upkept(_Result, frozen=True, gc=False, tag="upkept"):
     reaped: int = 0
     expired: int = 0
     woken: int = 0

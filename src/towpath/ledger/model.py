@@ -19,9 +19,9 @@ from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.admission import (
     Admission,
-    Facts,
+    AppendFacts,
     GroupFact,
-    Holder,
+    KeyHolder,
     KeyName,
     KeyTaken,
     Known,
@@ -79,13 +79,14 @@ from towpath.core.commands import (
     token_of,
 )
 from towpath.core.explain import AHEAD, SHOWN, Explanation, explain
-from towpath.core.explain import Facts as ExplainFacts
+from towpath.core.explain import JobFacts as ExplainFacts
 from towpath.core.ids import derived
 from towpath.core.job import (
     FINISHED,
     SERIAL,
     SUSPECT,
     WAITING,
+    ClaimedJob,
     Done,
     Job,
     KeyPolicy,
@@ -95,7 +96,6 @@ from towpath.core.job import (
     Spec,
     State,
 )
-from towpath.core.job import Claim as ClaimedJob
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import (
     REASONS,
@@ -111,7 +111,7 @@ from towpath.core.lifecycle import (
     waits_in_a_circle,
 )
 from towpath.core.lifecycle import settle as settle_change
-from towpath.core.limits import Pick, Rate, Turn, passed_over, permits, reason_after, share, spend
+from towpath.core.limits import PartTurn, Pick, Rate, passed_over, permits, reason_after, share, spend
 from towpath.core.views import (
     Counts,
     GroupView,
@@ -140,7 +140,7 @@ BLOCKED, SCHEDULED, READY, RUNNING, DONE, FAILED, CANCELED = State
 DEAD = frozenset({FAILED, CANCELED})
 
 
-class QueueRow(Struct, frozen=True):
+class ModelQueue(Struct, frozen=True):
     name: str
     paused: bool = False
     why: str | None = None
@@ -154,7 +154,7 @@ class QueueRow(Struct, frozen=True):
     clock: int = 0
 
 
-class PartRow(Struct, frozen=True):
+class ModelPart(Struct, frozen=True):
     queue: str
     name: str
     cap: int | None
@@ -170,7 +170,7 @@ class PartRow(Struct, frozen=True):
     append_at: int = 0
 
 
-class GroupRow(Struct, frozen=True):
+class ModelGroup(Struct, frozen=True):
     """`deleted` has the counters of the members that are deleted: done, failed, canceled, superseded."""
 
     id: str
@@ -185,7 +185,7 @@ class GroupRow(Struct, frozen=True):
     deleted: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-class GateRow(Struct, frozen=True):
+class ModelGate(Struct, frozen=True):
     """A job waits for a group: for its success, for any end, or (a callback) for one outcome."""
 
     run_anyway: bool
@@ -195,7 +195,7 @@ class GateRow(Struct, frozen=True):
         return self.run_anyway or outcome is (self.outcome or DONE)
 
 
-class TombstoneRow(Struct, frozen=True):
+class ModelTombstone(Struct, frozen=True):
     """A deleted job, or an id that was refused in favour of the job `alias`."""
 
     id: str
@@ -211,12 +211,12 @@ class Tables:
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
-        self.queues: dict[str, QueueRow] = {}
-        self.parts: dict[tuple[str, str], PartRow] = {}
-        self.groups: dict[str, GroupRow] = {}
+        self.queues: dict[str, ModelQueue] = {}
+        self.parts: dict[tuple[str, str], ModelPart] = {}
+        self.groups: dict[str, ModelGroup] = {}
         self.edges: dict[tuple[int, int], bool] = {}
         """(src seq, dst seq) -> run anyway"""
-        self.gates: dict[tuple[str, int], GateRow] = {}
+        self.gates: dict[tuple[str, int], ModelGate] = {}
         """By (group, dst seq). The gates of a closed group stay, as it may be reopened."""
         self.proxies: dict[str, Proxy] = {}
         """Members of groups that were refused for their keys, by id: another job represents them."""
@@ -224,7 +224,7 @@ class Tables:
         """(dst seq, the id of a dependency) -> seq of the job that represents it"""
         self.keys: dict[KeyName, KeyTaken] = {}
         self.notes: dict[str, NoteView] = {}
-        self.tombstones: dict[str, TombstoneRow] = {}
+        self.tombstones: dict[str, ModelTombstone] = {}
         self.replies: dict[str, tuple[Any, int]] = {}
         self.last = 0
         self.next_seq = 1
@@ -273,7 +273,7 @@ class Tables:
             if seq == dst and self.groups[group].state is not GroupState.CLOSED
         )
 
-    def gates_of(self, dst: int) -> list[tuple[str, GateRow]]:
+    def gates_of(self, dst: int) -> list[tuple[str, ModelGate]]:
         return sorted(
             [(group, gate) for (group, seq), gate in self.gates.items() if seq == dst],
             key=lambda each: each[0],
@@ -303,15 +303,15 @@ class Tables:
         if job.part is not None and job.state is READY:
             self.part(job.queue, job.part)
 
-    def queue(self, name: str) -> QueueRow:
+    def queue(self, name: str) -> ModelQueue:
         if name not in self.queues:
-            self.queues[name] = QueueRow(name)
+            self.queues[name] = ModelQueue(name)
             self.wrote = True
         return self.queues[name]
 
-    def part(self, queue: str, name: str) -> PartRow:
+    def part(self, queue: str, name: str) -> ModelPart:
         if (queue, name) not in self.parts:
-            self.parts[queue, name] = PartRow(queue, name, 1 if name.startswith(SERIAL) else None)
+            self.parts[queue, name] = ModelPart(queue, name, 1 if name.startswith(SERIAL) else None)
         return self.parts[queue, name]
 
     def delete(self, job: Job, now: int) -> None:
@@ -327,7 +327,7 @@ class Tables:
         self.edges = {ends: anyway for ends, anyway in self.edges.items() if job.seq not in ends}
         self.gates = {place: gate for place, gate in self.gates.items() if place[1] != job.seq}
         self.names = {place: src for place, src in self.names.items() if place[0] != job.seq}
-        self.tombstones[job.id] = TombstoneRow(
+        self.tombstones[job.id] = ModelTombstone(
             job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE
         )
 
@@ -350,12 +350,12 @@ ENDINGS = ("done", "failed", "canceled", "superseded")
 # Append
 
 
-def quota_of(tables: Tables, part: PartRow) -> Quota:
+def quota_of(tables: Tables, part: ModelPart) -> Quota:
     waiting = tables.count(part.queue, *WAITING, part=part.name)
     return Quota(part.capacity, waiting, part.append_rate, part.append_at)
 
 
-def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
+def gather(tables: Tables, specs: Sequence[Spec], now: int) -> AppendFacts:
     jobs = {job.id: job for job in tables.jobs.values()}
     ids = {spec.id for spec in specs}
     known: dict[str, Known] = {}
@@ -381,7 +381,7 @@ def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
     for spec in specs:
         for id in [spec.id, *[after.id for after in spec.after if not after.group]]:
             know(id)
-    holders: dict[KeyName, Holder] = {}
+    holders: dict[KeyName, KeyHolder] = {}
     for spec in specs:
         name = key_of(spec)
         row = tables.keys.get(name) if name is not None else None
@@ -390,7 +390,9 @@ def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
         job = tables.jobs.get(row.seq)
         runner = tables.jobs.get(row.runner) if row.runner is not None else None
         stops = row.runner if runner is not None and runner.state is RUNNING else None
-        holders[row.name] = Holder(row.id, row.seq, job.state if job is not None else None, row.until, stops)
+        holders[row.name] = KeyHolder(
+            row.id, row.seq, job.state if job is not None else None, row.until, stops
+        )
         know(row.id)
         if row.until > now and row.id not in ids:
             known.setdefault(row.id, Known(row.id, row.seq, DONE, True))
@@ -409,7 +411,7 @@ def gather(tables: Tables, specs: Sequence[Spec], now: int) -> Facts:
         if place in places_of(specs) and (part.capacity is not None or part.append_rate is not None)
     }
     downstream = {start: reach(tables, start) for start in walks(specs, holders)}
-    return Facts(
+    return AppendFacts(
         known=known, holders=holders, groups=groups, rooms=rooms, quotas=quotas, downstream=downstream
     )
 
@@ -457,14 +459,14 @@ def insert(tables: Tables, admission: Admission, now: int) -> list[int]:
     for proxy in admission.proxies:
         tables.count_proxy(proxy, proxy.counted)
     tables.edges |= {(src, dst): anyway for src, dst, anyway in admission.edges}
-    tables.gates |= {(group, dst): GateRow(anyway) for group, dst, anyway in admission.gates}
+    tables.gates |= {(group, dst): ModelGate(anyway) for group, dst, anyway in admission.gates}
     for seq in admission.asked:
         if tables.jobs[seq].cancel_requested is None:
             tables.put(replace(tables.jobs[seq], cancel_requested=Reason.SUPERSEDED))
     seqs = {placed.id: placed.seq for placed in admission.answers}
     for refused, winner in admission.aliases:
         tables.wrote = True
-        tables.tombstones[refused] = TombstoneRow(refused, seqs[winner], DONE, 0, winner, now + TOMBSTONE)
+        tables.tombstones[refused] = ModelTombstone(refused, seqs[winner], DONE, 0, winner, now + TOMBSTONE)
     tables.keys |= {row.name: row for row in admission.keys}
     tables.keys = {name: row for name, row in tables.keys.items() if name not in admission.freed}
     return admission.superseded
@@ -487,7 +489,7 @@ def hand_over(tables: Tables, old: int, newer: int) -> None:
 
 def append_specs(tables: Tables, specs: Sequence[Spec], now: int, origin: Origin | None = None) -> Admission:
     admission = admit(specs, gather(tables, specs, now), now, tables.next_seq, origin)
-    finishing = Finishing(tables, now)
+    finishing = Finish(tables, now)
     finishing.add(insert(tables, admission, now), CANCELED, Reason.SUPERSEDED)
     touched = [(job.group, job.state is FAILED) for job in admission.jobs if job.group is not None]
     touched += [(proxy.group, proxy.counted == "failed") for proxy in admission.proxies]
@@ -541,7 +543,7 @@ def claimable_queues(tables: Tables, pattern: str) -> list[str]:
     return sorted({job.queue for job in tables.of(READY, SCHEDULED) if checks.matches(pattern, job.queue)})
 
 
-def offered(tables: Tables, queue: QueueRow, want: Want, now: int) -> list[tuple[Job, Pick | None]]:
+def offered(tables: Tables, queue: ModelQueue, want: Want, now: int) -> list[tuple[Job, Pick | None]]:
     """The jobs that a queue gives now, in order, each with the turn of its part (None: no part takes a
     turn)."""
     room = 0 if queue.paused else permits(queue.next_at, queue.rate, now, want.n)
@@ -561,12 +563,12 @@ def offered(tables: Tables, queue: QueueRow, want: Want, now: int) -> list[tuple
             if ready and (part.cap is None or running < part.cap):
                 most = permits(part.next_at, part.rate, now, ready - hidden.get(part.name, 0))
                 most = most if part.cap is None else min(most, part.cap - running)
-                turns.append(Turn(part.name, part.served, part.weight, most))
+                turns.append(PartTurn(part.name, part.served, part.weight, most))
     turns = turns[: room + len(hidden)]
     picks: list[Pick | None] = [None] * room
     if turns:
         if loose := len(tables.ready(queue.name, None)) - hidden.get(None, 0):
-            turns.append(Turn(None, queue.served, 1, loose))
+            turns.append(PartTurn(None, queue.served, 1, loose))
         picks = list(share(turns, queue.clock, room))
     suspects = room if want.suspects is None else want.suspects
     found: list[tuple[Job, Pick | None]] = []
@@ -728,12 +730,12 @@ def give_back_permit(tables: Tables, job: Job, now: int) -> None:
 
 
 def finish(tables: Tables, now: int, seqs: Sequence[int], state: State, reason: Reason | None) -> None:
-    finishing = Finishing(tables, now)
+    finishing = Finish(tables, now)
     finishing.add(seqs, state, reason)
     finishing.run()
 
 
-class Finishing:
+class Finish:
     """A first-in-first-out list of sets of jobs that end, each in one state. Without a reason each job of the
     set ends for the reason that it was asked to stop for."""
 
@@ -834,7 +836,7 @@ class Finishing:
                 tables.count_proxy(proxy, "canceled")
         self.add([job.seq for job in members if job.state in WAITING], CANCELED, Reason.ABORTED)
 
-    def close(self, group: GroupRow, counts: Mapping[str, int]) -> None:
+    def close(self, group: ModelGroup, counts: Mapping[str, int]) -> None:
         tables = self.tables
         canceled = counts["canceled"] or group.state is GroupState.ABORTING
         outcome = FAILED if counts["failed"] else CANCELED if canceled else DONE
@@ -857,13 +859,13 @@ class Finishing:
         if specs:
             admission = admit(specs, gather(tables, specs, self.now), self.now, tables.next_seq, Origin())
             self.add(insert(tables, admission, self.now), CANCELED, Reason.SUPERSEDED)
-            tables.gates |= {(group.id, job.seq): GateRow(False, outcome) for job in admission.jobs}
+            tables.gates |= {(group.id, job.seq): ModelGate(False, outcome) for job in admission.jobs}
 
 
 # Groups
 
 
-def group_counts(tables: Tables, group: GroupRow) -> dict[str, int]:
+def group_counts(tables: Tables, group: ModelGroup) -> dict[str, int]:
     counts = {"unfinished": 0, **dict(zip(ENDINGS, group.deleted, strict=True))}
     for job in tables.members(group.id):
         counts[counter_of(job.state, job.reason)] += 1
@@ -872,7 +874,7 @@ def group_counts(tables: Tables, group: GroupRow) -> dict[str, int]:
     return counts
 
 
-def group_row(tables: Tables, id: str) -> GroupRow:
+def group_row(tables: Tables, id: str) -> ModelGroup:
     if id not in tables.groups:
         raise UnknownGroup(group=id)
     return tables.groups[id]
@@ -882,7 +884,7 @@ def open_group(tables: Tables, command: Open, now: int) -> GroupSet:
     if command.group not in tables.groups:
         tables.wrote = True
         then = {ending: tuple(specs) for ending, specs in command.then.items() if specs}
-        tables.groups[command.group] = GroupRow(command.group, OnFailure(command.on_failure), then, now)
+        tables.groups[command.group] = ModelGroup(command.group, OnFailure(command.on_failure), then, now)
     return GroupSet(command.group)
 
 
@@ -891,7 +893,7 @@ def seal(tables: Tables, command: Seal, now: int) -> GroupSet:
     if group.state is GroupState.OPEN:
         tables.wrote = True
         tables.groups[group.id] = replace(group, state=GroupState.SEALED, paused=False, why=None)
-        finishing = Finishing(tables, now)
+        finishing = Finish(tables, now)
         for job in tables.members(group.id):
             finishing.lower(job.seq)
         finishing.run([(group.id, False)])
@@ -917,7 +919,7 @@ def unseal(tables: Tables, command: Unseal, now: int) -> GroupSet:
 def abort(tables: Tables, command: Abort, now: int) -> GroupSet:
     group = group_row(tables, command.group)
     if group.state in (GroupState.OPEN, GroupState.SEALED):
-        finishing = Finishing(tables, now)
+        finishing = Finish(tables, now)
         finishing.abort(group.id)
         finishing.look_at(group.id, False)
         finishing.run()
@@ -1177,7 +1179,9 @@ def write_note(tables: Tables, command: Note, now: int) -> Noted:
     return Noted(key, version, fence)
 
 
-def settings(row: QueueRow | PartRow, command: SetQueue | SetPart, fields: Sequence[str]) -> dict[str, Any]:
+def settings(
+    row: ModelQueue | ModelPart, command: SetQueue | SetPart, fields: Sequence[str]
+) -> dict[str, Any]:
     given = {field: getattr(command, field) for field in fields} | {"next_at": command.not_before}
     given["why"] = reason_after(row.why, row.paused, command.paused, command.why)
     return {field: value for field, value in given.items() if value is not UNSET}
@@ -1254,18 +1258,18 @@ def lose_all(tables: Tables, jobs: Sequence[Job], now: int) -> None:
                 job, state=change.state, reason=change.reason, losses=change.losses, ready_at=ready_at
             )
             tables.put(wait_again(tables, lost))
-    finishing = Finishing(tables, now)
+    finishing = Finish(tables, now)
     finishing.add(ended[FAILED], FAILED, Reason.LOST)
     finishing.add(ended[CANCELED], CANCELED, None)
     finishing.run()
 
 
-def kept(tables: Tables, queue: QueueRow) -> list[Job]:
+def kept(tables: Tables, queue: ModelQueue) -> list[Job]:
     """The done and canceled jobs of a queue, the first to go first."""
     return sorted(tables.of(DONE, CANCELED, queue=queue.name), key=lambda job: (job.purge_at, job.seq))
 
 
-def above(tables: Tables, queue: QueueRow) -> int:
+def above(tables: Tables, queue: ModelQueue) -> int:
     return max(0, len(kept(tables, queue)) - (KEEP if queue.keep is None else queue.keep))
 
 
@@ -1561,7 +1565,7 @@ def query_matches(query: Query, job: Job) -> bool:
     )
 
 
-def queue_view(tables: Tables, row: QueueRow) -> QueueView:
+def queue_view(tables: Tables, row: ModelQueue) -> QueueView:
     return QueueView(
         name=row.name,
         counts=Counts(*[tables.count(row.name, State(field)) for field in Counts.__struct_fields__]),
@@ -1577,7 +1581,7 @@ def queue_view(tables: Tables, row: QueueRow) -> QueueView:
     )
 
 
-def part_view(tables: Tables, row: PartRow) -> PartView:
+def part_view(tables: Tables, row: ModelPart) -> PartView:
     return PartView(
         queue=row.queue,
         name=row.name,
@@ -1596,7 +1600,7 @@ def part_view(tables: Tables, row: PartRow) -> PartView:
     )
 
 
-def group_view(tables: Tables, row: GroupRow) -> GroupView:
+def group_view(tables: Tables, row: ModelGroup) -> GroupView:
     counts = group_counts(tables, row)
     return GroupView(
         id=row.id,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from towpath.clock import Clock, SystemClock
-from towpath.core.bandwidth import PIECE, Direction, Limits, Meter, Plan, Stream, plan
+from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, Meter, Plan, Stream, plan
 
 LOOK = 0.25
 """Seconds after which a waiting stream looks again, also if nobody woke it: the time of day may have changed
@@ -77,7 +77,7 @@ class Bandwidth:
         return plan(**{**self._options, **options})
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BandwidthLimits:
         """What holds now, in bytes a second."""
         return self._plan.at(self._clock.now())
 

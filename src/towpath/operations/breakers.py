@@ -19,7 +19,7 @@ from towpath.core import checks
 from towpath.core.breaker import Breaker, Phase
 from towpath.core.breaker import Record as Record
 from towpath.core.commands import Settle
-from towpath.core.job import Claim, Done, Job, Outcome, Reason, Release, Retry
+from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
@@ -148,7 +148,7 @@ def declare(registry: Registry) -> None:
 
 
 def attempt(
-    registry: Registry, claim: Claim, task: Task[..., Any], chance: Chance = random.random
+    registry: Registry, claim: ClaimedJob, task: Task[..., Any], chance: Chance = random.random
 ) -> Attempt | Settle:
     """The attempt at a job of a task with a breaker, or how it is given back because the breaker has
     opened."""
@@ -178,7 +178,7 @@ class _Report:
 
     def __call__(self, outcome: Outcome) -> None:
         ok = type(outcome) is Done
-        if not ok and type(outcome) is not Retry:
+        if not ok and type(outcome) is not RetryOutcome:
             return
         now, breakers = self._engine.clock.now(), self._engine.components.breakers
         if not (ok and breakers.is_clear(self.breaker, now)):

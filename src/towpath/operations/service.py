@@ -14,7 +14,7 @@ from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.checks import matches
 from towpath.core.commands import Settle
-from towpath.core.job import Claim
+from towpath.core.job import ClaimedJob
 from towpath.core.lanes import Lane
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
@@ -166,7 +166,7 @@ class Service:
         self._reloading = threading.Lock()
         self.stale = True
 
-    def _attempt(self, claim: Claim) -> Attempt | Settle | None:
+    def _attempt(self, claim: ClaimedJob) -> Attempt | Settle | None:
         task = self._registry.tasks.get(claim.job.kind)
         if task is None or task.breaker is None:
             return None if task is None else Attempt(self._registry, claim, task)

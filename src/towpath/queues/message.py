@@ -25,7 +25,19 @@ import msgspec
 from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
 from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renewed, Result, Settle, Settled
-from towpath.core.job import Claim, Done, Job, Key, KeyPolicy, Outcome, Reason, Retry, Snooze, Spec, rank
+from towpath.core.job import (
+    ClaimedJob,
+    Done,
+    Job,
+    Key,
+    KeyPolicy,
+    Outcome,
+    Reason,
+    RetryOutcome,
+    SnoozeOutcome,
+    Spec,
+    rank,
+)
 from towpath.core.job import State as JobState
 from towpath.errors import InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
@@ -206,7 +218,7 @@ class Message:
     """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it
     stopped; both are noticed by the heartbeat. Leaving its `with` without a word is a nack."""
 
-    def __init__(self, engine: Engine, claim: Claim, terms: LeaseTerms) -> None:
+    def __init__(self, engine: Engine, claim: ClaimedJob, terms: LeaseTerms) -> None:
         self._engine = engine
         self._claim = claim
         self._lease = terms.lease
@@ -334,8 +346,8 @@ class Message:
 
     def _nack(self, delay: Span, reason: str | None, defer: bool) -> Settle:
         if defer:
-            return self._settle(Snooze(micros(delay, "delay")))
-        return self._settle(Retry(micros(delay, "delay"), error=reason))
+            return self._settle(SnoozeOutcome(micros(delay, "delay")))
+        return self._settle(RetryOutcome(micros(delay, "delay"), error=reason))
 
     def _settle(self, outcome: Outcome, notes: tuple[Note, ...] = ()) -> Settle:
         if self._settled:

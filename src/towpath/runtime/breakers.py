@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import INDEX, Breaker, Gate, Phase, Record, Status, Tally
+from towpath.core.breaker import INDEX, Breaker, BreakerGate, Phase, Record, Status, Tally
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Noted
 from towpath.core.limits import limits_reason
@@ -326,7 +326,7 @@ class Breakers:
             gates=tuple([self._with_operator_limits(gate, old, gate.place in shut) for gate in new.gates]),
         )
 
-    def _with_operator_limits(self, gate: Gate, old: Record, shut: bool) -> Gate:
+    def _with_operator_limits(self, gate: BreakerGate, old: Record, shut: bool) -> BreakerGate:
         view = self.view(gate)
         if view is None:
             return gate
@@ -336,7 +336,7 @@ class Breakers:
         why = gate.why if rules.heard(own) is not None else own
         return replace(gate, cap=cap, why=why)
 
-    def view(self, gate: Gate) -> QueueView | PartView | None:
+    def view(self, gate: BreakerGate) -> QueueView | PartView | None:
         if gate.part is None:
             return self._ledger.queues().get(gate.queue)
         return self._ledger.parts(gate.queue).get(gate.part)

@@ -24,7 +24,7 @@ import msgspec
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Progress, Progressed, Settle
-from towpath.core.job import Claim, Done, Fail, Job, Outcome, Reason, Release, Spec, Stop
+from towpath.core.job import ClaimedJob, Done, FailOutcome, Job, Outcome, Reason, Release, Spec, Stop
 from towpath.core.retry import Chance
 from towpath.errors import Forked, Refused, UserFunctionFailed
 from towpath.observe import tracing
@@ -81,7 +81,7 @@ class Attempt:
     def __init__(
         self,
         registry: Registry,
-        claim: Claim,
+        claim: ClaimedJob,
         task: Task[..., Any],
         chance: Chance = random.random,
         report: Callable[[Outcome], None] | None = None,
@@ -254,9 +254,9 @@ def _answer(request: Request, connection: Connection) -> Answer:
         task = _find(request)
     except Exception as error:
         return Answer(
-            Fail(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
+            FailOutcome(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
         )
-    attempt = Attempt(task.registry, Claim(request.job), task, poster=_Pipe(connection))
+    attempt = Attempt(task.registry, ClaimedJob(request.job), task, poster=_Pipe(connection))
     settle = attempt.run()
     return Answer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from towpath.core.checks import DAY
 from towpath.core.commands import Note, Progress, Progressed
-from towpath.core.job import Claim, Job, Reason, Spec
+from towpath.core.job import ClaimedJob, Job, Reason, Spec
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.notes import Document
@@ -135,7 +135,7 @@ class Running(Stoppable):
     def __init__(
         self,
         registry: Registry,
-        claim: Claim,
+        claim: ClaimedJob,
         task: Task[..., Any],
         span: AbstractContextManager[None] | None = None,
         poster: Poster | None = None,

@@ -17,7 +17,19 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from towpath.core.commands import Append, Appended, Result
-from towpath.core.job import After, Done, Fail, Job, Outcome, Refuse, Retry, Snooze, Spec, Stop, another
+from towpath.core.job import (
+    After,
+    Done,
+    FailOutcome,
+    Job,
+    Outcome,
+    Refuse,
+    RetryOutcome,
+    SnoozeOutcome,
+    Spec,
+    Stop,
+    another,
+)
 from towpath.core.retry import Chance
 from towpath.errors import InvalidInput
 from towpath.observe.tracing import inject
@@ -315,18 +327,18 @@ def outcome_of(
         try:
             return Done(task.codec.encode_result(result))
         except InvalidInput as refused:
-            return Fail(error=_clean(str(refused)))
+            return FailOutcome(error=_clean(str(refused)))
     if isinstance(error, outcomes.Snooze):
-        return Snooze(error.for_)
+        return SnoozeOutcome(error.for_)
     if isinstance(error, outcomes.BreakerOpen):
         return Refuse(error.after, error=_clean(str(error)))
     if isinstance(error, outcomes.Cancel):
         return Stop(error=_clean(str(error)))
     if isinstance(error, outcomes.Fail):
-        return Fail(error=_clean(str(error)) if error.__cause__ is None else failure_text(error))
+        return FailOutcome(error=_clean(str(error)) if error.__cause__ is None else failure_text(error))
     if isinstance(error, outcomes.Retry) and error.after is not None:
-        return Retry(error.after, error=failure_text(error))
-    return Retry(task.policy.delay(error, job.failures + 1, chance), error=failure_text(error))
+        return RetryOutcome(error.after, error=failure_text(error))
+    return RetryOutcome(task.policy.delay(error, job.failures + 1, chance), error=failure_text(error))
 
 
 def failure_text(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Command, Progress, Result, Settle, Upkeep, Upkept, Want
-from towpath.core.job import Claim, Job, Release, State
+from towpath.core.job import ClaimedJob, Job, Release, State
 from towpath.core.views import GroupView, Query
 from towpath.errors import InvalidInput, Refused, Unsupported
 from towpath.events import Bus
@@ -217,7 +217,7 @@ class Bench:
             default=None,
         )
 
-    def _claim(self) -> list[Claim]:
+    def _claim(self) -> list[ClaimedJob]:
         while True:
             claims = self._claim_once()
             messages = [claim for claim in claims if not claim.job.kind]
@@ -228,7 +228,7 @@ class Bench:
             if not messages or len(messages) < len(claims):
                 return [claim for claim in claims if claim.job.kind]
 
-    def _claim_once(self) -> Sequence[Claim]:
+    def _claim_once(self) -> Sequence[ClaimedJob]:
         wants: Sequence[Want] = [Want("*")]
         if self._by_hand:
             wants = [Want(name) for name in self.ledger.queues() if name not in self._by_hand]
@@ -238,7 +238,7 @@ class Bench:
         assert isinstance(answer, Claimed)
         return answer.claims
 
-    def _attempt(self, claim: Claim) -> Attempt | Settle:
+    def _attempt(self, claim: ClaimedJob) -> Attempt | Settle:
         task = self.app.tasks.get(claim.job.kind)
         if task is None:
             self._engine.call(Settle(claim.id, claim.fence, Release()))

@@ -36,13 +36,13 @@ from towpath.core.commands import (
 from towpath.core.job import (
     After,
     Done,
-    Fail,
+    FailOutcome,
     Key,
     KeyPolicy,
     Refuse,
     Release,
-    Retry,
-    Snooze,
+    RetryOutcome,
+    SnoozeOutcome,
     Spec,
     State,
     Stop,
@@ -88,11 +88,11 @@ _specs = st.builds(
 _several = st.lists(_specs, min_size=1, max_size=4, unique_by=lambda spec: spec.id).map(tuple)
 _outcomes = st.one_of(
     st.builds(Done, st.none() | st.just(b"r")),
-    st.builds(Retry, _spans, st.none() | st.just("boom")),
-    st.builds(Snooze, _spans),
+    st.builds(RetryOutcome, _spans, st.none() | st.just("boom")),
+    st.builds(SnoozeOutcome, _spans),
     st.builds(Release, _spans),
     st.builds(Refuse, _spans),
-    st.builds(Fail, st.none() | st.just("bad")),
+    st.builds(FailOutcome, st.none() | st.just("bad")),
     st.builds(Stop),
 )
 _notes = st.builds(

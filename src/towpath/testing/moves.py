@@ -36,14 +36,14 @@ from towpath.core.job import (
     SERIAL,
     After,
     Done,
-    Fail,
+    FailOutcome,
     Key,
     KeyPolicy,
     Outcome,
     Refuse,
     Release,
-    Retry,
-    Snooze,
+    RetryOutcome,
+    SnoozeOutcome,
     Spec,
     State,
     Stop,
@@ -166,13 +166,13 @@ class Draws:
             Done(self.chance.choice((None, b"result"))),
             Done(),
             Done(),
-            Retry(delay, error),
-            Retry(delay, error),
-            Snooze(delay),
+            RetryOutcome(delay, error),
+            RetryOutcome(delay, error),
+            SnoozeOutcome(delay),
             Release(delay),
             Refuse(delay, error),
-            Fail(error),
-            Fail(error),
+            FailOutcome(error),
+            FailOutcome(error),
             Stop(error),
         )
         return self.chance.choice(outcomes)
@@ -284,7 +284,7 @@ class Moves(Draws):
 
     def _revival(self) -> list[Command]:
         """Some ends, many of them bad; and jobs of one group, or some ids, are revived."""
-        bad: tuple[Outcome, ...] = (Fail("boom"), Fail(), Stop(), Done())
+        bad: tuple[Outcome, ...] = (FailOutcome("boom"), FailOutcome(), Stop(), Done())
         pairs = dict(self._pair() for _ in range(self.chance.randint(0, 8)))
         ends: list[Command] = [Settle(id, fence, self.chance.choice(bad)) for id, fence in pairs.items()]
         ids = tuple({self._id() for _ in range(3)})

@@ -23,8 +23,7 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
-from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Done, Release, Spec, State
+from towpath.core.job import ClaimedJob, Done, Release, Spec, State
 from towpath.core.lifecycle import KEPT, Jumps
 from towpath.errors import InvalidInput, LedgerClosed, Unsupported
 from towpath.ledger.memory.ledger import MemoryLedger
@@ -121,9 +120,9 @@ def test_stale_entries_do_not_pile_up() -> None:
         ledger.apply(
             [append(*[f"{n}-{k}" for k in range(10)], part="p"), Cancel(where=Selector(part="p"))], NOW + n
         )
-    book = ledger._book
-    assert book.leases == {}
-    heaps = (book.queues["q"].loose, book.queues["q"].parts["p"].line)
+    store = ledger._store
+    assert store.leases == {}
+    heaps = (store.queues["q"].loose, store.queues["q"].parts["p"].line)
     assert max(len(heap) for heap in heaps) < 5_000
     assert ledger.check() == []
 

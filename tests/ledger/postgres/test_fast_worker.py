@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.waiting import WAIT, until
 from towpath.core.commands import Append, Claim, Claimed, Note, SetQueue, Settle, Settled, Upkeep, Want
-from towpath.core.job import After, Done, Retry, Spec, State
+from towpath.core.job import After, Done, RetryOutcome, Spec, State
 from towpath.errors import LostClaim
 from towpath.ledger.postgres.fast_worker import SKIPPED_AFTER_MISS
 from towpath.ledger.postgres.ledger import PostgresLedger
@@ -180,13 +180,13 @@ def test_the_relations_are_not_held_for_longer_than_they_are_needed(
     ledger.apply([Note(key="n", value=b"1"), Note(key="n", value=b"2"), Note(key="n", value=b"3")])
     held = ends(ledger.apply([claim()])[0])
     said.clear()
-    ledger.apply([Settle(held[0].id, held[0].fence, Retry(0, "once more"))])
+    ledger.apply([Settle(held[0].id, held[0].fence, RetryOutcome(0, "once more"))])
     assert not [text for text in said if b"advisory" in text]
     append(ledger, "e", after=(After("b"),))
     said.clear()
     ledger.apply(held[1:])  # somebody waits for one of them: that they are needed turns out on the way
-    ledger.apply([Settle("x", 1, Retry(0, "nobody knows it")), claim()])
-    ledger.apply([Settle("x", 1, Retry(0, "nobody knows it")), claim()])
+    ledger.apply([Settle("x", 1, RetryOutcome(0, "nobody knows it")), claim()])
+    ledger.apply([Settle("x", 1, RetryOutcome(0, "nobody knows it")), claim()])
     assert len([text for text in said if b"advisory" in text]) == 2
 
 

@@ -45,7 +45,18 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
-from towpath.core.job import Done, Fail, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
+from towpath.core.job import (
+    Done,
+    FailOutcome,
+    Outcome,
+    Reason,
+    Refuse,
+    Release,
+    RetryOutcome,
+    SnoozeOutcome,
+    State,
+    Stop,
+)
 from towpath.core.limits import Rate
 from towpath.core.views import Query
 from towpath.errors import Damaged
@@ -60,11 +71,11 @@ Case = Callable[[Harness], list[Command]]
 
 OUTCOMES: tuple[Outcome, ...] = (
     Done(b"result"),
-    Retry(SECOND, "again"),
-    Snooze(SECOND),
+    RetryOutcome(SECOND, "again"),
+    SnoozeOutcome(SECOND),
     Release(),
     Refuse(SECOND, "not here"),
-    Fail("never"),
+    FailOutcome("never"),
     Stop("asked"),
 )
 

@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Note, Noted, Settle, Settled, Upkeep, Want
-from towpath.core.job import Done, Retry, State
+from towpath.core.job import Done, RetryOutcome, State
 from towpath.core.views import Query
 from towpath.errors import (
     CommandFailed,
@@ -373,7 +373,7 @@ def test_a_defect_in_one_command_spares_its_neighbours(harness: Harness, path: P
     assert harness.ledger.note("n") is None
     execute(path, "UPDATE towpath_queue SET running = 1 WHERE name = 'hurt'")
     assert harness.ledger.check() == []
-    assert harness.ask(Settle("hurt", hurt.fence, Retry())) == [Settled("hurt", State.READY)]
+    assert harness.ask(Settle("hurt", hurt.fence, RetryOutcome())) == [Settled("hurt", State.READY)]
     assert harness.ledger.check() == []
 
 

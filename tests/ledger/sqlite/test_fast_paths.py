@@ -24,7 +24,7 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import DONE, Done, Key, Outcome, Retry, Spec
+from towpath.core.job import DONE, Done, Key, Outcome, RetryOutcome, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
@@ -185,7 +185,7 @@ def test_those_with_consequences_are_settled_beside_them(both: Both) -> None:
     child = Spec(id="child", queue="q")
     both.apply(*one_each("abcd"), keyed)
     held = both.hold(6)
-    ends: dict[str, Outcome] = {"b": Retry(5), "keyed": Done()}
+    ends: dict[str, Outcome] = {"b": RetryOutcome(5), "keyed": Done()}
     settles = [
         Settle(id, fence, ends.get(id, Done()), (child,) if id == "c" else ()) for id, fence in held.items()
     ]

@@ -11,8 +11,8 @@ from typing import Any
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Claimed, SetPart, SetQueue, Settle, Want
-from towpath.core.job import Claim as Held
-from towpath.core.job import Done, Retry
+from towpath.core.job import ClaimedJob as Held
+from towpath.core.job import Done, RetryOutcome
 from towpath.core.limits import Rate
 from towpath.core.views import Query
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
@@ -56,7 +56,7 @@ def _work(path: Path, name: str, everything: Gauge, of_a: Gauge, start: Barrier)
             ending, held = held[:-1] or held, held[-1:] if len(held) > 1 else []
             everything.add(-len(ending))
             of_a.add(-sum(claim.job.part == "a" for claim in ending))
-            settles = [Settle(claim.id, claim.fence, Retry()) for claim in ending]
+            settles = [Settle(claim.id, claim.fence, RetryOutcome()) for claim in ending]
 
 
 def test_a_cap_of_n_is_never_n_plus_one(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from towpath.core.checks import MAX_NAME, matches
 from towpath.core.commands import Append, Cancel, Claim, Claimed, Command, Note, Open, Selector, Settle, Want
-from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Release, Retry, Spec
-from towpath.core.job import Claim as Held
+from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, Release, RetryOutcome, Spec
+from towpath.core.job import ClaimedJob as Held
 from towpath.core.views import Query
 from towpath.errors import Refused
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
@@ -64,7 +64,7 @@ def plain(ledger: SqliteLedger, n: int) -> list[Command]:
 
 def retried(ledger: SqliteLedger, n: int) -> list[Command]:
     specs = [Spec(id=f"{i}", queue="q") for i in range(n)]
-    outcomes = (Retry(5, "no"), Release(), Fail(error="no"))
+    outcomes = (RetryOutcome(5, "no"), Release(), FailOutcome(error="no"))
     return [Settle(claim.id, claim.fence, outcomes[i % 3]) for i, claim in enumerate(held(ledger, specs))]
 
 
@@ -72,7 +72,7 @@ def failed_with_dependents(ledger: SqliteLedger, n: int) -> list[Command]:
     """Each has a consequence of its own, which ends the stretch that is written together."""
     claims = held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
     ledger.apply([Append(tuple([Spec(id=f"{i}-b", queue="b", after=(After(f"{i}"),)) for i in range(n)]))])
-    return [Settle(claim.id, claim.fence, Fail(error="no")) for claim in claims]
+    return [Settle(claim.id, claim.fence, FailOutcome(error="no")) for claim in claims]
 
 
 def with_children(ledger: SqliteLedger, n: int) -> list[Command]:

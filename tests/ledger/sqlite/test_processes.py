@@ -31,8 +31,8 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
-from towpath.core.job import Claim as Held
-from towpath.core.job import Done, Job, Release, Retry, State
+from towpath.core.job import ClaimedJob as Held
+from towpath.core.job import Done, Job, Release, RetryOutcome, State
 from towpath.core.views import Query
 from towpath.errors import LostClaim
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
@@ -86,7 +86,11 @@ class Worker:
         (renewed,) = self._apply(Renew(tuple((claim.id, claim.fence) for claim in held), LEASE))
         assert isinstance(renewed, Renewed)
         settles = [
-            Settle(claim.id, claim.fence, self._dice.choice((Done(b"r"), Done(), Done(), Retry(), Release())))
+            Settle(
+                claim.id,
+                claim.fence,
+                self._dice.choice((Done(b"r"), Done(), Done(), RetryOutcome(), Release())),
+            )
             for claim in held
             if self._dice.random() < 0.95
         ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from towpath.core.commands import Append, Claimed, Command, Hasten
-from towpath.core.job import Claim, Release, Spec
+from towpath.core.job import ClaimedJob, Release, Spec
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
 from towpath.errors import TowpathError
@@ -63,7 +63,7 @@ class IntakeHarness:
         self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
         self.buffer = self.new_intake(**options)
         self.buffer.open()
-        self.running: list[Claim] = []
+        self.running: list[ClaimedJob] = []
 
     def new_intake(self, **options: Any) -> LaneBuffer:
         usual: dict[str, Any] = {"queues": ("api", "other"), "concurrency": SLOTS}
@@ -75,7 +75,7 @@ class IntakeHarness:
         chosen = WorkerOptions(**usual | uses | options)
         return LaneBuffer(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
 
-    def _deliver(self, claims: list[Claim]) -> None:
+    def _deliver(self, claims: list[ClaimedJob]) -> None:
         self.buffer.add(claims)
 
     def _failed(self, error: TowpathError) -> None:
@@ -99,7 +99,7 @@ class IntakeHarness:
 
     def start(self) -> Counter[str]:
         """Start what may start."""
-        began: list[Claim] = []
+        began: list[ClaimedJob] = []
         while len(self.running) + len(began) < SLOTS and (claim := self.buffer.next()) is not None:
             began.append(claim)
         self.running += began

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from towpath.core import admission
 from towpath.core.commands import Claimed
-from towpath.core.job import Claim, Release, Spec
+from towpath.core.job import ClaimedJob, Release, Spec
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
 from towpath.runtime.worker.buffer import PlainBuffer
@@ -51,7 +51,7 @@ class OpenBuffer(LaneBuffer):
         super().__init__(cast("Any", Office()), wanted, 1, self.add, _fail, None)
         self._is_open = True
 
-    def deliver(self, *claims: Claim) -> None:
+    def deliver(self, *claims: ClaimedJob) -> None:
         self.taken(Claimed(claims))
 
     def asks(self) -> dict[str, int]:
@@ -75,14 +75,14 @@ def _fail(error: object) -> None:
     raise AssertionError(error)
 
 
-def claim(queue: str, n: int = 0, kind: str = "k") -> Claim:
+def claim(queue: str, n: int = 0, kind: str = "k") -> ClaimedJob:
     (job,) = admission.admit(
-        [Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.Facts(), 0, n + 1
+        [Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.AppendFacts(), 0, n + 1
     ).jobs
-    return Claim(replace(job, fence=1))
+    return ClaimedJob(replace(job, fence=1))
 
 
-def claims(queue: str, count: int) -> list[Claim]:
+def claims(queue: str, count: int) -> list[ClaimedJob]:
     return [claim(queue, n) for n in range(count)]
 
 

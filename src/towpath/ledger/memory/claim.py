@@ -10,33 +10,32 @@ from msgspec.structs import replace
 
 from towpath.core import checks
 from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
-from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, Job, Reason
-from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, ClaimedJob, Job, Reason
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import REASONS
-from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
+from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
 from towpath.errors import LostClaim
-from towpath.ledger.memory.rows import Line, Part, Queue
+from towpath.ledger.memory.rows import PartRecord, QueueRecord, ReadyJobs
 from towpath.ledger.memory.settle import expire
-from towpath.ledger.memory.store import Book
+from towpath.ledger.memory.store import MemoryStore
 
 NONE = Reason.NONE
 
 
-def claim(book: Book, command: Claim, now: int) -> Claimed:
+def claim(store: MemoryStore, command: Claim, now: int) -> Claimed:
     taken: list[Job] = []
-    expire(book, now, PROMOTE)
+    expire(store, now, PROMOTE)
     for each in command.wants:
         want = narrowed(command, each, taken)
         if want is None:
             continue
-        queues = _queues(book, want.queue)
+        queues = _queues(store, want.queue)
         for queue in queues:
-            wake(book, queue, now, PROMOTE)
+            wake(store, queue, now, PROMOTE)
         if len(queues) == 1 and not queues[0].parts:
-            taken += _take_loose(book, queues[0], command, want, now)
+            taken += _take_loose(store, queues[0], command, want, now)
             continue
-        offers = [offer for queue in queues if (offer := _offer(book, queue, want, now)) is not None]
+        offers = [offer for queue in queues if (offer := _offer(store, queue, want, now)) is not None]
         for offer in _merged(offers, want):
             taken.append(offer.take(command))
         for offer in offers:
@@ -44,16 +43,16 @@ def claim(book: Book, command: Claim, now: int) -> Claimed:
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
-def wake(book: Book, queue: Queue, now: int, limit: int) -> int:
+def wake(store: MemoryStore, queue: QueueRecord, now: int, limit: int) -> int:
     """Make at most `limit` scheduled jobs that are due ready; how many there were."""
     due = queue.scheduled.take(now, limit)
     for seq in due:
-        job = book.jobs[seq]
-        book.put(job, replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else NONE))
+        job = store.jobs[seq]
+        store.put(job, replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else NONE))
     return len(due)
 
 
-def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) -> list[Job]:
+def _take_loose(store: MemoryStore, queue: QueueRecord, command: Claim, want: Want, now: int) -> list[Job]:
     """The same for one queue without parts, which is most claims: no turns to share out and no heads to
     compare."""
     room, once = _room(queue, want.n, now), want.n if want.once is None else want.once
@@ -85,32 +84,32 @@ def _take_loose(book: Book, queue: Queue, command: Claim, want: Want, now: int) 
             break
     for job in back:
         queue.loose.put_back(job)
-    book.lend(queue, taken, until)
+    store.lend(queue, taken, until)
     queue.next_at = spend(queue.next_at, queue.rate, now, len(taken))
     return taken
 
 
-def _queues(book: Book, pattern: str) -> list[Queue]:
+def _queues(store: MemoryStore, pattern: str) -> list[QueueRecord]:
     if "*" not in pattern:
         return [
-            queue for name in sorted(set(pattern.split(","))) if (queue := book.queues.get(name)) is not None
+            queue for name in sorted(set(pattern.split(","))) if (queue := store.queues.get(name)) is not None
         ]
-    for name in [name for name, queue in book.active.items() if not _busy(queue)]:
-        del book.active[name]
-    return [book.active[name] for name in sorted(book.active) if checks.matches(pattern, name)]
+    for name in [name for name, queue in store.active.items() if not _busy(queue)]:
+        del store.active[name]
+    return [store.active[name] for name in sorted(store.active) if checks.matches(pattern, name)]
 
 
-def _busy(queue: Queue) -> bool:
+def _busy(queue: QueueRecord) -> bool:
     return queue.counts[READY] + queue.counts[SCHEDULED] > 0
 
 
-class _Offer:
+class _QueuePicks:
     """One queue's picks in order. `head` is the job of the next one; it is out of its line until taken or put
     back."""
 
-    def __init__(self, book: Book, queue: Queue, now: int) -> None:
-        self._book, self._queue, self._now = book, queue, now
-        self._rotating: list[Part] = []
+    def __init__(self, store: MemoryStore, queue: QueueRecord, now: int) -> None:
+        self._store, self._queue, self._now = store, queue, now
+        self._rotating: list[PartRecord] = []
         self._picks: Iterator[Pick | None] = iter(())
         self._pick: Pick | None = None
         self._last: dict[str | None, tuple[Pick, int]] = {}
@@ -131,11 +130,11 @@ class _Offer:
             self._picks = repeat(None, room)
         else:
             turns = [
-                Turn(part.name, part.served, part.weight, _part_room(part, now, hidden.get(part.name, 0)))
+                PartTurn(part.name, part.served, part.weight, _part_room(part, now, hidden.get(part.name, 0)))
                 for part in self._rotating
             ]
             if loose := queue.loose.ready - hidden.get(None, 0):
-                turns.append(Turn(None, queue.served, 1, loose))
+                turns.append(PartTurn(None, queue.served, 1, loose))
             self._picks = iter(share(turns, queue.clock, room))
         self._advance()
 
@@ -154,7 +153,7 @@ class _Offer:
             lease_len=command.lease,
             started_at=now,
         )
-        self._book.put(job, taken)
+        self._store.put(job, taken)
         self._total += 1
         if pick is not None:
             self._clock = pick.clock
@@ -183,7 +182,7 @@ class _Offer:
             else:
                 part = queue.parts[name]
                 part.served = pick.served
-                self._book.set_next(part, spend(part.next_at, part.rate, now, count))
+                self._store.set_next(part, spend(part.next_at, part.rate, now, count))
         queue.next_at = spend(queue.next_at, queue.rate, now, self._total)
         for part in self._rotating:
             queue.rotation.offer(part)
@@ -199,25 +198,25 @@ class _Offer:
                 return
         self.head = None
 
-    def _line(self, part: str | None) -> Line:
+    def _line(self, part: str | None) -> ReadyJobs:
         return self._queue.loose if part is None else self._queue.parts[part].line
 
 
-def _part_room(part: Part, now: int, hidden: int) -> int:
+def _part_room(part: PartRecord, now: int, hidden: int) -> int:
     room = permits(part.next_at, part.rate, now, part.line.ready - hidden)
     return room if part.cap is None else min(room, part.cap - part.running)
 
 
-def _offer(book: Book, queue: Queue, want: Want, now: int) -> _Offer | None:
+def _offer(store: MemoryStore, queue: QueueRecord, want: Want, now: int) -> _QueuePicks | None:
     room = _room(queue, want.n, now)
     if room <= 0:
         return None
-    offer = _Offer(book, queue, now)
+    offer = _QueuePicks(store, queue, now)
     offer.start(room, want.suspects)
     return offer
 
 
-def _room(queue: Queue, n: int, now: int) -> int:
+def _room(queue: QueueRecord, n: int, now: int) -> int:
     """How many of its jobs a queue lets go now, of the `n` asked for."""
     if queue.paused or not queue.counts[READY]:
         return 0
@@ -225,7 +224,7 @@ def _room(queue: Queue, n: int, now: int) -> int:
     return room if queue.cap is None else min(room, queue.cap - queue.counts[RUNNING])
 
 
-def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
+def _merged(offers: list[_QueuePicks], want: Want) -> Iterator[_QueuePicks]:
     """Whose head comes next, at most `want.n` times; the caller takes the head before asking again."""
     heads = [(offer.head.priority, offer.head.seq, offer) for offer in offers if offer.head is not None]
     heapify(heads)
@@ -251,23 +250,23 @@ def _merged(offers: list[_Offer], want: Want) -> Iterator[_Offer]:
             heapreplace(heads, (offer.head.priority, offer.head.seq, offer))
 
 
-def renew(book: Book, command: Renew, now: int) -> Renewed:
+def renew(store: MemoryStore, command: Renew, now: int) -> Renewed:
     until = now + command.lease
     lost, cancel = [], []
     for id, fence in command.held:
-        job = book.find(id)
+        job = store.find(id)
         if job is None or job.state is not RUNNING or job.fence != fence:
             lost.append(id)
             continue
-        book.put(job, replace(job, lease_until=until, lease_len=command.lease))
-        book.leases[job.seq] = until
+        store.put(job, replace(job, lease_until=until, lease_len=command.lease))
+        store.leases[job.seq] = until
         if job.cancel_requested is not None:
             cancel.append((id, job.cancel_requested))
     return Renewed(until, tuple(lost), tuple(cancel))
 
 
-def progress(book: Book, command: Progress, now: int) -> Progressed:
-    job = book.find(command.id)
+def progress(store: MemoryStore, command: Progress, now: int) -> Progressed:
+    job = store.find(command.id)
     if job is None or job.state is not RUNNING or job.fence != command.fence:
         raise LostClaim(id=command.id, fence=command.fence)
     new = replace(
@@ -276,5 +275,5 @@ def progress(book: Book, command: Progress, now: int) -> Progressed:
         progress_total=job.progress_total if command.total is None else command.total,
         cursor=job.cursor if command.cursor is None else command.cursor,
     )
-    book.put(job, new)
+    store.put(job, new)
     return Progressed(job.cancel_requested)

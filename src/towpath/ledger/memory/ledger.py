@@ -36,49 +36,48 @@ from towpath.core.commands import (
     token_of,
 )
 from towpath.core.explain import Explanation
-from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Job, State
+from towpath.core.job import ClaimedJob, Job, State
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
 from towpath.errors import InvalidInput, LedgerClosed, Refused
 from towpath.ledger import Answer, Capabilities, LeasesOnly
-from towpath.ledger.memory import claim, reads, settle, store
+from towpath.ledger.memory import claim, reads, settle
 from towpath.ledger.memory import upkeep as ageing
 from towpath.ledger.memory import upkeep as bulk
 from towpath.ledger.memory.audit import check, dump
-from towpath.ledger.memory.store import Book
+from towpath.ledger.memory.store import MemoryStore, note, set_part, set_queue
 from towpath.ledger.memory.upkeep import upkeep
 
-Handler = Callable[[Book, Any, int], Result]
+Handler = Callable[[MemoryStore, Any, int], Result]
 
 
 def _tokened(handler: Handler) -> Handler:
     """The handler of a command that may carry a token: the same token gets the first answer again."""
 
-    def run(book: Book, command: Any, now: int) -> Result:
+    def run(store: MemoryStore, command: Any, now: int) -> Result:
         token = token_of(command)
         if not token:
-            return handler(book, command, now)
-        if token in book.replies:
-            return _again(book, token)
-        answer = handler(book, command, now)
+            return handler(store, command, now)
+        if token in store.replies:
+            return _again(store, token)
+        answer = handler(store, command, now)
         if _worth_keeping(answer):
             kept = (
                 tuple([(each.id, each.fence) for each in answer.claims])
                 if isinstance(answer, Claimed)
                 else answer
             )
-            book.replies[token] = (kept, now + TOMBSTONE)
-            book.reply_ends.push(now + TOMBSTONE, token)
+            store.replies[token] = (kept, now + TOMBSTONE)
+            store.reply_ends.push(now + TOMBSTONE, token)
         return answer
 
     return run
 
 
-def _again(book: Book, token: str) -> Result:
-    kept = book.replies[token][0]
+def _again(store: MemoryStore, token: str) -> Result:
+    kept = store.replies[token][0]
     if not isinstance(kept, tuple):
         return kept
-    held = [(book.find(id), fence) for id, fence in kept]
+    held = [(store.find(id), fence) for id, fence in kept]
     return Claimed(
         tuple(
             [
@@ -114,9 +113,9 @@ _HANDLERS: dict[type, Handler] = {
     Seal: settle.seal,
     Unseal: settle.unseal,
     Abort: settle.abort,
-    SetQueue: store.set_queue,
-    SetPart: store.set_part,
-    Note: _tokened(store.note),
+    SetQueue: set_queue,
+    SetPart: set_part,
+    Note: _tokened(note),
     Upkeep: upkeep,
 }
 
@@ -130,7 +129,7 @@ class MemoryLedger:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._book = Book()
+        self._store = MemoryStore()
         self._version = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
@@ -144,19 +143,19 @@ class MemoryLedger:
             ) from None
         answers: list[Answer] = []
         with self._changed:
-            book, now = self._book, self._time(now)
-            book.jumps.note(now)
-            book.dirty = False
+            store, now = self._store, self._time(now)
+            store.jumps.note(now)
+            store.dirty = False
             try:
                 for handler, command in work:
                     try:
-                        answers.append(handler(book, command, now))
+                        answers.append(handler(store, command, now))
                     except Refused as refusal:
                         # The answer outlives the call; its traceback would keep the frames alive.
                         answers.append(refusal.with_traceback(None))
             finally:
-                if book.dirty:
-                    book.last = now
+                if store.dirty:
+                    store.last = now
                     self._version += 1
                     self._changed.notify_all()
         return answers
@@ -164,51 +163,51 @@ class MemoryLedger:
     def get(self, id: str) -> Job | None:
         with self._changed:
             self._check_open()
-            return self._book.find(id)
+            return self._store.find(id)
 
     def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
         with self._changed:
             self._check_open()
-            return reads.get_many(self._book, ids, bodies)
+            return reads.get_many(self._store, ids, bodies)
 
     def find(self, query: Query) -> Page:
         with self._changed:
             self._check_open()
-            return reads.find(self._book, query)
+            return reads.find(self._store, query)
 
     def queues(self) -> dict[str, QueueView]:
         with self._changed:
             self._check_open()
             return {
-                name: queue.view(reads.oldest_ready(self._book, queue))
-                for name, queue in sorted(self._book.queues.items())
+                name: queue.view(reads.oldest_ready(self._store, queue))
+                for name, queue in sorted(self._store.queues.items())
             }
 
     def parts(self, queue: str) -> dict[str, PartView]:
         with self._changed:
             self._check_open()
-            return {name: part.view() for name, part in sorted(self._book.parts.get(queue, {}).items())}
+            return {name: part.view() for name, part in sorted(self._store.parts.get(queue, {}).items())}
 
     def group(self, id: str) -> GroupView | None:
         with self._changed:
             self._check_open()
-            group = self._book.groups.get(id)
+            group = self._store.groups.get(id)
             return None if group is None else group.view()
 
     def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
         with self._changed:
             self._check_open()
-            return reads.winners(self._book, job, group)
+            return reads.winners(self._store, job, group)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         with self._changed:
             now = self._time(now)
-            note = self._book.notes.get(key)
+            note = self._store.notes.get(key)
             return note if note is not None and (note.expires_at is None or note.expires_at > now) else None
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         with self._changed:
-            return reads.why(self._book, id, self._time(now))
+            return reads.why(self._store, id, self._time(now))
 
     def version(self) -> int:
         with self._changed:
@@ -224,25 +223,25 @@ class MemoryLedger:
     def check(self) -> list[str]:
         with self._changed:
             self._check_open()
-            return check(self._book)
+            return check(self._store)
 
     def dump(self) -> dict[str, Any]:
         with self._changed:
             self._check_open()
-            return dump(self._book)
+            return dump(self._store)
 
     def close(self) -> None:
         """Forget everything. Calls that wait, and calls that come later, raise `LedgerClosed`."""
         with self._changed:
             self._closed = True
-            self._book = Book()
+            self._store = MemoryStore()
             self._changed.notify_all()
 
     def _time(self, now: int | None) -> int:
         """The ledger's time for a call at `now`."""
         checks.optional_whole("now", now)
         self._check_open()
-        return max(self._clock.now() if now is None else now, self._book.last)
+        return max(self._clock.now() if now is None else now, self._store.last)
 
     def _check_open(self) -> None:
         if self._closed:

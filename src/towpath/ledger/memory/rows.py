@@ -15,16 +15,16 @@ from towpath.core.lifecycle import counter_of
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, GroupView, PartView, QueueView
 
-Spot = tuple[int, str]
+RotationEntry = tuple[int, str]
 
 
-class Part:
+class PartRecord:
     """`spot` is the part's one valid entry in its queue's rotation; older entries are recognised by not being
     it."""
 
     def __init__(self, queue: str, name: str, jobs: dict[int, Job]) -> None:
         self.queue, self.name = queue, name
-        self.line = Line(jobs)
+        self.line = ReadyJobs(jobs)
         self.running = 0
         self.paused = False
         self.why: str | None = None
@@ -37,7 +37,7 @@ class Part:
         self.capacity: int | None = None
         self.append_rate: Rate | None = None
         self.append_at = 0
-        self.spot: Spot | None = None
+        self.spot: RotationEntry | None = None
 
     def willing(self) -> bool:
         """May it take part in a claim as soon as its `next_at` is reached?"""
@@ -66,28 +66,28 @@ class Rotation:
     """The willing parts of a queue by (served, name), and apart those that wait for their `next_at`, by
     that."""
 
-    def __init__(self, parts: dict[str, Part]) -> None:
+    def __init__(self, parts: dict[str, PartRecord]) -> None:
         self._parts = parts
-        self._line: list[Spot] = []
-        self._held: list[Spot] = []
+        self._line: list[RotationEntry] = []
+        self._held: list[RotationEntry] = []
 
-    def offer(self, part: Part) -> None:
+    def offer(self, part: PartRecord) -> None:
         if part.spot is None and part.willing():
             part.spot = (part.served, part.name)
             self._line = self._push(self._line, part.spot)
 
-    def recall(self, part: Part) -> None:
+    def recall(self, part: PartRecord) -> None:
         """Its `next_at` may be earlier than it was."""
         part.spot = None
         self.offer(part)
 
-    def take(self, room: int, now: int) -> list[Part]:
+    def take(self, room: int, now: int) -> list[PartRecord]:
         """The first `room` parts that may run something. They are out of the rotation until they are offered
         again."""
         while self._held and self._held[0][0] <= now:
             if (part := self._pop(self._held)) is not None:
                 self.offer(part)
-        found: list[Part] = []
+        found: list[PartRecord] = []
         while self._line and len(found) < room:
             if (part := self._pop(self._line)) is None or not part.willing():
                 continue
@@ -98,7 +98,7 @@ class Rotation:
                 found.append(part)
         return found
 
-    def _pop(self, heap: list[Spot]) -> Part | None:
+    def _pop(self, heap: list[RotationEntry]) -> PartRecord | None:
         spot = heappop(heap)
         part = self._parts.get(spot[1])
         if part is None or part.spot is not spot:
@@ -106,7 +106,7 @@ class Rotation:
         part.spot = None
         return part
 
-    def _push(self, heap: list[Spot], spot: Spot) -> list[Spot]:
+    def _push(self, heap: list[RotationEntry], spot: RotationEntry) -> list[RotationEntry]:
         heappush(heap, spot)
         if len(heap) > 2 * len(self._parts) + SLACK:
             heap = [
@@ -116,12 +116,12 @@ class Rotation:
         return heap
 
 
-class Queue:
-    def __init__(self, name: str, parts: dict[str, Part], jobs: dict[int, Job]) -> None:
+class QueueRecord:
+    def __init__(self, name: str, parts: dict[str, PartRecord], jobs: dict[int, Job]) -> None:
         self.name = name
         self.parts = parts
         self.counts = dict.fromkeys(State, 0)
-        self.loose = Line(jobs)
+        self.loose = ReadyJobs(jobs)
         self.waiting: Counter[str] = Counter()
         """Blocked, scheduled and ready jobs by part."""
         self.suspects: Counter[str | None] = Counter()
@@ -166,7 +166,7 @@ class Queue:
         )
 
 
-class Group:
+class GroupRecord:
     def __init__(
         self, id: str, on_failure: OnFailure, then: Mapping[str, tuple[Spec, ...]], now: int
     ) -> None:
@@ -206,7 +206,7 @@ class Group:
         )
 
 
-class Gate(msgspec.Struct, frozen=True):
+class GateRecord(msgspec.Struct, frozen=True):
     """A job waits for a group: for its success, for any end, or (a callback) for one outcome."""
 
     run_anyway: bool
@@ -327,7 +327,7 @@ class Timeline(Generic[K]):
         return ((at, key) for at, keys in self._keys.items() for key in keys if self._alive(at, key))
 
 
-class Line:
+class ReadyJobs:
     """The ready jobs of one part, or those of a queue that have none, by (priority, seq). Suspects have a
     heap of their own, so that a claim that takes none does not walk over them."""
 

@@ -18,17 +18,17 @@ from towpath.core.lifecycle import RETENTION, Jumps
 from towpath.core.limits import reason_after
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
-from towpath.ledger.memory.rows import Gate, Group, Part, Queue, Timeline, Tombstone
+from towpath.ledger.memory.rows import GateRecord, GroupRecord, PartRecord, QueueRecord, Timeline, Tombstone
 
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
-V = TypeVar("V", bool, Gate)
+V = TypeVar("V", bool, GateRecord)
 
 Claims = tuple[tuple[str, int], ...]
 """What is kept of the answer of a claim: (id, fence)."""
 
 
-class Book:
+class MemoryStore:
     """`dirty` is set by every change. `jobs` is in the order of seq, as a job is only ever added at the
     end."""
 
@@ -40,20 +40,20 @@ class Book:
         self.jumps = Jumps()
         self.jobs: dict[int, Job] = {}
         self.seqs: dict[str, int] = {}
-        self.queues: dict[str, Queue] = {}
-        self.active: dict[str, Queue] = {}
+        self.queues: dict[str, QueueRecord] = {}
+        self.active: dict[str, QueueRecord] = {}
         """Every queue with ready or scheduled jobs, and some that had."""
-        self.parts: dict[str, dict[str, Part]] = {}
+        self.parts: dict[str, dict[str, PartRecord]] = {}
         self.idle: set[tuple[str, str]] = set()
         """Every part row that could be swept, and some that could."""
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, GroupRecord] = {}
         self.timed: set[tuple[str, str]] = set()
         """Every part row with a `next_at` to come, and some that had."""
         self.edges_out: dict[int, dict[int, bool]] = {}
         """src -> dst -> run_anyway; `edges_in` is the same by dst, and so are the gates of groups."""
         self.edges_in: dict[int, dict[int, bool]] = {}
-        self.gates_out: dict[str, dict[int, Gate]] = {}
-        self.gates_in: dict[int, dict[str, Gate]] = {}
+        self.gates_out: dict[str, dict[int, GateRecord]] = {}
+        self.gates_in: dict[int, dict[str, GateRecord]] = {}
         """The gates of a group stay after its end, as it may be reopened."""
         self.proxies: dict[str, Proxy] = {}
         """By the id that was refused."""
@@ -85,20 +85,20 @@ class Book:
         seq = self.seqs.get(id)
         return None if seq is None else self.jobs[seq]
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> QueueRecord:
         """The queue's row, made if there is none."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = Queue(name, self.parts.setdefault(name, {}), self.jobs)
+            queue = self.queues[name] = QueueRecord(name, self.parts.setdefault(name, {}), self.jobs)
             self.dirty = True
         return queue
 
-    def part(self, queue: str, name: str) -> Part:
+    def part(self, queue: str, name: str) -> PartRecord:
         """The part's row, made if there is none."""
         parts = self.parts.setdefault(queue, {})
         part = parts.get(name)
         if part is None:
-            part = parts[name] = Part(queue, name, self.jobs)
+            part = parts[name] = PartRecord(queue, name, self.jobs)
         return part
 
     def add(self, jobs: list[Job]) -> None:
@@ -133,7 +133,7 @@ class Book:
             group.tally(old, -1)
             group.tally(new, 1)
 
-    def lend(self, queue: Queue, taken: list[Job], until: int) -> None:
+    def lend(self, queue: QueueRecord, taken: list[Job], until: int) -> None:
         """`put` for a claim: ready jobs of a queue, none of which has a part, that now run until the same
         time."""
         if not taken:
@@ -154,7 +154,7 @@ class Book:
         queue = self.queues[new.queue]
         (queue.loose if new.part is None else queue.parts[new.part].line).put_back(new)
 
-    def put_done(self, queue: Queue, done: Job) -> None:
+    def put_done(self, queue: QueueRecord, done: Job) -> None:
         """`put` for the end of most jobs: one that ran and has neither part nor group."""
         self.dirty = True
         seq = done.seq
@@ -195,7 +195,7 @@ class Book:
         _remove(self.edges_out, src, dst)
         _remove(self.edges_in, dst, src)
 
-    def gate(self, group: str, dst: int, gate: Gate) -> None:
+    def gate(self, group: str, dst: int, gate: GateRecord) -> None:
         self.gates_out.setdefault(group, {})[dst] = gate
         self.gates_in.setdefault(dst, {})[group] = gate
 
@@ -219,7 +219,7 @@ class Book:
         if row.until <= now:
             del self.keys[row.name]
 
-    def set_next(self, part: Part, next_at: int) -> None:
+    def set_next(self, part: PartRecord, next_at: int) -> None:
         """Write a part's `next_at`."""
         earlier = next_at < part.next_at
         part.next_at = next_at
@@ -228,7 +228,7 @@ class Book:
         if earlier and (queue := self.queues.get(part.queue)) is not None:
             queue.rotation.recall(part)
 
-    def _enter(self, queue: Queue, job: Job) -> None:
+    def _enter(self, queue: QueueRecord, job: Job) -> None:
         state = job.state
         queue.counts[state] += 1
         if job.part is not None and state in WAITING:
@@ -256,7 +256,7 @@ class Book:
         if job.expires_at is not None and state in WAITING:
             self.expiries.push(job.expires_at, job.seq)
 
-    def _leave(self, queue: Queue, job: Job) -> None:
+    def _leave(self, queue: QueueRecord, job: Job) -> None:
         state = job.state
         queue.counts[state] -= 1
         if job.part is not None and state in WAITING:
@@ -291,38 +291,38 @@ class Book:
         return row is not None and row.until == at
 
 
-def open_gates(book: Book, seq: int) -> list[str]:
+def open_gates(store: MemoryStore, seq: int) -> list[str]:
     """The groups that a job waits for and that have not ended."""
     return [
-        group for group in book.gates_in.get(seq, ()) if book.groups[group].state is not GroupState.CLOSED
+        group for group in store.gates_in.get(seq, ()) if store.groups[group].state is not GroupState.CLOSED
     ]
 
 
-def put_proxy(book: Book, proxy: Proxy) -> None:
+def put_proxy(store: MemoryStore, proxy: Proxy) -> None:
     """A new proxy, or one that is counted elsewhere or represented by another job now."""
-    book.dirty = True
-    group, old = book.groups[proxy.group], book.proxies.get(proxy.id)
+    store.dirty = True
+    group, old = store.groups[proxy.group], store.proxies.get(proxy.id)
     if old is None:
         group.proxies[proxy.id] = None
         group.total += 1
     else:
         group.count(old.counted, -1)
         if old.job != proxy.job:
-            book.proxies_of[old.job].discard(old.id)
+            store.proxies_of[old.job].discard(old.id)
     group.count(proxy.counted, 1)
-    book.proxies[proxy.id] = proxy
-    book.proxies_of.setdefault(proxy.job, set()).add(proxy.id)
+    store.proxies[proxy.id] = proxy
+    store.proxies_of.setdefault(proxy.job, set()).add(proxy.id)
 
 
-def forget_group(book: Book, id: str) -> None:
-    for refused in book.groups[id].proxies:
-        proxy = book.proxies.pop(refused)
-        book.proxies_of[proxy.job].discard(refused)
-        if not book.proxies_of[proxy.job]:
-            del book.proxies_of[proxy.job]
-    for dst in list(book.gates_out.get(id, ())):
-        book.drop_gate(id, dst)
-    del book.groups[id]
+def forget_group(store: MemoryStore, id: str) -> None:
+    for refused in store.groups[id].proxies:
+        proxy = store.proxies.pop(refused)
+        store.proxies_of[proxy.job].discard(refused)
+        if not store.proxies_of[proxy.job]:
+            del store.proxies_of[proxy.job]
+    for dst in list(store.gates_out.get(id, ())):
+        store.drop_gate(id, dst)
+    del store.groups[id]
 
 
 def _remove(rows: dict[A, dict[B, V]], at: A, other: B) -> None:
@@ -336,25 +336,25 @@ Plan = list[tuple[str, NoteView | None, Noted]]
 """For each note: its key, what will be there (None: nothing), the answer."""
 
 
-def note(book: Book, command: Note, now: int) -> Noted:
-    plan = plan_notes(book, (command,), now)
-    write_notes(book, plan)
+def note(store: MemoryStore, command: Note, now: int) -> Noted:
+    plan = plan_notes(store, (command,), now)
+    write_notes(store, plan)
     for gate in command.gates:
         if isinstance(gate, SetQueue):
-            set_queue(book, gate, now)
+            set_queue(store, gate, now)
         else:
-            set_part(book, gate, now)
+            set_part(store, gate, now)
     return plan[0][2]
 
 
-def plan_notes(book: Book, notes: Iterable[Note], now: int) -> Plan:
+def plan_notes(store: MemoryStore, notes: Iterable[Note], now: int) -> Plan:
     """What notes written one after the other would do; raises `NoteConflict`. Writes nothing."""
     plan: Plan = []
     ahead: dict[str, NoteView | None] = {}
-    version = book.next_version
+    version = store.next_version
     for command in notes:
         key = command.key
-        old = ahead[key] if key in ahead else book.notes.get(key)
+        old = ahead[key] if key in ahead else store.notes.get(key)
         if old is not None and old.expires_at is not None and old.expires_at <= now:
             old = None
         found = old.version if old is not None else 0
@@ -372,21 +372,21 @@ def plan_notes(book: Book, notes: Iterable[Note], now: int) -> Plan:
     return plan
 
 
-def write_notes(book: Book, plan: Plan) -> None:
+def write_notes(store: MemoryStore, plan: Plan) -> None:
     for key, new, _ in plan:
-        book.dirty = True
+        store.dirty = True
         if new is None:
-            book.notes.pop(key, None)
+            store.notes.pop(key, None)
             continue
-        book.next_version = new.version + 1
-        book.notes[key] = new
+        store.next_version = new.version + 1
+        store.notes[key] = new
         if new.expires_at is not None:
-            book.note_ends.push(new.expires_at, key)
+            store.note_ends.push(new.expires_at, key)
 
 
-def set_queue(book: Book, command: SetQueue, now: int) -> QueueSet:
-    queue = book.queue(command.queue)
-    book.dirty = True
+def set_queue(store: MemoryStore, command: SetQueue, now: int) -> QueueSet:
+    queue = store.queue(command.queue)
+    store.dirty = True
     queue.why = reason_after(queue.why, queue.paused, command.paused, command.why)
     for field in ("paused", "capacity", "cap", "rate", "retention", "keep"):
         if (value := getattr(command, field)) is not UNSET:
@@ -396,16 +396,16 @@ def set_queue(book: Book, command: SetQueue, now: int) -> QueueSet:
     return QueueSet(command.queue)
 
 
-def set_part(book: Book, command: SetPart, now: int) -> QueueSet:
-    part = book.part(command.queue, command.part)
-    book.dirty = True
+def set_part(store: MemoryStore, command: SetPart, now: int) -> QueueSet:
+    part = store.part(command.queue, command.part)
+    store.dirty = True
     part.configured = True
     part.why = reason_after(part.why, part.paused, command.paused, command.why)
     for field in ("paused", "cap", "rate", "weight", "capacity", "append_rate"):
         if (value := getattr(command, field)) is not UNSET:
             setattr(part, field, value)
     if command.not_before is not UNSET:
-        book.set_next(part, command.not_before)
-    if (queue := book.queues.get(command.queue)) is not None:
+        store.set_next(part, command.not_before)
+    if (queue := store.queues.get(command.queue)) is not None:
         queue.rotation.offer(part)
     return QueueSet(command.queue, command.part)

@@ -37,36 +37,36 @@ from towpath.core.lifecycle import (
 )
 from towpath.ledger.memory.append import downstream
 from towpath.ledger.memory.claim import wake
-from towpath.ledger.memory.rows import Group, Queue
-from towpath.ledger.memory.settle import Finishing, expire, hold
-from towpath.ledger.memory.store import Book, forget_group, open_gates, put_proxy
+from towpath.ledger.memory.rows import GroupRecord, QueueRecord
+from towpath.ledger.memory.settle import EndCascade, expire, hold
+from towpath.ledger.memory.store import MemoryStore, forget_group, open_gates, put_proxy
 
 
-def upkeep(book: Book, command: Upkeep, now: int) -> Upkept:
+def upkeep(store: MemoryStore, command: Upkeep, now: int) -> Upkept:
     left = command.limit
-    left -= (reaped := _reap(book, command.dead, now, left))
-    left -= (expired := expire(book, now, left))
-    left -= (woken := _wake(book, now, left))
-    left -= (purged := _purge(book, now, left))
-    left -= (swept := _sweep(book, now, left))
-    return Upkept(reaped, expired, woken, purged, swept, left < 1, _next_due(book, now))
+    left -= (reaped := _reap(store, command.dead, now, left))
+    left -= (expired := expire(store, now, left))
+    left -= (woken := _wake(store, now, left))
+    left -= (purged := _purge(store, now, left))
+    left -= (swept := _sweep(store, now, left))
+    return Upkept(reaped, expired, woken, purged, swept, left < 1, _next_due(store, now))
 
 
-def _reap(book: Book, dead: Sequence[str], now: int, limit: int) -> int:
+def _reap(store: MemoryStore, dead: Sequence[str], now: int, limit: int) -> int:
     """First the jobs of dead owners, then those whose lease is over."""
-    orphans = [job for seq in sorted(book.leases) if (job := book.jobs[seq]).owner in dead] if dead else []
-    reaped = _lose(book, orphans[:limit], now)
-    late = sorted((until, seq) for seq, until in book.leases.items() if until < now)
-    lost = [book.jobs[seq] for until, seq in late if not _spared(book, until, seq, now)]
-    return reaped + _lose(book, lost[: limit - reaped], now)
+    orphans = [job for seq in sorted(store.leases) if (job := store.jobs[seq]).owner in dead] if dead else []
+    reaped = _lose(store, orphans[:limit], now)
+    late = sorted((until, seq) for seq, until in store.leases.items() if until < now)
+    lost = [store.jobs[seq] for until, seq in late if not _spared(store, until, seq, now)]
+    return reaped + _lose(store, lost[: limit - reaped], now)
 
 
-def _lose(book: Book, lost: Sequence[Job], now: int) -> int:
+def _lose(store: MemoryStore, lost: Sequence[Job], now: int) -> int:
     ended: dict[State, list[int]] = {State.FAILED: [], State.CANCELED: []}
     for job in lost:
         change = lose(job, now)
         if change.state in FINISHED:
-            book.put(job, replace(job, losses=change.losses))
+            store.put(job, replace(job, losses=change.losses))
             ended[change.state].append(job.seq)
         else:
             ready_at = job.ready_at if change.ready_at is None else change.ready_at
@@ -78,109 +78,109 @@ def _lose(book: Book, lost: Sequence[Job], now: int) -> int:
                 owner=None,
                 lease_until=None,
             )
-            book.put(job, replace(back, ready_at=ready_at))
-            hold(book, job.seq)
-    finishing = Finishing(book, now)
+            store.put(job, replace(back, ready_at=ready_at))
+            hold(store, job.seq)
+    finishing = EndCascade(store, now)
     finishing.add(ended[State.FAILED], State.FAILED, Reason.LOST)
     finishing.add(ended[State.CANCELED], State.CANCELED, None)
     finishing.run()
     return len(lost)
 
 
-def _wake(book: Book, now: int, limit: int) -> int:
+def _wake(store: MemoryStore, now: int, limit: int) -> int:
     left = limit
-    for name in sorted(book.active):
-        left -= wake(book, book.active[name], now, left)
+    for name in sorted(store.active):
+        left -= wake(store, store.active[name], now, left)
     return limit - left
 
 
-def _purge(book: Book, now: int, limit: int) -> int:
+def _purge(store: MemoryStore, now: int, limit: int) -> int:
     left = limit
-    queues = [book.queues[name] for name in sorted(book.queues)]
+    queues = [store.queues[name] for name in sorted(store.queues)]
     for queue in queues:
         for seq in queue.purges.take(now, left):
-            book.delete(book.jobs[seq], now)
+            store.delete(store.jobs[seq], now)
             left -= 1
     for queue in queues:
         for _ in range(min(left, _above(queue))):
             oldest = queue.purges.pop()
             assert oldest is not None
-            book.delete(book.jobs[oldest[1]], now)
+            store.delete(store.jobs[oldest[1]], now)
             left -= 1
     return limit - left
 
 
-def _above(queue: Queue) -> int:
+def _above(queue: QueueRecord) -> int:
     """How many done and canceled jobs the queue has above what it keeps."""
     keep = KEEP if queue.keep is None else queue.keep
     return max(0, queue.counts[State.DONE] + queue.counts[State.CANCELED] - keep)
 
 
-def _sweep(book: Book, now: int, limit: int) -> int:
+def _sweep(store: MemoryStore, now: int, limit: int) -> int:
     left = limit
-    for id in book.tombstone_ends.take(now, left):
-        del book.tombstones[id]
+    for id in store.tombstone_ends.take(now, left):
+        del store.tombstones[id]
         left -= 1
-    for token in book.reply_ends.take(now, left):
-        del book.replies[token]
+    for token in store.reply_ends.take(now, left):
+        del store.replies[token]
         left -= 1
-    for key in book.note_ends.take(now, left):
-        del book.notes[key]
+    for key in store.note_ends.take(now, left):
+        del store.notes[key]
         left -= 1
-    for name in book.key_ends.take(now, left):
-        _close_window(book, name)
+    for name in store.key_ends.take(now, left):
+        _close_window(store, name)
         left -= 1
-    left -= _sweep_parts(book, now, left)
-    left -= _sweep_groups(book, now, left)
-    book.dirty = book.dirty or left < limit
+    left -= _sweep_parts(store, now, left)
+    left -= _sweep_groups(store, now, left)
+    store.dirty = store.dirty or left < limit
     return limit - left
 
 
-def _close_window(book: Book, name: KeyName) -> None:
+def _close_window(store: MemoryStore, name: KeyName) -> None:
     """The window of a key is over: it is held by an unfinished job only."""
-    row = book.keys[name]
-    holder = book.jobs.get(row.seq)
+    row = store.keys[name]
+    holder = store.jobs.get(row.seq)
     if holder is None or holder.state in FINISHED:
-        del book.keys[name]
+        del store.keys[name]
     else:
-        book.keys[name] = replace(row, until=0)
+        store.keys[name] = replace(row, until=0)
 
 
-def _sweep_groups(book: Book, now: int, limit: int) -> int:
+def _sweep_groups(store: MemoryStore, now: int, limit: int) -> int:
     """Closed groups go some time after their last member."""
     count, kept = 0, []
-    while count < limit and (entry := book.group_ends.pop(now)) is not None:
-        if book.groups[entry[1]].members:
+    while count < limit and (entry := store.group_ends.pop(now)) is not None:
+        if store.groups[entry[1]].members:
             kept.append(entry)
         else:
-            forget_group(book, entry[1])
+            forget_group(store, entry[1])
             count += 1
     for at, id in kept:
-        book.group_ends.push(at, id)
+        store.group_ends.push(at, id)
     return count
 
 
-def _sweep_parts(book: Book, now: int, limit: int) -> int:
+def _sweep_parts(store: MemoryStore, now: int, limit: int) -> int:
     count = 0
-    for queue, name in sorted(book.idle):
-        part = book.parts[queue][name]
+    for queue, name in sorted(store.idle):
+        part = store.parts[queue][name]
         if part.line.ready or part.running or part.configured:
-            book.idle.discard((queue, name))
+            store.idle.discard((queue, name))
         elif part.next_at <= now and count < limit:
-            book.idle.discard((queue, name))
-            del book.parts[queue][name]
+            store.idle.discard((queue, name))
+            del store.parts[queue][name]
             count += 1
     return count
 
 
-def _next_due(book: Book, now: int) -> int | None:
-    return min(_times(book, now), default=None)
+def _next_due(store: MemoryStore, now: int) -> int | None:
+    return min(_times(store, now), default=None)
 
 
-def _times(book: Book, now: int) -> Iterator[int]:
-    if (at := _next_reap(book, now)) is not None:
+def _times(store: MemoryStore, now: int) -> Iterator[int]:
+    if (at := _next_reap(store, now)) is not None:
         yield at
-    for queue in book.queues.values():
+    for queue in store.queues.values():
         if _above(queue):
             yield now
         if queue.next_at > now and queue.counts[State.READY]:
@@ -188,49 +188,49 @@ def _times(book: Book, now: int) -> Iterator[int]:
         for at in (queue.scheduled.first(), queue.purges.first()):
             if at is not None:
                 yield at
-    for timeline in (book.expiries, book.tombstone_ends, book.reply_ends, book.note_ends, book.key_ends):
+    for timeline in (store.expiries, store.tombstone_ends, store.reply_ends, store.note_ends, store.key_ends):
         if (at := timeline.first()) is not None:
             yield at
-    yield from _part_times(book, now)
+    yield from _part_times(store, now)
 
 
-def _part_times(book: Book, now: int) -> Iterator[int]:
-    for queue, name in list(book.timed):
-        part = book.parts[queue].get(name)
-        if part is None or part.next_at <= book.last:
-            book.timed.discard((queue, name))
+def _part_times(store: MemoryStore, now: int) -> Iterator[int]:
+    for queue, name in list(store.timed):
+        part = store.parts[queue].get(name)
+        if part is None or part.next_at <= store.last:
+            store.timed.discard((queue, name))
         elif part.next_at > now and part.line.ready:
             yield part.next_at
 
 
-def _next_reap(book: Book, now: int) -> int | None:
+def _next_reap(store: MemoryStore, now: int) -> int | None:
     """A lease is past once its last microsecond is over, and not before the grace after a jump is."""
-    return min((_reap_time(book, until, seq, now) for seq, until in book.leases.items()), default=None)
+    return min((_reap_time(store, until, seq, now) for seq, until in store.leases.items()), default=None)
 
 
-def _reap_time(book: Book, until: int, seq: int, now: int) -> int:
-    if not _spared(book, until, seq, now):
+def _reap_time(store: MemoryStore, until: int, seq: int, now: int) -> int:
+    if not _spared(store, until, seq, now):
         return until + 1
-    return max(until + 1, book.jumps.until(_lease_len(book, seq), until))
+    return max(until + 1, store.jumps.until(_lease_len(store, seq), until))
 
 
-def _spared(book: Book, until: int, seq: int, now: int) -> bool:
-    return book.jumps.spares(_lease_len(book, seq), until, now)
+def _spared(store: MemoryStore, until: int, seq: int, now: int) -> bool:
+    return store.jumps.spares(_lease_len(store, seq), until, now)
 
 
-def _lease_len(book: Book, seq: int) -> int:
-    lease_len = book.jobs[seq].lease_len
+def _lease_len(store: MemoryStore, seq: int) -> int:
+    lease_len = store.jobs[seq].lease_len
     assert lease_len is not None
     return lease_len
 
 
-def hasten(book: Book, command: Hasten, now: int) -> Hastened:
+def hasten(store: MemoryStore, command: Hasten, now: int) -> Hastened:
     found = [
         job
-        for name in sorted(book.queues)
+        for name in sorted(store.queues)
         if checks.matches(command.queue, name)
-        for line in (book.queues[name].loose, *(part.line for part in book.queues[name].parts.values()))
-        for job in {seq: book.jobs[seq] for _, seq in line}.values()
+        for line in (store.queues[name].loose, *(part.line for part in store.queues[name].parts.values()))
+        for job in {seq: store.jobs[seq] for _, seq in line}.values()
         if job.priority > command.priority and job.ready_at <= now - command.waited
     ]
     found.sort(
@@ -244,7 +244,7 @@ def hasten(book: Book, command: Hasten, now: int) -> Hastened:
         )
     )
     for job in found[: command.limit]:
-        book.hasten(replace(job, priority=command.priority))
+        store.hasten(replace(job, priority=command.priority))
     return Hastened(min(len(found), command.limit), len(found) > command.limit)
 
 
@@ -252,61 +252,61 @@ DEAD = frozenset({State.FAILED, State.CANCELED})
 UNFINISHED = frozenset(State) - FINISHED
 
 
-def cancel(book: Book, command: Cancel, now: int) -> Canceled:
-    jobs, more = _selected(book, command, UNFINISHED)
+def cancel(store: MemoryStore, command: Cancel, now: int) -> Canceled:
+    jobs, more = _selected(store, command, UNFINISHED)
     waiting = [job.seq for job in jobs if job.state in WAITING]
     asked = [job for job in jobs if job.state is State.RUNNING]
     for job in asked:
-        book.put(job, replace(job, cancel_requested=Reason.REQUESTED))
-    finishing = Finishing(book, now)
+        store.put(job, replace(job, cancel_requested=Reason.REQUESTED))
+    finishing = EndCascade(store, now)
     finishing.add(waiting, State.CANCELED, Reason.REQUESTED)
     finishing.run()
     return Canceled(len(waiting), len(asked), more)
 
 
-def purge(book: Book, command: Purge, now: int) -> Purged:
-    jobs, more = _selected(book, command, FINISHED)
+def purge(store: MemoryStore, command: Purge, now: int) -> Purged:
+    jobs, more = _selected(store, command, FINISHED)
     for job in jobs:
-        book.delete(job, now)
+        store.delete(job, now)
     return Purged(len(jobs), more)
 
 
-def revive(book: Book, command: Revive, now: int) -> Revived:
-    jobs, more = _selected(book, command, frozenset(State) if command.where.ids else DEAD)
+def revive(store: MemoryStore, command: Revive, now: int) -> Revived:
+    jobs, more = _selected(store, command, frozenset(State) if command.where.ids else DEAD)
     jobs.sort(key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq))
     count = 0
     refused: dict[int, tuple[str, str]] = {}
     for job in jobs:
-        if book.jobs[job.seq] is not job:
+        if store.jobs[job.seq] is not job:
             # It came back with one that it needs.
             continue
-        if (why := _why_not(book, job)) is not None:
+        if (why := _why_not(store, job)) is not None:
             refused[job.seq] = job.id, why
         else:
-            count += _revive_with_dependents(book, job, now)
+            count += _revive_with_dependents(store, job, now)
     return Revived(count, tuple([refused[seq] for seq in sorted(refused)]), more)
 
 
 def _selected(
-    book: Book, command: Cancel | Revive | Purge, states: Container[State]
+    store: MemoryStore, command: Cancel | Revive | Purge, states: Container[State]
 ) -> tuple[list[Job], bool]:
     where = command.where
-    found = (job for job in _candidates(book, where) if job.state in states and _matches(where, job))
+    found = (job for job in _candidates(store, where) if job.state in states and _matches(where, job))
     if isinstance(command, Cancel):
         found = (job for job in found if job.state is not State.RUNNING or job.cancel_requested is None)
     jobs = list(islice(found, command.limit + 1))
     return jobs[: command.limit], len(jobs) > command.limit
 
 
-def _candidates(book: Book, where: Selector) -> Iterator[Job]:
+def _candidates(store: MemoryStore, where: Selector) -> Iterator[Job]:
     if where.ids:
         return iter(
-            [book.jobs[seq] for seq in sorted({book.seqs[id] for id in where.ids if id in book.seqs})]
+            [store.jobs[seq] for seq in sorted({store.seqs[id] for id in where.ids if id in store.seqs})]
         )
     if where.group is not None:
-        group = book.groups.get(where.group)
-        return iter([]) if group is None else (book.jobs[seq] for seq in group.members)
-    return iter(book.jobs.values())
+        group = store.groups.get(where.group)
+        return iter([]) if group is None else (store.jobs[seq] for seq in group.members)
+    return iter(store.jobs.values())
 
 
 def _matches(where: Selector, job: Job) -> bool:
@@ -325,88 +325,88 @@ def _matches(where: Selector, job: Job) -> bool:
     )
 
 
-def _why_not(book: Book, job: Job) -> str | None:
+def _why_not(store: MemoryStore, job: Job) -> str | None:
     if job.state not in DEAD:
         return f"it is {job.state}"
     if job.reason is Reason.SUPERSEDED:
         return "superseded"
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
-        row = book.keys.get((namespace(job.queue), job.key))
-        holder = None if row is None else book.jobs.get(row.seq)
+        row = store.keys.get((namespace(job.queue), job.key))
+        holder = None if row is None else store.jobs.get(row.seq)
         if holder is not None and holder.seq != job.seq and holder.state not in FINISHED:
             return f"its key is held by {holder.id}"
-    if job.group is not None and book.groups[job.group].state is GroupState.ABORTING:
+    if job.group is not None and store.groups[job.group].state is GroupState.ABORTING:
         return f"group {job.group} is aborting"
-    for src, run_anyway in sorted(book.edges_in.get(job.seq, {}).items()):
-        if not run_anyway and (needed := book.jobs[src]).state in DEAD:
+    for src, run_anyway in sorted(store.edges_in.get(job.seq, {}).items()):
+        if not run_anyway and (needed := store.jobs[src]).state in DEAD:
             return dead_dependency(needed.id, needed.state)
-    for id, gate in sorted(book.gates_in.get(job.seq, {}).items()):
-        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+    for id, gate in sorted(store.gates_in.get(job.seq, {}).items()):
+        if (outcome := store.groups[id].outcome) is not None and not gate.met(outcome):
             if gate.outcome is not None:
                 return other_outcome(id, outcome, gate.outcome)
-            if (first := _dead_member(book, id)) is not None:
+            if (first := _dead_member(store, id)) is not None:
                 return dead_group(id, outcome, first)
-    return _cycle(book, job)
+    return _cycle(store, job)
 
 
-def _dead_member(book: Book, group: str) -> str | None:
+def _dead_member(store: MemoryStore, group: str) -> str | None:
     """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
-    row = book.groups[group]
-    proxied = [book.jobs[seq] for id in row.proxies if (seq := book.proxies[id].job) in book.jobs]
-    members = [*(book.jobs[seq] for seq in row.members), *proxied]
+    row = store.groups[group]
+    proxied = [store.jobs[seq] for id in row.proxies if (seq := store.proxies[id].job) in store.jobs]
+    members = [*(store.jobs[seq] for seq in row.members), *proxied]
     dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
     return min(dead, key=lambda job: (job.state is not State.FAILED, job.seq)).id if dead else None
 
 
-def _groups_of(book: Book, job: Job) -> set[str]:
+def _groups_of(store: MemoryStore, job: Job) -> set[str]:
     """The groups that a revived job is counted in."""
-    found = {book.proxies[id].group for id in book.proxies_of.get(job.seq, ())}
-    found -= {id for id in found if book.groups[id].state is GroupState.ABORTING}
+    found = {store.proxies[id].group for id in store.proxies_of.get(job.seq, ())}
+    found -= {id for id in found if store.groups[id].state is GroupState.ABORTING}
     return found if job.group is None else found | {job.group}
 
 
-def _cycle(book: Book, job: Job) -> str | None:
+def _cycle(store: MemoryStore, job: Job) -> str | None:
     """Would the job wait for something that waits for one of its groups?"""
-    groups = _groups_of(book, job)
+    groups = _groups_of(store, job)
     waited = {
-        book.jobs[src].id for src in book.edges_in.get(job.seq, ()) if book.jobs[src].state not in FINISHED
+        store.jobs[src].id for src in store.edges_in.get(job.seq, ()) if store.jobs[src].state not in FINISHED
     }
     waited |= {
-        node(id) for id in book.gates_in.get(job.seq, ()) if id in groups or book.groups[id].outcome is None
+        node(id) for id in store.gates_in.get(job.seq, ()) if id in groups or store.groups[id].outcome is None
     }
     for group in sorted(groups if waited else ()):
-        if both := waited & {*downstream(book, node(group)), node(group)}:
+        if both := waited & {*downstream(store, node(group)), node(group)}:
             return waits_in_a_circle(min(both), group)
     return None
 
 
-def _revive_with_dependents(book: Book, job: Job, now: int) -> int:
+def _revive_with_dependents(store: MemoryStore, job: Job, now: int) -> int:
     """Revive a job and, level by level, what ended only because of it; how many came back."""
-    needing = _revive(book, job, now)
+    needing = _revive(store, job, now)
     count = 1
     while needing:
         level, needing = sorted(needing), set()
         for seq in level:
-            dependent = book.jobs[seq]
+            dependent = store.jobs[seq]
             if (
                 dependent.state in DEAD
                 and dependent.reason is Reason.DEPENDENCY
-                and _why_not(book, dependent) is None
+                and _why_not(store, dependent) is None
             ):
-                needing |= _revive(book, dependent, now)
+                needing |= _revive(store, dependent, now)
                 count += 1
     return count
 
 
-def _revive(book: Book, job: Job, now: int) -> set[int]:
+def _revive(store: MemoryStore, job: Job, now: int) -> set[int]:
     """The jobs that may have ended only because of it."""
-    for id, gate in list(book.gates_in.get(job.seq, {}).items()):
-        if (outcome := book.groups[id].outcome) is not None and not gate.met(outcome):
+    for id, gate in list(store.gates_in.get(job.seq, {}).items()):
+        if (outcome := store.groups[id].outcome) is not None and not gate.met(outcome):
             # All because of which the group ended badly is deleted.
-            book.drop_gate(id, job.seq)
-    waits = sum(book.jobs[src].state not in FINISHED for src in book.edges_in.get(job.seq, ()))
-    waits += len(open_gates(book, job.seq))
-    if job.group is not None and book.groups[job.group].state is GroupState.OPEN:
+            store.drop_gate(id, job.seq)
+    waits = sum(store.jobs[src].state not in FINISHED for src in store.edges_in.get(job.seq, ()))
+    waits += len(open_gates(store, job.seq))
+    if job.group is not None and store.groups[job.group].state is GroupState.OPEN:
         waits += 1
     new = replace(
         job,
@@ -420,40 +420,40 @@ def _revive(book: Book, job: Job, now: int) -> set[int]:
         expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
         waits=waits,
     )
-    book.put(job, new)
+    store.put(job, new)
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
-        book.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
-    for dst in list(book.edges_out.get(job.seq, ())):
-        if book.jobs[dst].state not in FINISHED:
-            book.unlink(job.seq, dst)
-    needing = {dst for dst, run_anyway in book.edges_out.get(job.seq, {}).items() if not run_anyway}
-    for proxy in [book.proxies[id] for id in sorted(book.proxies_of.get(job.seq, ()))]:
-        if proxy.counted != "unfinished" and book.groups[proxy.group].state is not GroupState.ABORTING:
-            put_proxy(book, replace(proxy, counted="unfinished"))
-    for group in sorted(_groups_of(book, new)):
-        if book.groups[group].state is GroupState.CLOSED:
-            needing |= _reopen(book, book.groups[group])
+        store.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
+    for dst in list(store.edges_out.get(job.seq, ())):
+        if store.jobs[dst].state not in FINISHED:
+            store.unlink(job.seq, dst)
+    needing = {dst for dst, run_anyway in store.edges_out.get(job.seq, {}).items() if not run_anyway}
+    for proxy in [store.proxies[id] for id in sorted(store.proxies_of.get(job.seq, ()))]:
+        if proxy.counted != "unfinished" and store.groups[proxy.group].state is not GroupState.ABORTING:
+            put_proxy(store, replace(proxy, counted="unfinished"))
+    for group in sorted(_groups_of(store, new)):
+        if store.groups[group].state is GroupState.CLOSED:
+            needing |= _reopen(store, store.groups[group])
     return needing
 
 
-def _reopen(book: Book, group: Group) -> set[int]:
+def _reopen(store: MemoryStore, group: GroupRecord) -> set[int]:
     """A group that has ended waits again. What it woke and what has not begun waits again too; the jobs that
     may have ended only because of its outcome."""
     group.state, group.outcome, group.closed_at = GroupState.SEALED, None, None
-    for proxy in [book.proxies[id] for id in group.proxies]:
-        winner = book.jobs.get(proxy.job)
+    for proxy in [store.proxies[id] for id in group.proxies]:
+        winner = store.jobs.get(proxy.job)
         counted = proxy.counted if winner is None else counter_of(winner.state, winner.reason)
         if (
             winner is not None
             and counted != proxy.counted
-            and winner.id not in downstream(book, node(group.id))
+            and winner.id not in downstream(store, node(group.id))
         ):
-            put_proxy(book, replace(proxy, counted=counted))
+            put_proxy(store, replace(proxy, counted=counted))
     found: set[int] = set()
-    for dst, gate in list(book.gates_out.get(group.id, {}).items()):
-        job = book.jobs[dst]
+    for dst, gate in list(store.gates_out.get(group.id, {}).items()):
+        job = store.jobs[dst]
         if job.state in WAITING:
-            book.put(
+            store.put(
                 job,
                 replace(
                     job,
@@ -463,7 +463,7 @@ def _reopen(book: Book, group: Group) -> set[int]:
                 ),
             )
         elif job.state is State.RUNNING:
-            book.drop_gate(group.id, dst)
+            store.drop_gate(group.id, dst)
         elif job.reason is Reason.DEPENDENCY and not gate.run_anyway:
             found.add(dst)
     return found

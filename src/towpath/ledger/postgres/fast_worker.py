@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 
 from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want
-from towpath.core.job import DONE, Job
-from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import DONE, ClaimedJob, Job
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer

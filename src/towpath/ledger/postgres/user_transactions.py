@@ -27,9 +27,9 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
 from towpath.core.admission import (
-    Facts,
+    AppendFacts,
     GroupFact,
-    Holder,
+    KeyHolder,
     Known,
     Place,
     Quota,
@@ -178,7 +178,7 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits)
         ((first, last),) = yield named("user_seqs", str(len(specs)).encode())
         if last - first == len(specs) - 1:
             break
-    admission = admit(specs, Facts(rooms=limits.rooms, quotas=limits.quotas), now, first)
+    admission = admit(specs, AppendFacts(rooms=limits.rooms, quotas=limits.quotas), now, first)
     added: Rows = yield named("insert_jobs", *insert_args(admission.jobs, count=True))
     if len(added) == len(admission.jobs):
         return admission.answers
@@ -202,7 +202,7 @@ def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, i
 def _store_in_inbox(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits) -> Steps:
     """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in
     the inbox."""
-    facts: Facts = yield lambda db: _seen(db, specs, limits)
+    facts: AppendFacts = yield lambda db: _seen(db, specs, limits)
     needed = {after.id for spec in specs for after in spec.after if not after.group} - {
         spec.id for spec in specs
     }
@@ -222,7 +222,7 @@ def _store_in_inbox(named: Named, specs: Sequence[Spec], now: int, limits: Appen
     )
 
 
-def _seen(db: PostgresDb, specs: Sequence[Spec], limits: AppendLimits) -> Facts:
+def _seen(db: PostgresDb, specs: Sequence[Spec], limits: AppendLimits) -> AppendFacts:
     ids = {spec.id for spec in specs} | {
         after.id for spec in specs for after in spec.after if not after.group
     }
@@ -238,10 +238,10 @@ def _seen(db: PostgresDb, specs: Sequence[Spec], limits: AppendLimits) -> Facts:
         found.setdefault(id, Known(id, seq, holding or State.DONE, gone=holding is None))
     for alias in [each.alias for each in found.values() if each.alias is not None]:
         found.setdefault(alias, Known(alias, 0, State.DONE, gone=True))
-    return Facts(
+    return AppendFacts(
         known=found,
         holders={
-            (space, key): Holder(id, seq, state, until, runner)
+            (space, key): KeyHolder(id, seq, state, until, runner)
             for space, key, id, seq, state, until, runner in holders
         },
         groups={

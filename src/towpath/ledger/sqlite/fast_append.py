@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from towpath.core.admission import new_job
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Placed
-from towpath.core.job import READY, RUNNING, Spec
-from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import READY, RUNNING, ClaimedJob, Spec
 from towpath.core.lanes import narrowed
 from towpath.ledger import Answer
 from towpath.ledger.sqlite import rows as jobs

@@ -11,9 +11,9 @@ import msgspec
 
 from towpath.core.admission import (
     Admission,
-    Facts,
+    AppendFacts,
     GroupFact,
-    Holder,
+    KeyHolder,
     KeyName,
     Known,
     Origin,
@@ -91,7 +91,7 @@ class Decision(NamedTuple):
     """The admission of an append if its jobs are numbered from `base` on."""
 
     specs: Sequence[Spec]
-    facts: Facts
+    facts: AppendFacts
     origin: Origin | None
     base: int
     admission: Admission
@@ -101,7 +101,7 @@ def decide(tx: Transaction, specs: Sequence[Spec], origin: Origin | None) -> Dec
     return _decided(tx, specs, gather(tx, specs), origin)
 
 
-def _decided(tx: Transaction, specs: Sequence[Spec], facts: Facts, origin: Origin | None) -> Decision:
+def _decided(tx: Transaction, specs: Sequence[Spec], facts: AppendFacts, origin: Origin | None) -> Decision:
     admission = admit(specs, facts, tx.now, tx.next_seq, origin)
     return Decision(specs, facts, origin, tx.next_seq, admission)
 
@@ -115,7 +115,7 @@ def _numbered(tx: Transaction, decision: Decision) -> Admission:
     return admission
 
 
-def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
+def _independent(specs: Sequence[Spec], facts: AppendFacts) -> bool:
     """Whether the specs of several commands can be admitted together because none can be refused."""
     if facts.known or facts.quotas or any(room.capacity is not None for room in facts.rooms.values()):
         return False
@@ -124,7 +124,7 @@ def _independent(specs: Sequence[Spec], facts: Facts) -> bool:
     return plain(specs)
 
 
-def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
+def gather(tx: Transaction, specs: Sequence[Spec]) -> AppendFacts:
     queues = {spec.queue for spec in specs}
     tx.load_queues(queues)
     tx.hold_queues([name for name in queues if tx.queues[name].capacity is not None])
@@ -136,7 +136,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
     ids = {spec.id for spec in specs}
     quotas = _quotas(tx, places_of(specs)) if tx.quotas else {}
     if not related:
-        return Facts(known=_known(tx, ids), rooms=rooms, quotas=quotas)
+        return AppendFacts(known=_known(tx, ids), rooms=rooms, quotas=quotas)
     tx.hold_relations()
     ids.update(after.id for spec in related for after in spec.after if not after.group)
     groups = {spec.group for spec in related if spec.group is not None}
@@ -150,7 +150,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> Facts:
         if holder.id not in ids
     }
     ids.update(holder.id for holder in holders.values())
-    return Facts(
+    return AppendFacts(
         known=known | _known(tx, ids, proxied=bool(holders)),
         holders=holders,
         groups=_group_facts(tx, groups),
@@ -220,12 +220,13 @@ class _HolderRow(NamedTuple):
     runner: int | None
 
 
-def _holders(tx: Transaction, keys: set[KeyName]) -> dict[KeyName, Holder]:
+def _holders(tx: Transaction, keys: set[KeyName]) -> dict[KeyName, KeyHolder]:
     if not keys:
         return {}
     found = tx.db.rows("key_holders", (array(keys),), _HolderRow)
     return {
-        (row.namespace, row.key): Holder(row.id, row.seq, row.state, row.until, row.runner) for row in found
+        (row.namespace, row.key): KeyHolder(row.id, row.seq, row.state, row.until, row.runner)
+        for row in found
     }
 
 

@@ -10,10 +10,9 @@ import msgspec
 
 from towpath.core.checks import matches
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import READY, RUNNING, SUSPECT, Job, State
-from towpath.core.job import Claim as ClaimedJob
+from towpath.core.job import READY, RUNNING, SUSPECT, ClaimedJob, Job, State
 from towpath.core.lanes import narrowed
-from towpath.core.limits import Pick, Turn, passed_over, permits, share, spend
+from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import PartRow, QueueRow, Transaction, is_limited
@@ -109,11 +108,11 @@ def _candidates_of(tx: Transaction, command: Claim, row: QueueRow, want: Want) -
         found = _fetch(tx, command, row, {None: room}, most)[None] if row.loose else []
         return _QueueCandidates(row, found[:room], [])
     turns = [
-        Turn(part.name, part.served, part.weight, _room(part, tx.now, room, hidden.get(part.name, 0)))
+        PartTurn(part.name, part.served, part.weight, _room(part, tx.now, room, hidden.get(part.name, 0)))
         for part in parts
     ]
     if loose := row.loose - hidden.get(None, 0):
-        turns.append(Turn(None, row.served, 1, loose))
+        turns.append(PartTurn(None, row.served, 1, loose))
     return _rotate(tx, command, row, share(turns, row.clock, room), most)
 
 

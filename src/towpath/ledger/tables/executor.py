@@ -35,8 +35,7 @@ from towpath.core.commands import (
     Upkeep,
     token_of,
 )
-from towpath.core.job import Claim as ClaimedJob
-from towpath.core.job import Spec, State
+from towpath.core.job import ClaimedJob, Spec, State
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
 from towpath.ledger.tables import append, settings, settle, upkeep

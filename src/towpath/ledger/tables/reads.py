@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from towpath.core.checks import storable
 from towpath.core.commands import Selector
-from towpath.core.explain import AHEAD, SHOWN, Explanation, Facts, explain
+from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
 from towpath.core.job import Job, Reason, State
 from towpath.core.views import (
     Counts,
@@ -207,7 +207,7 @@ def explain_job(db: Db, id: str, now: int) -> Explanation:
     if job.reason is Reason.REFUSED:
         db.fill([job])
     (queue,) = db.rows("queues_by_name", (array([job.queue]),), QueueRow)
-    facts = Facts(job=job, queue=queue_view(queue, None))
+    facts = JobFacts(job=job, queue=queue_view(queue, None))
     if job.state is State.BLOCKED:
         facts.open_jobs = tuple(db.rows("open_dependencies", (job.seq, SHOWN), str))
         facts.open_groups = tuple(db.rows("open_groups", (job.seq, SHOWN), str))
@@ -219,7 +219,7 @@ def explain_job(db: Db, id: str, now: int) -> Explanation:
     return explain(facts, now)
 
 
-def _add_gates(db: Db, facts: Facts, job: Job, queue: QueueRow) -> None:
+def _add_gates(db: Db, facts: JobFacts, job: Job, queue: QueueRow) -> None:
     part = None
     if job.part is not None:
         part = next(iter(db.rows("parts_by_name", (array([(job.queue, job.part)]),), PartRow)), None)

@@ -15,13 +15,13 @@ from towpath.core.job import (
     FINISHED,
     RUNNING,
     Done,
-    Fail,
+    FailOutcome,
     Job,
     Outcome,
     Reason,
     Refuse,
     Release,
-    Retry,
+    RetryOutcome,
     State,
     Stop,
 )
@@ -161,7 +161,7 @@ def _is_last(tx: Transaction, group: str) -> bool:
 def _bodies(job: Settling, outcome: Outcome) -> list[Body]:
     if type(outcome) is Done:
         return [] if outcome.result is None else [(job.seq, RESULT, outcome.result)]
-    if isinstance(outcome, Retry | Refuse | Fail | Stop) and outcome.error is not None:
+    if isinstance(outcome, RetryOutcome | Refuse | FailOutcome | Stop) and outcome.error is not None:
         return [(job.seq, ERROR, outcome.error.encode())]
     return []
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from towpath.core.checks import matches
 from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
 from towpath.core.commands import Claim as ClaimCommand
-from towpath.core.job import SUSPECT, Claim, Job, Release
+from towpath.core.job import SUSPECT, ClaimedJob, Job, Release
 from towpath.errors import TowpathError
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import Reply
@@ -29,7 +29,7 @@ class Waiter:
     def __init__(
         self,
         queues: Sequence[str],
-        deliver: Callable[[list[Claim]], None],
+        deliver: Callable[[list[ClaimedJob]], None],
         lease: int,
         failed: Callable[[TowpathError], None] | None = None,
         empty: Callable[[], None] | None = None,
@@ -146,9 +146,9 @@ class _SharedDemand:
             if waiter.empty is not None and waiter not in served:
                 waiter.empty()
 
-    def _deliver(self, given: Sequence[Claim]) -> Collection[Waiter]:
-        deliveries: dict[Waiter, list[Claim]] = {}
-        orphans: list[Claim] = []
+    def _deliver(self, given: Sequence[ClaimedJob]) -> Collection[Waiter]:
+        deliveries: dict[Waiter, list[ClaimedJob]] = {}
+        orphans: list[ClaimedJob] = []
         with self._lock:
             if len(self.waiters) == 1 and self.waiters[0].want >= len(given):
                 # All claims are for the only waiter.
@@ -169,7 +169,7 @@ class _SharedDemand:
             self._committer.post([Settle(claim.id, claim.fence, Release()) for claim in orphans], _ignore)
         return deliveries
 
-    def _find_waiter(self, claim: Claim) -> Waiter | None:
+    def _find_waiter(self, claim: ClaimedJob) -> Waiter | None:
         """The waiter that has waited longest for a job of this queue."""
         for waiter in self.waiters:
             if waiter.takes(claim.job):

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Renew, Renewed
-from towpath.core.job import Claim, Reason
+from towpath.core.job import ClaimedJob, Reason
 from towpath.errors import TowpathError
 from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
@@ -55,7 +55,7 @@ class Leases:
 
     def hold(
         self,
-        claims: Iterable[Claim],
+        claims: Iterable[ClaimedJob],
         lease: int,
         on_lost: Callable[[str], None],
         on_cancel: Callable[[str, Reason], None],

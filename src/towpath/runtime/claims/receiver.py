@@ -19,7 +19,7 @@ import msgspec
 
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Settle, Want
-from towpath.core.job import Claim, Reason, Release
+from towpath.core.job import ClaimedJob, Reason, Release
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.runtime.claims.dispatcher import Waiter
 from towpath.runtime.commit.committer import Committer
@@ -103,13 +103,13 @@ class Receiver:
         self._queue = queue
         self._terms = terms
         self._lock = threading.Lock()
-        self._claims: deque[Claim] = deque()
+        self._claims: deque[ClaimedJob] = deque()
         self._wake: Callable[[], None] | None = None
         self._error: TowpathError | None = None
         self._waiter: Waiter | None = None
         self.closed = False
 
-    def fetch(self, n: int, wait: float) -> Steps[list[Claim]]:
+    def fetch(self, n: int, wait: float) -> Steps[list[ClaimedJob]]:
         """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the
         inbox."""
         try:
@@ -154,11 +154,11 @@ class Receiver:
             if not error.retryable:
                 raise
 
-    def take(self, n: int) -> list[Claim]:
+    def take(self, n: int) -> list[ClaimedJob]:
         with self._lock:
             return [self._claims.popleft() for _ in range(min(n, len(self._claims)))]
 
-    def deliver(self, claims: Sequence[Claim]) -> None:
+    def deliver(self, claims: Sequence[ClaimedJob]) -> None:
         """Called in the committing thread."""
         with self._lock:
             if not (closed := self.closed):
@@ -219,7 +219,7 @@ class Subscription(Generic[T]):
     the `with` closes it: what was not consumed goes back. `close` may be called by another thread, which ends
     the loop."""
 
-    def __init__(self, inbox: Receiver, prefetch: int, make: Callable[[Claim], T]) -> None:
+    def __init__(self, inbox: Receiver, prefetch: int, make: Callable[[ClaimedJob], T]) -> None:
         self._inbox = inbox
         self._prefetch = prefetch
         self._make = make
@@ -258,7 +258,7 @@ class Subscription(Generic[T]):
     ) -> None:
         self.close()
 
-    def _next(self) -> Steps[Claim | None]:
+    def _next(self) -> Steps[ClaimedJob | None]:
         """The next claim; None when closed."""
         inbox = self._inbox
         if not self._open and not inbox.closed:
@@ -277,7 +277,7 @@ class Subscription(Generic[T]):
         return None
 
 
-def release(committer: Committer, claims: Sequence[Claim]) -> None:
+def release(committer: Committer, claims: Sequence[ClaimedJob]) -> None:
     """As if they had never been claimed. If that fails, their leases run out."""
     if claims:
         with contextlib.suppress(LedgerClosed):

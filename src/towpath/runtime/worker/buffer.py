@@ -8,7 +8,7 @@ from typing import Protocol
 
 from towpath.core.commands import MAX_BULK
 from towpath.core.fleet import LaneView, LimitView
-from towpath.core.job import SUSPECT, Claim, Outcome
+from towpath.core.job import SUSPECT, ClaimedJob, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.claims.dispatcher import Waiter
 from towpath.runtime.engine import Engine
@@ -35,7 +35,7 @@ class ClaimBuffer(Protocol):
         """The lane of a queue; from any thread."""
         ...
 
-    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
+    def adopt(self, running: Sequence[ClaimedJob], before: ClaimBuffer) -> None:
         """Before `open`: count these running claims, which the buffer `before` returned, as claims of this
         buffer."""
         ...
@@ -54,19 +54,19 @@ class ClaimBuffer(Protocol):
         """The number of buffered claims."""
         ...
 
-    def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
+    def add(self, claims: Sequence[ClaimedJob], took: float = 0.0) -> None:
         """Add claims that arrived by a commit of `took` seconds."""
         ...
 
-    def next(self) -> Claim | None:
+    def next(self) -> ClaimedJob | None:
         """The claim that starts next in a free slot."""
         ...
 
-    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
+    def ended(self, claim: ClaimedJob, ok: bool, attempt: RunnableAttempt | None) -> None:
         """The run of a claim that `next` returned has ended; `ok`: with success."""
         ...
 
-    def surplus(self) -> list[tuple[Claim, Outcome]]:
+    def surplus(self) -> list[tuple[ClaimedJob, Outcome]]:
         """Take out the claims that may not start now, each with the outcome to settle it with."""
         ...
 
@@ -74,15 +74,15 @@ class ClaimBuffer(Protocol):
         """Update the demand: `free` slots and the prefetch. Without `kick` the caller posts a batch anyway."""
         ...
 
-    def late(self) -> list[Claim]:
+    def late(self) -> list[ClaimedJob]:
         """Take out the claims that cannot start in time, by `prefetch.keep`."""
         ...
 
-    def find(self, id: str) -> Claim | None:
+    def find(self, id: str) -> ClaimedJob | None:
         """Take out the claim of this job, if it is buffered."""
         ...
 
-    def clear(self) -> list[Claim]:
+    def clear(self) -> list[ClaimedJob]:
         """Take out all claims."""
         ...
 
@@ -99,7 +99,7 @@ class PlainBuffer:
         engine: Engine,
         options: WorkerOptions,
         lease: int,
-        deliver: Callable[[list[Claim]], None],
+        deliver: Callable[[list[ClaimedJob]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
         counts: ClaimCounts | None = None,
@@ -115,7 +115,7 @@ class PlainBuffer:
         self._slots = self._free = options.concurrency
         self.prefetch = PrefetchLimits(options.concurrency)
         (self._limit,) = self.prefetch.limits
-        self._claims: deque[Claim] = deque()
+        self._claims: deque[ClaimedJob] = deque()
         self._delivered = self._left = 0
         """Claims that were delivered (written under the commit lock), and those of them that have left the buffer
         (written on the loop)."""
@@ -141,7 +141,7 @@ class PlainBuffer:
         self._waiter.suspects = self._suspects_gone + (unused > 0 or ahead > 0)
         return self._asked, unused
 
-    def _deliver(self, claims: list[Claim]) -> None:
+    def _deliver(self, claims: list[ClaimedJob]) -> None:
         self._delivered += len(claims)
         self._unmet = 0 if len(claims) >= self._asked else self._room - len(claims)
         self._on_claims(claims)
@@ -151,7 +151,7 @@ class PlainBuffer:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
+    def add(self, claims: Sequence[ClaimedJob], took: float = 0.0) -> None:
         self._limit.supplied(took)
         for claim in claims:
             if claim.job.losses < SUSPECT:
@@ -159,7 +159,7 @@ class PlainBuffer:
             else:
                 self._claims.appendleft(claim)
 
-    def next(self) -> Claim | None:
+    def next(self) -> ClaimedJob | None:
         if not self._claims:
             return None
         self._left += 1
@@ -169,16 +169,16 @@ class PlainBuffer:
     def lane_of(self, queue: str) -> str | None:
         return None
 
-    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
+    def adopt(self, running: Sequence[ClaimedJob], before: ClaimBuffer) -> None:
         self._waiter.given = sum([claim.job.losses >= SUSPECT for claim in running])
 
     def pause(self, lanes: Collection[str]) -> None:
         return
 
-    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
+    def ended(self, claim: ClaimedJob, ok: bool, attempt: RunnableAttempt | None) -> None:
         self._suspects_gone += claim.job.losses >= SUSPECT
 
-    def surplus(self) -> list[tuple[Claim, Outcome]]:
+    def surplus(self) -> list[tuple[ClaimedJob, Outcome]]:
         return []
 
     def ask(self, free: int, kick: bool) -> None:
@@ -189,10 +189,10 @@ class PlainBuffer:
             self._unmet = room
             self._engine.committer.kick()
 
-    def late(self) -> list[Claim]:
+    def late(self) -> list[ClaimedJob]:
         return self._take_out(max(0, len(self._claims) - self.prefetch.keep(0)))
 
-    def find(self, id: str) -> Claim | None:
+    def find(self, id: str) -> ClaimedJob | None:
         found = next((claim for claim in self._claims if claim.id == id), None)
         if found is not None:
             self._claims.remove(found)
@@ -200,10 +200,10 @@ class PlainBuffer:
             self.ended(found, False, None)
         return found
 
-    def clear(self) -> list[Claim]:
+    def clear(self) -> list[ClaimedJob]:
         return self._take_out(len(self._claims))
 
-    def _take_out(self, count: int) -> list[Claim]:
+    def _take_out(self, count: int) -> list[ClaimedJob]:
         """Take out the newest claims."""
         self._left += count
         taken = [self._claims.pop() for _ in range(count)]

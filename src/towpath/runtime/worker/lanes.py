@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from towpath.core.checks import SECOND, matches, micros
-from towpath.core.commands import MAX_BULK, Claimed, Hasten, Hastened, Want
-from towpath.core.commands import Claim as ClaimCommand
+from towpath.core.commands import MAX_BULK, Claim, Claimed, Hasten, Hastened, Want
 from towpath.core.fleet import LaneView, LimitView
-from towpath.core.job import SUSPECT, Claim, Outcome, Refuse, Release
-from towpath.core.lanes import AGEING_STEPS, Lane, Shares, bounds_of, limit_of, lines_of, shown
-from towpath.core.limits import Limiter, Ticket
+from towpath.core.job import SUSPECT, ClaimedJob, Outcome, Refuse, Release
+from towpath.core.lanes import AGEING_STEPS, Lane, Shares, bounds_of, lane_queues, limit_of, shown
+from towpath.core.limits import Limiter, LimiterStart
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.commit.pending import Reply
@@ -41,7 +40,7 @@ class LaneBuffer:
         engine: Engine,
         options: WorkerOptions,
         lease: int,
-        deliver: Callable[[list[Claim]], None],
+        deliver: Callable[[list[ClaimedJob]], None],
         failed: Callable[[TowpathError], None],
         empty: Callable[[], None] | None,
         counts: ClaimCounts | None = None,
@@ -53,12 +52,12 @@ class LaneBuffer:
         self._ageing = Ageing(engine, lanes.values())
         self._slots = options.concurrency
         self._shares = Shares(self._slots, lanes)
-        self._sets = lines_of(lanes, options.sources)
+        self._sets = lane_queues(lanes, options.sources)
         self._by_lane = [
             [n for n, queues in enumerate(self._sets) if queues.lane == lane] for lane in range(len(lanes))
         ]
         self._set_of: dict[str, int] = {}
-        self._buffered: list[deque[Claim]] = [deque() for _ in self._sets]
+        self._buffered: list[deque[ClaimedJob]] = [deque() for _ in self._sets]
         self._running = [0] * len(lanes)
         self._left, self._delivered = ([0] * len(self._sets) for _ in range(2))
         self._suspects_gone = self._suspects_delivered = 0
@@ -74,10 +73,10 @@ class LaneBuffer:
         self._published = dict.fromkeys(self._limits, 0)
         self._kept = dict.fromkeys(self._limits, (0.0, 0))
         """How many claims may be buffered beyond the room of a limit, and the time of that estimate."""
-        self._started: dict[tuple[str, int], tuple[int | None, dict[str, Ticket]]] = {}
+        self._started: dict[tuple[str, int], tuple[int | None, dict[str, LimiterStart]]] = {}
         """By id and fence, the claims that have started and not ended: the queue set (None: its queue is in no
         lane any more, and it only has a slot), and the starts by the names of the limits."""
-        self._foreign: dict[str, Claim] = {}
+        self._foreign: dict[str, ClaimedJob] = {}
         """Buffered claims, by job id, that use a resource but come from a queue that is not a source of it."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
@@ -104,7 +103,7 @@ class LaneBuffer:
                 timer.cancel()
             self._timers.clear()
 
-    def adopt(self, running: Sequence[Claim], before: ClaimBuffer) -> None:
+    def adopt(self, running: Sequence[ClaimedJob], before: ClaimBuffer) -> None:
         starts = self._keep_limiters(before) if isinstance(before, LaneBuffer) else {}
         for claim in running:
             number = self._find_set(claim.job.queue)
@@ -115,7 +114,7 @@ class LaneBuffer:
             self._suspects_delivered += claim.job.losses >= SUSPECT
             self._count_start(claim, number, _now(), starts.get((claim.id, claim.fence), {}))
 
-    def _keep_limiters(self, before: LaneBuffer) -> dict[tuple[str, int], dict[str, Ticket]]:
+    def _keep_limiters(self, before: LaneBuffer) -> dict[tuple[str, int], dict[str, LimiterStart]]:
         """Keep the limiters with the same bounds, with all that they have measured. They count the running jobs
         already; return the starts of these jobs."""
         kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
@@ -164,7 +163,7 @@ class LaneBuffer:
 
     # In the committing thread
 
-    def wanted(self) -> ClaimCommand | None:
+    def wanted(self) -> Claim | None:
         if not self._is_open:
             return None
         running, held = list(self._running), self._held()
@@ -204,9 +203,7 @@ class LaneBuffer:
         startable = once > 0 or sum(self._ahead) > 0
         suspects = max(0, startable - self._suspects_delivered + self._suspects_gone)
         wanted = tuple(wants[:1000])
-        return ClaimCommand(
-            owner=self._engine.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects
-        )
+        return Claim(owner=self._engine.owner, wants=wanted, lease=self._lease, once=once, suspects=suspects)
 
     def taken(self, reply: Claimed | TowpathError) -> None:
         if not isinstance(reply, Claimed):
@@ -254,7 +251,7 @@ class LaneBuffer:
     def _sets_under(self, limit: str) -> list[int]:
         return [number for number, queues in enumerate(self._sets) if limit in queues.limits]
 
-    def _set_of_claim(self, claim: Claim) -> int:
+    def _set_of_claim(self, claim: ClaimedJob) -> int:
         number = self._find_set(claim.job.queue)
         assert number is not None, f"no set has queue {claim.job.queue}"
         return number
@@ -274,7 +271,7 @@ class LaneBuffer:
     def __len__(self) -> int:
         return sum(map(len, self._buffered))
 
-    def add(self, claims: Sequence[Claim], took: float = 0.0) -> None:
+    def add(self, claims: Sequence[ClaimedJob], took: float = 0.0) -> None:
         for claim in claims:
             number = self._set_of_claim(claim)
             if not self._buffered[number]:
@@ -289,7 +286,7 @@ class LaneBuffer:
         # A lane that reserves slots has jobs now: the slots that it kept free may change the demand.
         self._recheck = self._recheck or not self._shares.lending
 
-    def next(self) -> Claim | None:
+    def next(self) -> ClaimedJob | None:
         now = _now() if self._limiters else 0
         # Without limits each lane is one set.
         number = self._next_set(now) if self._limiters else self._shares.next(self._running, self._buffered)
@@ -300,7 +297,9 @@ class LaneBuffer:
         self._count_start(claim, number, now, {})
         return claim
 
-    def _count_start(self, claim: Claim, number: int | None, now: int, starts: dict[str, Ticket]) -> None:
+    def _count_start(
+        self, claim: ClaimedJob, number: int | None, now: int, starts: dict[str, LimiterStart]
+    ) -> None:
         """`starts`: of the limits that count the job already."""
         job = claim.job
         limits: tuple[str, ...] = ()
@@ -330,7 +329,7 @@ class LaneBuffer:
         job = self._buffered[number][0].job
         return job.priority, job.seq
 
-    def ended(self, claim: Claim, ok: bool, attempt: RunnableAttempt | None) -> None:
+    def ended(self, claim: ClaimedJob, ok: bool, attempt: RunnableAttempt | None) -> None:
         number, starts = self._started.pop((claim.job.id, claim.job.fence))
         throttled = None if attempt is None or not starts else attempt.throttled
         for name, start in starts.items():
@@ -348,9 +347,9 @@ class LaneBuffer:
         if throttled is not None:
             self.prefetch.limits[number].forget()
 
-    def surplus(self) -> list[tuple[Claim, Outcome]]:
+    def surplus(self) -> list[tuple[ClaimedJob, Outcome]]:
         paused = [number for lane in self._shares.paused for number in self._by_lane[lane]]
-        found: list[tuple[Claim, Outcome]] = [
+        found: list[tuple[ClaimedJob, Outcome]] = [
             (claim, Release()) for number in paused for claim in self._take_out(number)
         ]
         if not self._limiters:
@@ -366,7 +365,7 @@ class LaneBuffer:
                     room -= len(self._buffered[number])
         return found + self._refuse_foreign(now)
 
-    def _take_out(self, number: int, but: int = 0) -> list[Claim]:
+    def _take_out(self, number: int, but: int = 0) -> list[ClaimedJob]:
         """Take out the buffered claims of a set, except the first few."""
         claims, taken = self._buffered[number], []
         while len(claims) > but:
@@ -376,9 +375,9 @@ class LaneBuffer:
         self._left[number] += len(taken)
         return taken
 
-    def _refuse_foreign(self, now: int) -> list[tuple[Claim, Outcome]]:
+    def _refuse_foreign(self, now: int) -> list[tuple[ClaimedJob, Outcome]]:
         """Refuse the claims of foreign queues whose resource has no room: if released, they would be claimed at once."""
-        found: list[tuple[Claim, Outcome]] = []
+        found: list[tuple[ClaimedJob, Outcome]] = []
         for claim in list(self._foreign.values()):
             limiter = self._limiters[name := self._needs[claim.job.kind]]
             if limiter.room(now) <= 0:
@@ -407,7 +406,7 @@ class LaneBuffer:
         if grown and kick:
             self._engine.committer.kick()
 
-    def late(self) -> list[Claim]:
+    def late(self) -> list[ClaimedJob]:
         return [
             claim
             for number in range(len(self._sets))
@@ -436,7 +435,7 @@ class LaneBuffer:
         if self._is_open:
             self.ask(1, kick=True)
 
-    def find(self, id: str) -> Claim | None:
+    def find(self, id: str) -> ClaimedJob | None:
         self._foreign.pop(id, None)
         for number, claims in enumerate(self._buffered):
             for claim in claims:
@@ -447,7 +446,7 @@ class LaneBuffer:
                     return claim
         return None
 
-    def clear(self) -> list[Claim]:
+    def clear(self) -> list[ClaimedJob]:
         return [claim for number in range(len(self._sets)) for claim in self._take_out(number)]
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from towpath.core.commands import Settle
-from towpath.core.job import Claim, Reason
+from towpath.core.job import ClaimedJob, Reason
 from towpath.escapes import get_logger
 from towpath.runtime.worker.executors import ProcessDied, ProcessPool, ThreadPool
 from towpath.runtime.worker.options import RunnableAttempt
@@ -27,7 +27,7 @@ class HandlerRun:
 
     __slots__ = ("attempt", "claim", "late", "over", "started", "stop_reason", "stuck", "task", "timer")
 
-    def __init__(self, claim: Claim, attempt: RunnableAttempt) -> None:
+    def __init__(self, claim: ClaimedJob, attempt: RunnableAttempt) -> None:
         self.claim = claim
         self.attempt = attempt
         self.task: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from towpath.core.commands import MAX_BULK, Settle, Settled
-from towpath.core.job import Done, Job, Outcome, Retry, State
+from towpath.core.job import Done, Job, Outcome, RetryOutcome, State
 from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
@@ -156,7 +156,7 @@ def _log_settled(job: Job, outcome: Outcome, reply: Settled) -> None:
     text = (getattr(outcome, "error", None) or "").partition("\n")[0]
     if reply.state is State.FAILED:
         log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, text)
-    elif isinstance(outcome, Retry):
+    elif isinstance(outcome, RetryOutcome):
         log.info(
             "job %s (%s) failed at attempt %d and will be tried again: %s",
             job.id,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
-from towpath.core.job import SUSPECT, Claim, Done, Reason, Refuse, Release
+from towpath.core.job import SUSPECT, ClaimedJob, Done, Reason, Refuse, Release
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
@@ -55,7 +55,7 @@ class Worker:
     def __init__(
         self,
         engine: Engine,
-        make: Callable[[Claim], RunnableAttempt | Settle | None],
+        make: Callable[[ClaimedJob], RunnableAttempt | Settle | None],
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
         empty: Callable[[], None] | None = None,
@@ -169,7 +169,7 @@ class Worker:
         self._fail_if_stuck()
 
     def _new_buffer(self) -> ClaimBuffer:
-        def deliver(claims: list[Claim]) -> None:
+        def deliver(claims: list[ClaimedJob]) -> None:
             self._arrived(buffer, claims)
 
         kind = LaneBuffer if self._options.lanes or self._options.resources else PlainBuffer
@@ -195,7 +195,7 @@ class Worker:
 
     # Claims arrive
 
-    def _arrived(self, buffer: ClaimBuffer, claims: list[Claim]) -> None:
+    def _arrived(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
         """In the committing thread."""
         self._counts.taken += len(claims)
         try:
@@ -206,7 +206,7 @@ class Worker:
                 self._settles.add(Settle(claim.id, claim.fence, Release()), claim.job)
             self._settles.send()
 
-    def _accept(self, buffer: ClaimBuffer, claims: list[Claim]) -> None:
+    def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
         if self._engine.bus.wants(JobsClaimed):
             self._engine.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
         self._engine.leases.hold(claims, self._lease, self._lost, self._stop_requested)
@@ -270,7 +270,7 @@ class Worker:
         if self._stopping and self._is_drained():
             self._drained.set()
 
-    def _settle_unstarted(self, claim: Claim, settle: Settle) -> None:
+    def _settle_unstarted(self, claim: ClaimedJob, settle: Settle) -> None:
         """Settle a claim whose handler was not called."""
         self._settles.add(settle, claim.job)
         self._flush_soon()

@@ -26,7 +26,7 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import After, Done, Fail, Key, KeyPolicy, Retry, Spec
+from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, RetryOutcome, Spec
 from towpath.core.limits import Rate
 from towpath.core.views import Query, page_token
 from towpath.errors import InvalidInput, UnknownJob
@@ -104,11 +104,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "lease of zero": (lambda: _claim(lease=0), "lease"),
     "NaN lease": (lambda: _claim(lease=NAN), "lease"),
     "lease of two days": (lambda: Renew((), 2 * 86_400_000_000), "lease"),
-    "negative retry": (lambda: Retry(-1), "delay"),
-    "NaN retry": (lambda: Retry(NAN), "delay"),  # type: ignore[arg-type]
-    "NUL in an error": (lambda: Fail("\0"), "error"),
-    "surrogate in an error": (lambda: Retry(0, SURROGATE), "error"),
-    "long error": (lambda: Fail("x" * 65_537), "error"),
+    "negative retry": (lambda: RetryOutcome(-1), "delay"),
+    "NaN retry": (lambda: RetryOutcome(NAN), "delay"),  # type: ignore[arg-type]
+    "NUL in an error": (lambda: FailOutcome("\0"), "error"),
+    "surrogate in an error": (lambda: RetryOutcome(0, SURROGATE), "error"),
+    "long error": (lambda: FailOutcome("x" * 65_537), "error"),
     "result over 16 MiB": (lambda: Done(bytes(MAX_PAYLOAD + 1)), "result"),
     "text as result": (lambda: Done("text"), "result"),  # type: ignore[arg-type]
     "negative progress": (lambda: Progress("a", 1, done=-1), "done"),

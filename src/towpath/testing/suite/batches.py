@@ -23,7 +23,7 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import Done, Fail, State
+from towpath.core.job import Done, FailOutcome, State
 from towpath.errors import LostClaim, NoteConflict, UnknownDependency, UnknownGroup
 from towpath.ledger import Ledger
 from towpath.testing.clock import START, ManualClock
@@ -252,7 +252,7 @@ class RepeatSuite(Suite):
         harness.done(claim)
         harness.jump(SECOND)
         with harness.unchanged():
-            assert harness.settle(claim, Fail("late")) == Settled("a", State.DONE)
+            assert harness.settle(claim, FailOutcome("late")) == Settled("a", State.DONE)
 
     def test_a_repeated_settle_is_answered_from_the_tombstone(self, harness: Harness) -> None:
         claim = harness.started("a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import Outcome, Refuse, Release, Retry, Snooze, Spec, State
+from towpath.core.job import Outcome, Refuse, Release, RetryOutcome, SnoozeOutcome, Spec, State
 from towpath.core.lifecycle import LONGEST_SUSPICION, suspicion
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
@@ -125,7 +125,12 @@ class ClaimSuite(Suite):
         assert harness.counts() == Counts(running=2, ready=PROMOTE + 9)
 
     def test_promotion_keeps_the_reasons_that_ready_may_have(self, harness: Harness) -> None:
-        outcomes: list[Outcome] = [Retry(SECOND), Snooze(SECOND), Release(SECOND), Refuse(SECOND)]
+        outcomes: list[Outcome] = [
+            RetryOutcome(SECOND),
+            SnoozeOutcome(SECOND),
+            Release(SECOND),
+            Refuse(SECOND),
+        ]
         harness.append(*[spec(f"j{n}") for n in range(4)])
         for claim, outcome in zip(harness.claim(n=4), outcomes, strict=True):
             harness.settle(claim, outcome)
@@ -152,7 +157,7 @@ class ClaimSuite(Suite):
         claim = harness.started("a", ttl=SECOND)
         harness.advance(2 * SECOND)
         assert harness.upkeep().expired == 0
-        harness.settle(claim, Retry())
+        harness.settle(claim, RetryOutcome())
         assert harness.claim() == []
         assert harness.at("a") == "failed/expired"
 
@@ -269,10 +274,10 @@ class QueueGateSuite(Suite):
     def test_retry_and_snooze_keep_the_permit(self, harness: Harness) -> None:
         harness.add("a")
         harness.set_queue(rate=Rate(1, SECOND))
-        harness.settle(harness.take(), Retry())
+        harness.settle(harness.take(), RetryOutcome())
         assert harness.claim() == []
         harness.jump(SECOND)
-        harness.settle(harness.take(), Snooze())
+        harness.settle(harness.take(), SnoozeOutcome())
         assert harness.claim() == []
 
     def test_every_queue_of_a_pattern_keeps_its_own_limits(self, harness: Harness) -> None:
@@ -406,7 +411,7 @@ class SuspectSuite(Suite):
         _lose_twice(harness, spec("a"))
         harness.settle(harness.take(), Release())
         assert harness.claim(Want("q", 1, suspects=0)) == []
-        harness.settle(harness.take(), Retry(SECOND))
+        harness.settle(harness.take(), RetryOutcome(SECOND))
         harness.jump(SECOND)
         assert harness.claim(Want("q", 1, suspects=0)) == []
         assert harness.take().id == "a"

@@ -7,7 +7,7 @@ import pytest
 from towpath.core.checks import SECOND
 from towpath.core.commands import Abort, Append, GroupSet, GroupState, OnFailure, Open, Seal
 from towpath.core.ids import derived
-from towpath.core.job import Reason, Retry, State
+from towpath.core.job import Reason, RetryOutcome, State
 from towpath.core.views import Counts, GroupView
 from towpath.errors import GroupClosed, UnknownGroup
 from towpath.testing.clock import START
@@ -63,14 +63,14 @@ class CascadeSuite(Suite):
     def test_a_retry_frees_nobody(self, harness: Harness) -> None:
         claim = harness.started("a")
         harness.add("b", after=[anyway("a")])
-        harness.settle(claim, Retry(SECOND))
+        harness.settle(claim, RetryOutcome(SECOND))
         assert harness.at("b") == "blocked"
 
     def test_the_first_bad_end_decides(self, harness: Harness) -> None:
         a, b = harness.started("a"), harness.started("b")
         harness.add("c", after=["a", "b"])
         harness.cancel("a")
-        harness.settle(a, Retry())
+        harness.settle(a, RetryOutcome())
         assert harness.at("c") == "canceled/dependency"
         harness.fail(b)
         assert harness.at("c") == "canceled/dependency"
@@ -155,7 +155,7 @@ class GroupSuite(Suite):
         a, b, c = harness.claim(n=3)
         harness.done(a)
         harness.cancel("m1")
-        harness.settle(b, Retry())
+        harness.settle(b, RetryOutcome())
         harness.fail(c)
         group = harness.group("g")
         assert (group.done, group.canceled, group.failed, group.outcome) == (1, 1, 1, State.FAILED)
@@ -210,7 +210,7 @@ class GroupSuite(Suite):
             Reason.ABORTED,
             GroupState.ABORTING,
         )
-        harness.settle(claim, Retry())
+        harness.settle(claim, RetryOutcome())
         assert harness.at("m0") == "canceled/aborted"
         assert harness.group("g").outcome is State.CANCELED
 

@@ -40,8 +40,8 @@ from towpath.core.commands import (
     Want,
 )
 from towpath.core.commands import Appended as _Appended
-from towpath.core.job import After, Done, Fail, Job, Key, KeyPolicy, Outcome, Spec
-from towpath.core.job import Claim as Held
+from towpath.core.job import After, Done, FailOutcome, Job, Key, KeyPolicy, Outcome, Spec
+from towpath.core.job import ClaimedJob as Held
 from towpath.core.views import Counts, GroupView, PartView, Query, QueueView
 from towpath.errors import Refused
 from towpath.ledger import Answer, Ledger
@@ -231,7 +231,7 @@ class Harness(HarnessBase):
         return self.settle(claim, Done(), spawn, notes)
 
     def fail(self, claim: Held) -> Settled:
-        return self.settle(claim, Fail("broken"))
+        return self.settle(claim, FailOutcome("broken"))
 
     def cancel(self, *ids: str, limit: int = 10_000, token: str = "", **where: Any) -> Canceled:
         return self.do(Canceled, Cancel(where=Selector(ids=ids, **where), limit=limit, token=token))

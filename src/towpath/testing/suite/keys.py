@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towpath.core.checks import HOUR, SECOND
 from towpath.core.commands import Append, Placed, Renew, Renewed
-from towpath.core.job import Fail, Key, KeyPolicy, Reason, Retry, State, Stop
+from towpath.core.job import FailOutcome, Key, KeyPolicy, Reason, RetryOutcome, State, Stop
 from towpath.errors import DependencyCycle, QueueFull
 from towpath.testing.suite.harness import (
     LEASE,
@@ -31,7 +31,7 @@ class UniqueSuite(Suite):
     def test_held_while_unfinished(self, harness: Harness) -> None:
         claim = harness.started("a", key=unique("k"))
         assert harness.append(spec("b", key=unique("k"))) == (Placed("a", 1),)
-        harness.settle(claim, Retry(SECOND))
+        harness.settle(claim, RetryOutcome(SECOND))
         assert harness.append(spec("c", key=unique("k"))) == (Placed("a", 1),)
         harness.jump(SECOND)
         harness.done(harness.take())
@@ -45,7 +45,7 @@ class UniqueSuite(Suite):
             _ = (
                 harness.done(claim)
                 if end == "done"
-                else harness.settle(claim, Fail() if end == "failed" else Retry())
+                else harness.settle(claim, FailOutcome() if end == "failed" else RetryOutcome())
             )
             assert harness.job(claim.id).state == end
         assert harness.add("z", key=unique("k")).state is State.READY
@@ -187,7 +187,7 @@ class ReplaceSuite(Suite):
         assert harness.job("a").cancel_requested is Reason.SUPERSEDED
         answer = harness.do(Renewed, Renew((("a", claim.fence),), LEASE))
         assert answer.cancel == (("a", Reason.SUPERSEDED),)
-        harness.settle(claim, Retry(SECOND))
+        harness.settle(claim, RetryOutcome(SECOND))
         assert harness.at("a", "b", "d") == "canceled/superseded ready blocked"
         harness.done(harness.take())
         assert harness.at("b", "d") == "done ready"
@@ -362,7 +362,7 @@ class SerialSuite(Suite):
         harness.append(spec("a", key=serial("k")), spec("b", key=serial("k"), priority="high"))
         claim = harness.take()
         assert claim.id == "b"
-        harness.settle(claim, Retry(SECOND))
+        harness.settle(claim, RetryOutcome(SECOND))
         assert ids(harness.claim(n=2)) == ["a"]
 
     def test_a_serial_key_is_no_unique_key(self, harness: Harness) -> None:

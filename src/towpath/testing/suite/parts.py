@@ -6,7 +6,7 @@ from collections import Counter
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Want
-from towpath.core.job import Release, Retry
+from towpath.core.job import Release, RetryOutcome
 from towpath.core.limits import TURN, Rate
 from towpath.errors import PartFull, QueueFull, TooManyAppends
 from towpath.testing.clock import START
@@ -118,7 +118,7 @@ class PartSuite(Suite):
         harness.set_part("a", cap=1)
         first = harness.claim(n=9)
         assert ids(first) == ["a0", "b0", "b1", "b2"]
-        harness.settle(first[0], Retry())
+        harness.settle(first[0], RetryOutcome())
         assert ids(harness.claim(n=9)) == ["a0"]
 
     def test_a_cap_of_the_queue_binds_all_parts(self, harness: Harness) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Abort, GroupSet, GroupState, Unseal
-from towpath.core.job import Outcome, Reason, Refuse, Release, Retry, Snooze, State
+from towpath.core.job import Outcome, Reason, Refuse, Release, RetryOutcome, SnoozeOutcome, State
 from towpath.errors import UnknownGroup
 from towpath.testing.suite.groups import group_of
 from towpath.testing.suite.harness import Harness, Suite, spec
@@ -50,7 +50,7 @@ class PauseSuite(Suite):
         harness.abort("g")
         assert not harness.group("g").paused
 
-    @pytest.mark.parametrize("outcome", [Retry(), Snooze(SECOND), Release(), Refuse()])
+    @pytest.mark.parametrize("outcome", [RetryOutcome(), SnoozeOutcome(SECOND), Release(), Refuse()])
     def test_what_comes_back_to_a_paused_group_waits(self, harness: Harness, outcome: Outcome) -> None:
         group_of(harness)
         harness.seal("g")

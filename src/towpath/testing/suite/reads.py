@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from towpath.core.checks import SECOND
-from towpath.core.explain import OF_WORKERS, Explanation, Gate, when
-from towpath.core.job import Refuse, Retry, State
+from towpath.core.explain import OF_WORKERS, Explanation, GateName, when
+from towpath.core.job import Refuse, RetryOutcome, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, Query
 from towpath.errors import UnknownJob
@@ -46,7 +46,7 @@ class ReadSuite(Suite):
         with harness.unchanged():
             assert ledger.get("a") is not None
             assert len(ledger.find(Query()).jobs) == 2
-            assert ledger.explain("b", later).gate is Gate.NEXT
+            assert ledger.explain("b", later).gate is GateName.NEXT
             assert ledger.note("k", later) is None
             assert len(ledger.queues()) == 1
         assert ledger.version() == version
@@ -100,13 +100,13 @@ class ReadSuite(Suite):
 
     def test_find_returns_whole_jobs(self, harness: Harness, ledger: Ledger) -> None:
         claim = harness.started("a", payload=b"p", headers={"h": "1"})
-        harness.settle(claim, Retry(error="boom"))
+        harness.settle(claim, RetryOutcome(error="boom"))
         (job,) = ledger.find(Query()).jobs
         assert job == ledger.get("a")
 
     def test_find_without_bodies(self, harness: Harness, ledger: Ledger) -> None:
         claim = harness.started("a", payload=b"p", headers={"h": "1"})
-        harness.settle(claim, Retry(error="boom"))
+        harness.settle(claim, RetryOutcome(error="boom"))
         (job,) = ledger.find(Query(bodies=False)).jobs
         assert (job.payload, dict(job.headers), job.result, job.error, job.cursor) == (
             b"",
@@ -202,7 +202,7 @@ class ReadSuite(Suite):
 class ExplainSuite(Suite):
     """The one true reason, gate by gate."""
 
-    def explain(self, harness: Harness, id: str, gate: Gate, sentence: str, **fields: Any) -> None:
+    def explain(self, harness: Harness, id: str, gate: GateName, sentence: str, **fields: Any) -> None:
         expected = Explanation(id, gate, f"job {id}: {sentence}", **fields)
         assert harness.ledger.explain(id, harness.now) == expected
 
@@ -214,8 +214,10 @@ class ExplainSuite(Suite):
     def test_explain_finished(self, harness: Harness) -> None:
         harness.done(harness.started("a"))
         harness.fail(harness.started("b"))
-        self.explain(harness, "a", Gate.FINISHED, f"finished: done at {when(START)}", until=START)
-        self.explain(harness, "b", Gate.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START)
+        self.explain(harness, "a", GateName.FINISHED, f"finished: done at {when(START)}", until=START)
+        self.explain(
+            harness, "b", GateName.FINISHED, f"finished: failed (fatal) at {when(START)}", until=START
+        )
 
     def test_explain_names_the_culprit(self, harness: Harness) -> None:
         harness.append(
@@ -230,14 +232,14 @@ class ExplainSuite(Suite):
             f"finished: failed (dependency) at {when(START + SECOND)}, because job a failed (fatal): broken"
         )
         for id in ("b", "c", "d"):
-            self.explain(harness, id, Gate.FINISHED, text, by=("a",), count=1, until=START + SECOND)
+            self.explain(harness, id, GateName.FINISHED, text, by=("a",), count=1, until=START + SECOND)
         harness.append(spec("e", after=["d", "x"]), spec("f", "other"), spec("g", after=["f"]))
         assert harness.ledger.explain("e", harness.now).by == ("a",)
         harness.cancel("f")
         self.explain(
             harness,
             "g",
-            Gate.FINISHED,
+            GateName.FINISHED,
             f"finished: canceled (dependency) at {when(harness.now)}, because job f was canceled (requested)",
             by=("f",),
             count=1,
@@ -247,7 +249,7 @@ class ExplainSuite(Suite):
         self.explain(
             harness,
             "g",
-            Gate.FINISHED,
+            GateName.FINISHED,
             f"finished: canceled (dependency) at {when(harness.now)}",
             until=harness.now,
         )
@@ -271,26 +273,26 @@ class ExplainSuite(Suite):
     def test_explain_running(self, harness: Harness) -> None:
         harness.started("a")
         until = START + LEASE
-        self.explain(harness, "a", Gate.RUNNING, f"leased by worker until {when(until)}", until=until)
+        self.explain(harness, "a", GateName.RUNNING, f"leased by worker until {when(until)}", until=until)
         harness.cancel("a")
         self.explain(
             harness,
             "a",
-            Gate.RUNNING,
+            GateName.RUNNING,
             f"leased by worker until {when(until)}, asked to stop (requested)",
             until=until,
         )
 
     def test_explain_waits(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b", after=["a"]))
-        self.explain(harness, "b", Gate.WAITS, "waits for 1 job: a", by=("a",), count=1)
+        self.explain(harness, "b", GateName.WAITS, "waits for 1 job: a", by=("a",), count=1)
 
     def test_explain_waits_for_many(self, harness: Harness) -> None:
         harness.append(*[spec(f"j{n}") for n in range(8)], spec("z", after=[f"j{n}" for n in range(8)]))
         harness.done(harness.take())
         names = ("j1", "j2", "j3", "j4", "j5")
         self.explain(
-            harness, "z", Gate.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7
+            harness, "z", GateName.WAITS, "waits for 7 jobs: j1, j2, j3, j4, j5 and 2 more", by=names, count=7
         )
 
     def test_explain_waits_for_groups(self, harness: Harness) -> None:
@@ -298,15 +300,15 @@ class ExplainSuite(Suite):
         harness.append(
             spec("a"), spec("b", after=[whole_group("g")]), spec("c", after=["a", whole_group("g")])
         )
-        self.explain(harness, "b", Gate.WAITS, "waits for 1 group: g", by=("g",), count=1)
-        self.explain(harness, "c", Gate.WAITS, "waits for 2 job or groups: a, g", by=("a", "g"), count=2)
+        self.explain(harness, "b", GateName.WAITS, "waits for 1 group: g", by=("g",), count=1)
+        self.explain(harness, "c", GateName.WAITS, "waits for 2 job or groups: a, g", by=("a", "g"), count=2)
 
     def test_explain_unsealed(self, harness: Harness) -> None:
         harness.open("g")
         harness.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
-        self.explain(harness, "a", Gate.UNSEALED, "group g is not sealed", by=("g",), count=1)
+        self.explain(harness, "a", GateName.UNSEALED, "group g is not sealed", by=("g",), count=1)
         self.explain(
-            harness, "b", Gate.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1
+            harness, "b", GateName.WAITS, "waits for 1 job: a, and group g is not sealed", by=("a",), count=1
         )
 
     def test_explain_group_paused(self, harness: Harness) -> None:
@@ -315,11 +317,11 @@ class ExplainSuite(Suite):
         harness.seal("g")
         harness.unseal("g", "a new disk")
         text = "group g is paused: a new disk; `towpath groups resume g` lets it go on"
-        self.explain(harness, "a", Gate.GROUP_PAUSED, text, by=("g",), count=1)
+        self.explain(harness, "a", GateName.GROUP_PAUSED, text, by=("g",), count=1)
         self.explain(
             harness,
             "b",
-            Gate.WAITS,
+            GateName.WAITS,
             "waits for 1 job: a, and group g is paused: a new disk",
             by=("a",),
             count=1,
@@ -328,28 +330,32 @@ class ExplainSuite(Suite):
     def test_explain_scheduled(self, harness: Harness) -> None:
         harness.add("a", delay=SECOND)
         until = START + SECOND
-        self.explain(harness, "a", Gate.SCHEDULED, f"scheduled (delay) until {when(until)}", until=until)
+        self.explain(harness, "a", GateName.SCHEDULED, f"scheduled (delay) until {when(until)}", until=until)
 
     def test_explain_expired(self, harness: Harness) -> None:
         harness.add("a", ttl=SECOND)
         harness.jump(SECOND)
         self.explain(
-            harness, "a", Gate.EXPIRED, f"expired at {when(harness.now)} and will not run", until=harness.now
+            harness,
+            "a",
+            GateName.EXPIRED,
+            f"expired at {when(harness.now)} and will not run",
+            until=harness.now,
         )
 
     def test_explain_queue_paused(self, harness: Harness) -> None:
         harness.add("a", part="p")
         harness.set_queue(paused=True)
-        self.explain(harness, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand")
+        self.explain(harness, "a", GateName.QUEUE_PAUSED, "queue q is paused by hand")
         harness.set_queue(why="maintenance")
-        self.explain(harness, "a", Gate.QUEUE_PAUSED, "queue q is paused by hand: maintenance")
+        self.explain(harness, "a", GateName.QUEUE_PAUSED, "queue q is paused by hand: maintenance")
 
     def test_explain_queue_held(self, harness: Harness) -> None:
         harness.add("a")
         until = START + SECOND
         harness.set_queue(not_before=until, why="breaker")
         self.explain(
-            harness, "a", Gate.QUEUE_HELD, f"queue q is held until {when(until)}: breaker", until=until
+            harness, "a", GateName.QUEUE_HELD, f"queue q is held until {when(until)}: breaker", until=until
         )
 
     def test_explain_queue_rate(self, harness: Harness) -> None:
@@ -358,53 +364,55 @@ class ExplainSuite(Suite):
         harness.take()
         until = START + 2 * SECOND
         self.explain(
-            harness, "b", Gate.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until
+            harness, "b", GateName.QUEUE_RATE, "rate limit of queue q (1/2s): next permit in 2 s", until=until
         )
 
     def test_explain_queue_cap(self, harness: Harness) -> None:
         harness.set_queue(cap=2)
         harness.append(spec("a"), spec("b"), spec("c"))
         harness.claim(n=2)
-        self.explain(harness, "c", Gate.QUEUE_CAP, "cap 2 of queue q reached by a, b", by=("a", "b"), count=2)
+        self.explain(
+            harness, "c", GateName.QUEUE_CAP, "cap 2 of queue q reached by a, b", by=("a", "b"), count=2
+        )
 
     def test_explain_queue_cap_comes_before_the_part(self, harness: Harness) -> None:
         harness.set_queue(cap=1)
         harness.set_part("p", cap=0)
         harness.append(spec("a", part="r"), spec("b", part="p"))
         harness.take()
-        self.explain(harness, "b", Gate.QUEUE_CAP, "cap 1 of queue q reached by a", by=("a",), count=1)
+        self.explain(harness, "b", GateName.QUEUE_CAP, "cap 1 of queue q reached by a", by=("a",), count=1)
 
     def test_explain_part_paused(self, harness: Harness) -> None:
         harness.add("a", part="p")
         harness.set_part("p", paused=True, why="unpaid")
-        self.explain(harness, "a", Gate.PART_PAUSED, "part p of queue q is paused by hand: unpaid")
+        self.explain(harness, "a", GateName.PART_PAUSED, "part p of queue q is paused by hand: unpaid")
 
     def test_explain_breaker(self, harness: Harness) -> None:
         harness.append(spec("a", part="p"), spec("b", part="p"), spec("c", part="p"))
         until = START + SECOND
         harness.set_part("p", not_before=until, cap=1, why="breaker x: 5 failures in 60 s")
         text = f"breaker x is open until {when(until)} (5 failures in 60 s)"
-        self.explain(harness, "a", Gate.BREAKER, text, until=until)
+        self.explain(harness, "a", GateName.BREAKER, text, until=until)
         harness.jump(SECOND)
         harness.settle(harness.take(), Refuse(error="breaker y is open"))
         then = when(harness.now + SECOND)
         self.explain(
             harness,
             "a",
-            Gate.SCHEDULED,
+            GateName.SCHEDULED,
             f"scheduled (refused) until {then}: breaker y is open",
             until=harness.now + SECOND,
         )
         harness.take()
         text = "breaker x is half open (5 failures in 60 s): 1 may try, 1 running: b"
-        self.explain(harness, "c", Gate.BREAKER, text, by=("b",), count=1)
+        self.explain(harness, "c", GateName.BREAKER, text, by=("b",), count=1)
 
     def test_explain_part_held(self, harness: Harness) -> None:
         harness.add("a", part="p")
         until = START + SECOND
         harness.set_part("p", not_before=until)
         self.explain(
-            harness, "a", Gate.PART_HELD, f"part p of queue q is held until {when(until)}", until=until
+            harness, "a", GateName.PART_HELD, f"part p of queue q is held until {when(until)}", until=until
         )
 
     def test_explain_part_rate(self, harness: Harness) -> None:
@@ -413,20 +421,20 @@ class ExplainSuite(Suite):
         harness.take()
         until = START + SECOND // 5
         text = "rate limit of part p of queue q (5/s): next permit in 0.2 s"
-        self.explain(harness, "b", Gate.PART_RATE, text, until=until)
+        self.explain(harness, "b", GateName.PART_RATE, text, until=until)
 
     def test_explain_part_cap(self, harness: Harness) -> None:
         harness.set_part("p", cap=1)
         harness.append(spec("x"), spec("a", part="p"), spec("b", part="p"))
         harness.claim(n=9)
         self.explain(
-            harness, "b", Gate.PART_CAP, "cap 1 of part p of queue q reached by a", by=("a",), count=1
+            harness, "b", GateName.PART_CAP, "cap 1 of part p of queue q reached by a", by=("a",), count=1
         )
 
     def test_explain_next(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"), spec("c", priority="high"))
-        self.explain(harness, "c", Gate.NEXT, "ready, first in line in q: the next claim takes it")
-        self.explain(harness, "b", Gate.NEXT, "ready, 2 ahead of it in q", count=2)
+        self.explain(harness, "c", GateName.NEXT, "ready, first in line in q: the next claim takes it")
+        self.explain(harness, "b", GateName.NEXT, "ready, 2 ahead of it in q", count=2)
 
     def test_explain_suspect(self, harness: Harness) -> None:
         harness.started("a")
@@ -449,4 +457,4 @@ class ExplainSuite(Suite):
 
     def test_every_gate_has_its_test(self) -> None:
         names = " ".join(name for name in dir(ExplainSuite) if name.startswith("test_explain_"))
-        assert [gate for gate in set(Gate) - OF_WORKERS if gate.replace("-", "_") not in names] == []
+        assert [gate for gate in set(GateName) - OF_WORKERS if gate.replace("-", "_") not in names] == []

@@ -7,7 +7,7 @@ from typing import Any
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import GroupState, OnFailure, Placed, Revived
 from towpath.core.ids import derived
-from towpath.core.job import Done, Reason, Retry, Spec, State
+from towpath.core.job import Done, Reason, RetryOutcome, Spec, State
 from towpath.core.views import Counts
 from towpath.testing.suite.harness import Harness, Suite, anyway, ids, replace, spec, unique, whole_group
 
@@ -20,7 +20,7 @@ class ReviveSuite(Suite):
         harness.take()
         harness.lose()
         for _ in range(2):
-            harness.settle(harness.take(), Retry(error="boom"))
+            harness.settle(harness.take(), RetryOutcome(error="boom"))
         before = harness.job("a")
         assert (before.state, before.failures, before.losses) == (State.FAILED, 2, 1)
         assert harness.revive("a") == Revived(1)
@@ -33,7 +33,7 @@ class ReviveSuite(Suite):
     def test_a_canceled_job_comes_back_without_its_request(self, harness: Harness) -> None:
         claim = harness.started("a")
         harness.cancel("a")
-        harness.settle(claim, Retry())
+        harness.settle(claim, RetryOutcome())
         assert harness.revive("a") == Revived(1)
         assert (harness.at("a"), harness.job("a").cancel_requested) == ("ready/revived", None)
 
@@ -174,7 +174,7 @@ class ReviveSuite(Suite):
         b, a = harness.started("b"), harness.started("a")
         harness.add("c", after=["a", "b"])
         harness.cancel("a")
-        harness.settle(a, Retry())
+        harness.settle(a, RetryOutcome())
         harness.fail(b)
         with harness.unchanged():
             assert harness.revive("c") == Revived(0, (("c", "its dependency b is failed; revive b first"),))

@@ -8,7 +8,18 @@ import pytest
 
 from towpath.core.checks import DAY, SECOND
 from towpath.core.commands import Note, Progress, Progressed, Renew, Renewed, Settle, Settled
-from towpath.core.job import Done, Fail, Outcome, Reason, Refuse, Release, Retry, Snooze, State, Stop
+from towpath.core.job import (
+    Done,
+    FailOutcome,
+    Outcome,
+    Reason,
+    Refuse,
+    Release,
+    RetryOutcome,
+    SnoozeOutcome,
+    State,
+    Stop,
+)
 from towpath.core.views import Counts
 from towpath.errors import (
     GroupClosed,
@@ -46,7 +57,7 @@ class SettleSuite(Suite):
 
     def test_retry_at_once(self, harness: Harness) -> None:
         claim = harness.started("a")
-        assert harness.settle(claim, Retry(error="boom")) == Settled("a", State.READY)
+        assert harness.settle(claim, RetryOutcome(error="boom")) == Settled("a", State.READY)
         job = harness.job("a")
         assert (job.state, job.reason, job.error, job.attempts, job.failures) == (
             State.READY,
@@ -58,7 +69,7 @@ class SettleSuite(Suite):
         assert (job.settled_fence, job.settled_as, job.owner, job.lease_until) == (1, State.READY, None, None)
 
     def test_retry_later(self, harness: Harness) -> None:
-        harness.settle(harness.started("a"), Retry(5 * SECOND, "boom"))
+        harness.settle(harness.started("a"), RetryOutcome(5 * SECOND, "boom"))
         job = harness.job("a")
         assert (job.state, job.reason, job.ready_at) == (State.SCHEDULED, "retry", harness.now + 5 * SECOND)
         assert harness.claim() == []
@@ -68,17 +79,17 @@ class SettleSuite(Suite):
     def test_the_last_attempt_fails_for_good(self, harness: Harness) -> None:
         harness.add("a", max_attempts=3)
         for _ in range(2):
-            harness.settle(harness.take(), Retry())
-        assert harness.settle(harness.take(), Retry(error="last")) == Settled("a", State.FAILED)
+            harness.settle(harness.take(), RetryOutcome())
+        assert harness.settle(harness.take(), RetryOutcome(error="last")) == Settled("a", State.FAILED)
         job = harness.job("a")
         assert (job.reason, job.error, job.failures, job.purge_at) == ("exhausted", "last", 3, None)
 
     def test_snooze_is_no_failure(self, harness: Harness) -> None:
         harness.add("a", max_attempts=2)
         for _ in range(5):
-            harness.settle(harness.take(), Snooze())
+            harness.settle(harness.take(), SnoozeOutcome())
         assert harness.at("a") == "ready/snoozed"
-        harness.settle(harness.take(), Snooze(SECOND))
+        harness.settle(harness.take(), SnoozeOutcome(SECOND))
         assert harness.at("a") == "scheduled/snoozed"
         assert (harness.job("a").failures, harness.job("a").attempts) == (0, 6)
 
@@ -98,7 +109,7 @@ class SettleSuite(Suite):
         assert harness.job("b").ready_at == harness.now + 3 * SECOND
 
     def test_fail_is_a_dead_letter(self, harness: Harness) -> None:
-        assert harness.settle(harness.started("a"), Fail("bad")) == Settled("a", State.FAILED)
+        assert harness.settle(harness.started("a"), FailOutcome("bad")) == Settled("a", State.FAILED)
         job = harness.job("a")
         assert (job.reason, job.error, job.failures, job.purge_at, job.finished_at) == (
             "fatal",
@@ -112,7 +123,9 @@ class SettleSuite(Suite):
         assert harness.settle(harness.started("a"), Stop("enough")) == Settled("a", State.CANCELED)
         assert (harness.at("a"), harness.job("a").error) == ("canceled/handler", "enough")
 
-    @pytest.mark.parametrize("outcome", [Retry(), Retry(SECOND), Snooze(SECOND), Release(), Refuse(), Stop()])
+    @pytest.mark.parametrize(
+        "outcome", [RetryOutcome(), RetryOutcome(SECOND), SnoozeOutcome(SECOND), Release(), Refuse(), Stop()]
+    )
     def test_what_was_asked_to_stop_never_goes_back(self, harness: Harness, outcome: Outcome) -> None:
         claim = harness.started("a")
         harness.cancel("a")
@@ -121,15 +134,15 @@ class SettleSuite(Suite):
         assert harness.job("a").cancel_requested is Reason.REQUESTED
 
     def test_what_was_asked_to_stop_may_still_be_done_or_fail(self, harness: Harness) -> None:
-        for outcome in (Done(), Fail()):
+        for outcome in (Done(), FailOutcome()):
             claim = harness.started(type(outcome).__name__)
             harness.cancel(claim.id)
             harness.settle(claim, outcome)
-        assert harness.at("Done", "Fail") == "done failed/fatal"
+        assert harness.at("Done", "FailOutcome") == "done failed/fatal"
 
     def test_an_error_stays_where_the_outcome_has_none(self, harness: Harness) -> None:
-        harness.settle(harness.started("a"), Retry(error="first"))
-        harness.settle(harness.take(), Retry())
+        harness.settle(harness.started("a"), RetryOutcome(error="first"))
+        harness.settle(harness.take(), RetryOutcome())
         assert harness.job("a").error == "first"
         harness.settle(harness.take(), Done())
         assert harness.job("a").error == "first"
@@ -172,13 +185,13 @@ class SettleSuite(Suite):
 
     def test_children_that_need_a_failing_parent_fail_with_it(self, harness: Harness) -> None:
         claim = harness.started("a")
-        harness.settle(claim, Fail(), spawn=[spec("b", after=["a"]), spec("c")])
+        harness.settle(claim, FailOutcome(), spawn=[spec("b", after=["a"]), spec("c")])
         assert harness.at("a", "b", "c") == "failed/fatal failed/dependency ready"
 
     def test_children_of_an_attempt_that_is_tried_again_are_kept(self, harness: Harness) -> None:
-        harness.settle(harness.started("a"), Snooze(SECOND), spawn=[spec("b")])
+        harness.settle(harness.started("a"), SnoozeOutcome(SECOND), spawn=[spec("b")])
         harness.jump(SECOND)
-        harness.settle(harness.take(), Snooze(), spawn=[spec("b")])
+        harness.settle(harness.take(), SnoozeOutcome(), spawn=[spec("b")])
         assert harness.found() == ["a", "b"]
 
     def test_a_refused_child_refuses_the_whole_settle(self, harness: Harness) -> None:
@@ -315,7 +328,7 @@ class RenewSuite(Suite):
     def test_progress_outlives_the_attempt(self, harness: Harness) -> None:
         claim = harness.started("a")
         harness.ask(Progress("a", 1, done=3, total=4, cursor=b"c"))
-        harness.settle(claim, Retry())
+        harness.settle(claim, RetryOutcome())
         job = harness.take().job
         assert (job.progress_done, job.progress_total, job.cursor) == (3, 4, b"c")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import Settle, Upkept
-from towpath.core.job import Done, Retry, State
+from towpath.core.job import Done, RetryOutcome, State
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
 from towpath.errors import LostClaim
@@ -225,7 +225,7 @@ class UpkeepSuite(Suite):
 
     def test_due_jobs_wake(self, harness: Harness) -> None:
         harness.append(spec("a", delay=SECOND), spec("b", delay=2 * SECOND))
-        harness.settle(harness.started("c", "r"), Retry(SECOND))
+        harness.settle(harness.started("c", "r"), RetryOutcome(SECOND))
         harness.jump(SECOND)
         assert harness.upkeep() == Upkept(woken=2, next_due=START + 2 * SECOND)
         assert harness.at("a", "b", "c") == "ready scheduled/delay ready/retry"
