@@ -25,6 +25,8 @@ from towpath.core.facts import (
     Proxy,
     Quota,
     Room,
+    is_plain,
+    is_unrelated,
     key_of,
     namespace,
     node,
@@ -58,12 +60,13 @@ __all__ = [
     "Quota",
     "Room",
     "admit",
+    "is_plain",
+    "is_unrelated",
     "key_of",
     "namespace",
     "new_job",
     "node",
     "places_of",
-    "plain",
     "walks",
 ]
 
@@ -92,26 +95,14 @@ def admit(
 ) -> Admission:
     if (
         not facts.known
-        and plain(specs)
+        and all(map(is_unrelated, specs))
         and (len(specs) == 1 or len({spec.id for spec in specs}) == len(specs))
     ):
-        return _admit_plain(specs, facts, now, next_seq, origin)
+        return _admit_unrelated(specs, facts, now, next_seq, origin)
     return _Admitting(specs, facts, now, next_seq, origin).run()
 
 
-def plain(specs: Iterable[Spec]) -> bool:
-    """No key row, no dependency, no group: the common case, worth a short way."""
-    for spec in specs:
-        if (
-            spec.after
-            or spec.group is not None
-            or (spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL)
-        ):
-            return False
-    return True
-
-
-def _admit_plain(
+def _admit_unrelated(
     specs: Sequence[Spec], facts: AppendFacts, now: int, seq: int, origin: Origin | None
 ) -> Admission:
     spent: list[tuple[str, str, int]] = []

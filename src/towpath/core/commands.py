@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Outcome, Spec, State, rank
+from towpath.core.job import SERIAL, Done, Outcome, Spec, State, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
@@ -213,6 +213,13 @@ class Settle(_Command, frozen=True, gc=False, tag="settle"):
                 raise InvalidInput(
                     field="notes", value="a note with gates", expected="notes without gates in a settle"
                 )
+
+
+def plain_end(command: Settle) -> Done | None:
+    """The outcome of a settle that is done and has no children, no notes and no commit function."""
+    outcome = command.outcome
+    plain = type(outcome) is Done and not (command.spawn or command.notes or command.within is not None)
+    return outcome if plain else None  # type: ignore[return-value]
 
 
 class Progress(_Command, frozen=True, gc=False, tag="progress"):

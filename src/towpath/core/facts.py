@@ -148,6 +148,16 @@ def key_of(spec: Spec) -> KeyName | None:
     return namespace(spec.queue), spec.key.name
 
 
+def is_unrelated(spec: Spec) -> bool:
+    """Does the spec have no dependency, no group and no key row?"""
+    return not spec.after and spec.group is None and (spec.key is None or spec.key.policy is KeyPolicy.SERIAL)
+
+
+def is_plain(spec: Spec) -> bool:
+    """Is the spec without relations, key and part? Only plain specs take the fast paths of a ledger."""
+    return not spec.after and spec.group is None and spec.key is None and spec.part is None
+
+
 def part_of(spec: Spec) -> str | None:
     """The part of the job; a serial key is one."""
     return (

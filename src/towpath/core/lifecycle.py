@@ -40,6 +40,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from towpath.core import checks
 from towpath.core.job import (
@@ -48,6 +49,7 @@ from towpath.core.job import (
     DONE,
     FAILED,
     READY,
+    RUNNING,
     SCHEDULED,
     SUSPECT,
     Done,
@@ -198,6 +200,106 @@ def suspicion(id: str, losses: int) -> int:
     return 1 + int.from_bytes(blake2b(f"{id}:{losses}".encode(), digest_size=8).digest(), "big") % span
 
 
+# The records that follow from a change. Every ledger that keeps whole jobs uses these functions; the SQL of
+# the others is compared with them column by column (`tests/ledger/test_rules.py`).
+
+
+def take(job: Job, owner: str, lease: int, now: int) -> Job:
+    """A ready job after a claim: running, with one more attempt and a higher fence, leased to `owner`."""
+    return replace(
+        job,
+        state=RUNNING,
+        reason=_NONE,
+        attempts=job.attempts + 1,
+        fence=job.fence + 1,
+        owner=owner,
+        lease_until=now + lease,
+        lease_len=lease,
+        started_at=now,
+    )
+
+
+def settled(job: Job, change: Change, outcome: Outcome) -> Job:
+    """A running job whose attempt was settled; `given_back` or `ended` completes the record. An outcome
+    without an error keeps the error of an earlier attempt."""
+    error = getattr(outcome, "error", None)
+    return replace(
+        job,
+        attempts=change.attempts,
+        failures=change.failures,
+        settled_fence=job.fence,
+        settled_as=change.state,
+        result=outcome.result if type(outcome) is Done else job.result,
+        error=job.error if error is None else error,
+    )
+
+
+def given_back(job: Job, change: Change) -> Job:
+    """A running job that waits again after a settle or a lost lease."""
+    return replace(
+        job,
+        state=change.state,
+        reason=change.reason,
+        attempts=change.attempts,
+        failures=change.failures,
+        losses=change.losses,
+        ready_at=job.ready_at if change.ready_at is None else change.ready_at,
+        owner=None,
+        lease_until=None,
+    )
+
+
+def ended(job: Job, state: State, reason: Reason, now: int, queue_retention: int | None) -> Job:
+    """An unfinished job that ends now."""
+    return replace(
+        job,
+        state=state,
+        reason=reason,
+        finished_at=now,
+        purge_at=purge_time(state, now, job.retention, queue_retention),
+        waits=0,
+        owner=None,
+        lease_until=None,
+    )
+
+
+def woken(job: Job) -> Job:
+    """A scheduled job whose time has come."""
+    return replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else _NONE)
+
+
+def lowered(job: Job, now: int) -> Job:
+    """A blocked job with one dependency less. It wakes when none is left."""
+    if job.waits > 1:
+        return replace(job, waits=job.waits - 1)
+    state = awaken(job.ready_at, 0, now)
+    return replace(job, waits=0, state=state, reason=Reason.DELAY if state is SCHEDULED else _NONE)
+
+
+def held(job: Job) -> Job:
+    """A waiting job with one more thing to wait for: an open group, or a group that was reopened."""
+    return replace(
+        job, state=BLOCKED, reason=job.reason if job.state is BLOCKED else _NONE, waits=job.waits + 1
+    )
+
+
+def revived(job: Job, waits: int, now: int) -> Job:
+    """A failed or canceled job that starts again with `waits` open dependencies and fresh budgets. A time to
+    live that is over no longer counts."""
+    return replace(
+        job,
+        state=awaken(job.ready_at, waits, now),
+        reason=Reason.REVIVED,
+        failures=0,
+        losses=0,
+        cancel_requested=None,
+        finished_at=None,
+        purge_at=None,
+        expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
+        waits=waits,
+    )
+
+
 def awaken(ready_at: int, waits: int, now: int) -> State:
     """The waiting state of a job that has `waits` open dependencies and may not run before `ready_at`."""
     if waits:
@@ -210,6 +312,13 @@ def counter_of(state: State, reason: Reason) -> str:
     if state is CANCELED and reason is Reason.SUPERSEDED:
         return "superseded"
     return state.value if state is DONE or state is FAILED or state is CANCELED else "unfinished"
+
+
+def group_outcome(failed: int, canceled: int, aborting: bool) -> State:
+    """The outcome of a group that closes with so many failed and canceled members."""
+    if failed:
+        return FAILED
+    return CANCELED if canceled or aborting else DONE
 
 
 RETENTION = 7 * checks.DAY
@@ -225,24 +334,6 @@ def purge_time(
     if job_retention is not None:
         return finished_at + job_retention
     return finished_at + (RETENTION if queue_retention is None else queue_retention)
-
-
-def dead_dependency(id: str, state: State) -> str:
-    return f"its dependency {id} is {state}; revive {id} first"
-
-
-def dead_group(group: str, outcome: State, member: str) -> str:
-    return f"group {group}, which it needs, is {outcome}; revive {member} first"
-
-
-def other_outcome(group: str, outcome: State, wanted: State) -> str:
-    """For a callback of a group."""
-    return f"it follows the outcome {wanted} of group {group}, which is {outcome}"
-
-
-def waits_in_a_circle(node: str, group: str) -> str:
-    named = "group " + node[1:] if node.startswith("\0") else node
-    return f"it waits for {named}, which waits for its group {group}"
 
 
 LEAST = checks.SECOND // 2

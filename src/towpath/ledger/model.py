@@ -103,15 +103,15 @@ from towpath.core.lifecycle import (
     Jumps,
     awaken,
     counter_of,
-    dead_dependency,
-    dead_group,
+    group_outcome,
     lose,
-    other_outcome,
     purge_time,
-    waits_in_a_circle,
+    revived,
+    take,
 )
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import PartTurn, Pick, Rate, passed_over, permits, reason_after, share, spend
+from towpath.core.revival import DEAD, GroupGate, revive_obstacle, shut_gates
 from towpath.core.views import (
     Counts,
     GroupView,
@@ -137,7 +137,6 @@ from towpath.errors import (
 from towpath.ledger import Answer, Capabilities, LeasesOnly
 
 BLOCKED, SCHEDULED, READY, RUNNING, DONE, FAILED, CANCELED = State
-DEAD = frozenset({FAILED, CANCELED})
 
 
 class ModelQueue(Struct, frozen=True):
@@ -185,16 +184,6 @@ class ModelGroup(Struct, frozen=True):
     deleted: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-class ModelGate(Struct, frozen=True):
-    """A job waits for a group: for its success, for any end, or (a callback) for one outcome."""
-
-    run_anyway: bool
-    outcome: State | None = None
-
-    def met(self, outcome: State) -> bool:
-        return self.run_anyway or outcome is (self.outcome or DONE)
-
-
 class ModelTombstone(Struct, frozen=True):
     """A deleted job, or an id that was refused in favour of the job `alias`."""
 
@@ -216,7 +205,7 @@ class Tables:
         self.groups: dict[str, ModelGroup] = {}
         self.edges: dict[tuple[int, int], bool] = {}
         """(src seq, dst seq) -> run anyway"""
-        self.gates: dict[tuple[str, int], ModelGate] = {}
+        self.gates: dict[tuple[str, int], GroupGate] = {}
         """By (group, dst seq). The gates of a closed group stay, as it may be reopened."""
         self.proxies: dict[str, Proxy] = {}
         """Members of groups that were refused for their keys, by id: another job represents them."""
@@ -273,7 +262,7 @@ class Tables:
             if seq == dst and self.groups[group].state is not GroupState.CLOSED
         )
 
-    def gates_of(self, dst: int) -> list[tuple[str, ModelGate]]:
+    def gates_of(self, dst: int) -> list[tuple[str, GroupGate]]:
         return sorted(
             [(group, gate) for (group, seq), gate in self.gates.items() if seq == dst],
             key=lambda each: each[0],
@@ -459,7 +448,7 @@ def insert(tables: Tables, admission: Admission, now: int) -> list[int]:
     for proxy in admission.proxies:
         tables.count_proxy(proxy, proxy.counted)
     tables.edges |= {(src, dst): anyway for src, dst, anyway in admission.edges}
-    tables.gates |= {(group, dst): ModelGate(anyway) for group, dst, anyway in admission.gates}
+    tables.gates |= {(group, dst): GroupGate(anyway) for group, dst, anyway in admission.gates}
     for seq in admission.asked:
         if tables.jobs[seq].cancel_requested is None:
             tables.put(replace(tables.jobs[seq], cancel_requested=Reason.SUPERSEDED))
@@ -584,17 +573,7 @@ def offered(tables: Tables, queue: ModelQueue, want: Want, now: int) -> list[tup
 
 
 def start(tables: Tables, job: Job, pick: Pick | None, command: Claim, now: int) -> Job:
-    taken = replace(
-        job,
-        state=RUNNING,
-        reason=Reason.NONE,
-        attempts=job.attempts + 1,
-        fence=job.fence + 1,
-        owner=command.owner,
-        lease_until=now + command.lease,
-        lease_len=command.lease,
-        started_at=now,
-    )
+    taken = take(job, command.owner, command.lease, now)
     tables.put(taken)
     queue = tables.queues[job.queue]
     queue = replace(queue, next_at=spend(queue.next_at, queue.rate, now, 1))
@@ -838,8 +817,7 @@ class Finish:
 
     def close(self, group: ModelGroup, counts: Mapping[str, int]) -> None:
         tables = self.tables
-        canceled = counts["canceled"] or group.state is GroupState.ABORTING
-        outcome = FAILED if counts["failed"] else CANCELED if canceled else DONE
+        outcome = group_outcome(counts["failed"], counts["canceled"], group.state is GroupState.ABORTING)
         then = {ending: specs for ending, specs in group.then.items() if ending != outcome}
         tables.wrote = True
         tables.groups[group.id] = replace(
@@ -859,7 +837,7 @@ class Finish:
         if specs:
             admission = admit(specs, gather(tables, specs, self.now), self.now, tables.next_seq, Origin())
             self.add(insert(tables, admission, self.now), CANCELED, Reason.SUPERSEDED)
-            tables.gates |= {(group.id, job.seq): ModelGate(False, outcome) for job in admission.jobs}
+            tables.gates |= {(group.id, job.seq): GroupGate(False, outcome) for job in admission.jobs}
 
 
 # Groups
@@ -974,7 +952,7 @@ def revive(tables: Tables, command: Revive, now: int) -> Revived:
         if tables.jobs[job.seq] != job:
             # The job came back together with one that it needs.
             continue
-        obstacle = revive_obstacle(tables, job)
+        obstacle = revive_obstacle(job, ModelRevival(tables))
         if obstacle is not None:
             refused[job.seq] = (job.id, obstacle)
         else:
@@ -982,62 +960,46 @@ def revive(tables: Tables, command: Revive, now: int) -> Revived:
     return Revived(count, tuple([refused[seq] for seq in sorted(refused)]), len(found) > command.limit)
 
 
-def revive_obstacle(tables: Tables, job: Job) -> str | None:
-    if job.state not in DEAD:
-        return f"it is {job.state}"
-    if job.reason is Reason.SUPERSEDED:
-        return "superseded"
-    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
-        row = tables.keys.get((namespace(job.queue), job.key))
-        holder = tables.jobs.get(row.seq) if row is not None else None
-        if holder is not None and holder.seq != job.seq and holder.state not in FINISHED:
-            return f"its key is held by {holder.id}"
-    if job.group is not None and tables.groups[job.group].state is GroupState.ABORTING:
-        return f"group {job.group} is aborting"
-    for src, anyway in tables.needed_by(job.seq):
-        if not anyway and tables.jobs[src].state in DEAD:
-            return dead_dependency(tables.jobs[src].id, tables.jobs[src].state)
-    for group, gate in tables.gates_of(job.seq):
-        outcome = tables.groups[group].outcome
-        if outcome is not None and not gate.met(outcome):
-            if gate.outcome is not None:
-                return other_outcome(group, outcome, gate.outcome)
-            if (member := dead_member(tables, group)) is not None:
-                return dead_group(group, outcome, member)
-    return circle(tables, job)
+class ModelRevival:
+    """The reads of `core.revival`, as scans."""
 
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
 
-def dead_member(tables: Tables, group: str) -> str | None:
-    """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
-    proxied = [tables.jobs[proxy.job] for proxy in tables.proxies_in(group) if proxy.job in tables.jobs]
-    dead = [
-        job
-        for job in tables.members(group) + proxied
-        if job.state in DEAD and job.reason is not Reason.SUPERSEDED
-    ]
-    return min(dead, key=lambda job: (job.state is not FAILED, job.seq)).id if dead else None
+    def other_holder(self, job: Job) -> str | None:
+        if job.key is None or job.key_policy is KeyPolicy.SERIAL:
+            return None
+        row = self.tables.keys.get((namespace(job.queue), job.key))
+        holder = self.tables.jobs.get(row.seq) if row is not None else None
+        return None if holder is None or holder.seq == job.seq or holder.state in FINISHED else holder.id
 
+    def group_state(self, group: str) -> tuple[GroupState, State | None]:
+        return self.tables.groups[group].state, self.tables.groups[group].outcome
 
-def counted_in(tables: Tables, job: Job) -> set[str]:
-    """The groups that a revived job is counted in."""
-    found = {proxy.group for proxy in tables.represented_by(job.seq)}
-    found = {group for group in found if tables.groups[group].state is not GroupState.ABORTING}
-    return found if job.group is None else found | {job.group}
+    def dead_dependency(self, job: Job) -> tuple[str, State] | None:
+        needed = [self.tables.jobs[src] for src, anyway in self.tables.needed_by(job.seq) if not anyway]
+        return next(((each.id, each.state) for each in needed if each.state in DEAD), None)
 
+    def gates(self, job: Job) -> list[tuple[str, GroupGate]]:
+        return self.tables.gates_of(job.seq)
 
-def circle(tables: Tables, job: Job) -> str | None:
-    """Would the job wait for something that waits for one of its groups?"""
-    groups = counted_in(tables, job)
-    waited = {
-        tables.jobs[src].id for src, _ in tables.needed_by(job.seq) if tables.jobs[src].state not in FINISHED
-    }
-    waited |= {
-        node(id) for id, _ in tables.gates_of(job.seq) if id in groups or tables.groups[id].outcome is None
-    }
-    for group in sorted(groups if waited else ()):
-        if both := waited & {*reach(tables, node(group)), node(group)}:
-            return waits_in_a_circle(min(both), group)
-    return None
+    def dead_member(self, group: str) -> str | None:
+        proxied = [self.tables.jobs.get(proxy.job) for proxy in self.tables.proxies_in(group)]
+        members = [*self.tables.members(group), *[job for job in proxied if job is not None]]
+        dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+        return min(dead, key=lambda job: (job.state is not FAILED, job.seq)).id if dead else None
+
+    def open_dependencies(self, job: Job) -> set[str]:
+        needed = [self.tables.jobs[src] for src, _ in self.tables.needed_by(job.seq)]
+        return {each.id for each in needed if each.state not in FINISHED}
+
+    def counted_in(self, job: Job) -> set[str]:
+        found = {proxy.group for proxy in self.tables.represented_by(job.seq)}
+        found = {group for group in found if self.tables.groups[group].state is not GroupState.ABORTING}
+        return found if job.group is None else found | {job.group}
+
+    def downstream(self, name: str) -> frozenset[str]:
+        return reach(self.tables, name)
 
 
 def revive_with_dependents(tables: Tables, job: Job, now: int) -> int:
@@ -1050,7 +1012,7 @@ def revive_with_dependents(tables: Tables, job: Job, now: int) -> int:
             if (
                 dependent.state in DEAD
                 and dependent.reason is Reason.DEPENDENCY
-                and revive_obstacle(tables, dependent) is None
+                and revive_obstacle(dependent, ModelRevival(tables)) is None
             ):
                 needing |= revive_one(tables, dependent, now)
                 count += 1
@@ -1059,27 +1021,13 @@ def revive_with_dependents(tables: Tables, job: Job, now: int) -> int:
 
 def revive_one(tables: Tables, job: Job, now: int) -> set[int]:
     """Revive a job and reopen its groups; the jobs that may have ended only because of it."""
-    for group, gate in tables.gates_of(job.seq):
-        outcome = tables.groups[group].outcome
-        if outcome is not None and not gate.met(outcome):
-            # The members because of which the group ended badly are deleted.
-            del tables.gates[group, job.seq]
+    for group, _, _ in shut_gates(job, ModelRevival(tables)):
+        # The members because of which the group ended badly are deleted: nothing is left to wait for.
+        del tables.gates[group, job.seq]
     waits = sum(tables.jobs[src].state not in FINISHED for src, _ in tables.needed_by(job.seq))
     waits += len(tables.open_gates(job.seq))
     waits += job.group is not None and tables.groups[job.group].state is GroupState.OPEN
-    revived = replace(
-        job,
-        state=awaken(job.ready_at, waits, now),
-        reason=Reason.REVIVED,
-        failures=0,
-        losses=0,
-        cancel_requested=None,
-        finished_at=None,
-        purge_at=None,
-        expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
-        waits=waits,
-    )
-    tables.put(revived)
+    tables.put(revived(job, waits, now))
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         name = (namespace(job.queue), job.key)
         tables.keys[name] = KeyTaken(name, job.id, job.seq, 0, None)
@@ -1091,7 +1039,7 @@ def revive_one(tables: Tables, job: Job, now: int) -> set[int]:
     for proxy in tables.represented_by(job.seq):
         if tables.groups[proxy.group].state is not GroupState.ABORTING:
             tables.count_proxy(proxy, "unfinished")
-    for group in sorted(counted_in(tables, job)):
+    for group in sorted(ModelRevival(tables).counted_in(job)):
         if tables.groups[group].state is GroupState.CLOSED:
             needing |= reopen(tables, group)
     return needing
@@ -1676,7 +1624,7 @@ def dump(tables: Tables) -> dict[str, Any]:
         "jobs": [tables.jobs[seq] for seq in sorted(tables.jobs)],
         "edges": sorted((src, dst, anyway) for (src, dst), anyway in tables.edges.items()),
         "gates": sorted(
-            (group, dst, gate.run_anyway, gate.outcome.value if gate.outcome else "")
+            (group, dst, gate.run_anyway, gate.wanted.value if gate.wanted else "")
             for (group, dst), gate in tables.gates.items()
         ),
         "proxies": sorted(

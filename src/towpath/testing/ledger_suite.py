@@ -26,6 +26,7 @@ from towpath.testing.suite.parts import PartSuite, QuotaSuite
 from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.proxies import ProxySuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
+from towpath.testing.suite.records import RecordSuite
 from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
@@ -65,6 +66,7 @@ SUITES: tuple[type[Suite], ...] = (
     DueSuite,
     ReadSuite,
     ExplainSuite,
+    RecordSuite,
     BadInputSuite,
 )
 
@@ -102,6 +104,7 @@ class LedgerSuite(
     DueSuite,
     ReadSuite,
     ExplainSuite,
+    RecordSuite,
     BadInputSuite,
 ):
     """Every rule of `docs/ledger-rules.md`."""

@@ -365,7 +365,7 @@ class Histories:
             return [Append((self.spec(),)), self.claim()]
         if draw < 0.85:
             settles = [
-                Settle(id, fence, Retry(5) if self._maybe(0.1) else Done(b"r"))
+                Settle(id, fence, RetryOutcome(5) if self._maybe(0.1) else Done(b"r"))
                 for id, fence in self.held.items()
             ]
             return [*settles, self.claim()]

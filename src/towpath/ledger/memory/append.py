@@ -18,16 +18,17 @@ from towpath.core.admission import (
     Quota,
     Room,
     admit,
+    is_unrelated,
     key_of,
     node,
     places_of,
-    plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, GroupState
 from towpath.core.job import WAITING, Job, Reason, Spec, State
 from towpath.core.limits import spend
-from towpath.ledger.memory.rows import GateRecord, Tombstone
+from towpath.core.revival import GroupGate
+from towpath.ledger.memory.rows import Tombstone
 from towpath.ledger.memory.store import MemoryStore, put_proxy
 
 NOTHING = AppendFacts()
@@ -70,7 +71,7 @@ def _write_edges(store: MemoryStore, admission: Admission) -> None:
     for src, dst, run_anyway in admission.edges:
         store.link(src, dst, run_anyway)
     for group, dst, run_anyway in admission.gates:
-        store.gate(group, dst, GateRecord(run_anyway))
+        store.gate(group, dst, GroupGate(run_anyway))
 
 
 def _hand_over(store: MemoryStore, old: int, newer: int) -> None:
@@ -112,7 +113,7 @@ def _facts(store: MemoryStore, specs: Sequence[Spec], now: int) -> AppendFacts:
         if queue is not None and (queue.capacity is not None or queue.retention is not None):
             rooms[name] = Room(queue.capacity, queue.depth, queue.retention)
     quotas = _quotas(store, specs)
-    if plain(specs):
+    if all(map(is_unrelated, specs)):
         return AppendFacts(known=known, rooms=rooms, quotas=quotas) if known or rooms or quotas else NOTHING
     holders = _holders(store, specs, known, now)
     reached = {name: downstream(store, name) for name in walks(specs, holders)}

@@ -290,7 +290,7 @@ def dump(store: MemoryStore) -> dict[str, Any]:
             (src, dst, anyway) for src, dsts in store.edges_out.items() for dst, anyway in dsts.items()
         ),
         "gates": sorted(
-            (group, dst, gate.run_anyway, gate.outcome.value if gate.outcome else "")
+            (group, dst, gate.run_anyway, gate.wanted.value if gate.wanted else "")
             for group, dsts in store.gates_out.items()
             for dst, gate in dsts.items()
         ),

@@ -12,7 +12,7 @@ from towpath.core import checks
 from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
 from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, ClaimedJob, Job, Reason
 from towpath.core.lanes import narrowed
-from towpath.core.lifecycle import REASONS
+from towpath.core.lifecycle import take, woken
 from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
 from towpath.errors import LostClaim
 from towpath.ledger.memory.rows import PartRecord, QueueRecord, ReadyJobs
@@ -48,7 +48,7 @@ def wake(store: MemoryStore, queue: QueueRecord, now: int, limit: int) -> int:
     due = queue.scheduled.take(now, limit)
     for seq in due:
         job = store.jobs[seq]
-        store.put(job, replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else NONE))
+        store.put(job, woken(job))
     return len(due)
 
 
@@ -60,31 +60,18 @@ def _take_loose(store: MemoryStore, queue: QueueRecord, command: Claim, want: Wa
     back: list[Job] = []
     if room <= 0:
         return taken
-    owner, until, lease = command.owner, now + command.lease, command.lease
     for job in queue.loose.take(now, back, want.suspects):
         if job.max_attempts == 1:
             if not once:
                 back.append(job)
                 break
             once -= 1
-        taken.append(
-            replace(
-                job,
-                state=RUNNING,
-                reason=NONE,
-                attempts=job.attempts + 1,
-                fence=job.fence + 1,
-                owner=owner,
-                lease_until=until,
-                lease_len=lease,
-                started_at=now,
-            )
-        )
+        taken.append(take(job, command.owner, command.lease, now))
         if len(taken) == room:
             break
     for job in back:
         queue.loose.put_back(job)
-    store.lend(queue, taken, until)
+    store.lend(queue, taken, now + command.lease)
     queue.next_at = spend(queue.next_at, queue.rate, now, len(taken))
     return taken
 
@@ -142,17 +129,7 @@ class _QueuePicks:
         """Claim the head."""
         job, pick, now = self.head, self._pick, self._now
         assert job is not None
-        taken = replace(
-            job,
-            state=RUNNING,
-            reason=NONE,
-            attempts=job.attempts + 1,
-            fence=job.fence + 1,
-            owner=command.owner,
-            lease_until=now + command.lease,
-            lease_len=command.lease,
-            started_at=now,
-        )
+        taken = take(job, command.owner, command.lease, now)
         self._store.put(job, taken)
         self._total += 1
         if pick is not None:

@@ -206,16 +206,6 @@ class GroupRecord:
         )
 
 
-class GateRecord(msgspec.Struct, frozen=True):
-    """A job waits for a group: for its success, for any end, or (a callback) for one outcome."""
-
-    run_anyway: bool
-    outcome: State | None = None
-
-    def met(self, outcome: State | None) -> bool:
-        return self.run_anyway or outcome is (self.outcome or State.DONE)
-
-
 class Tombstone(msgspec.Struct, frozen=True):
     """What is left of a deleted job, or of an id that was refused in favour of the job `alias`."""
 

@@ -23,13 +23,23 @@ from towpath.core.commands import (
     Unseal,
 )
 from towpath.core.ids import derived
-from towpath.core.job import DONE, FINISHED, RUNNING, WAITING, Done, Job, Reason, Refuse, Release, State
-from towpath.core.lifecycle import RETENTION, Change, awaken, counter_of, purge_time
+from towpath.core.job import DONE, FINISHED, RUNNING, WAITING, Job, Reason, Refuse, Release, State
+from towpath.core.lifecycle import (
+    RETENTION,
+    counter_of,
+    ended,
+    given_back,
+    group_outcome,
+    held,
+    lowered,
+    settled,
+)
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import spend
+from towpath.core.revival import GroupGate
 from towpath.errors import LostClaim, UnknownGroup, Unsupported
 from towpath.ledger.memory.append import decide, insert
-from towpath.ledger.memory.rows import GateRecord, GroupRecord
+from towpath.ledger.memory.rows import GroupRecord
 from towpath.ledger.memory.store import MemoryStore, plan_notes, put_proxy, write_notes
 
 
@@ -83,42 +93,20 @@ def _settled_before(store: MemoryStore, command: Settle, job: Job | None) -> Set
 
 
 def _settle(store: MemoryStore, job: Job, command: Settle, now: int) -> State:
-    outcome, state = command.outcome, DONE
-    if type(outcome) is Done:
-        end_done(store, job, now, outcome.result)
-    else:
-        change = settle_change(job, outcome, now)
-        state = change.state
-        said = getattr(outcome, "error", None)
-        error = job.error if said is None else said
-        if type(outcome) is Release or type(outcome) is Refuse:
-            _give_back(store, job, now)
-        if state not in FINISHED:
-            store.put(job, _waiting_again(job, change, error))
-            hold(store, job.seq)
-            return state
-        end_settled(store, job, change, now, error)
+    change = settle_change(job, command.outcome, now)
+    new = settled(job, change, command.outcome)
+    if type(command.outcome) is Release or type(command.outcome) is Refuse:
+        _give_back(store, job, now)
+    if change.state not in FINISHED:
+        store.put(job, given_back(new, change))
+        hold(store, job.seq)
+        return change.state
+    end(store, job, ended(new, change.state, change.reason, now, store.queues[job.queue].retention))
     if job.group is not None or job.seq in store.edges_out or job.seq in store.proxies_of:
         finishing = EndCascade(store, now)
-        finishing.follow([job.seq], state, {})
+        finishing.follow([job.seq], change.state, {})
         finishing.run()
-    return state
-
-
-def _waiting_again(job: Job, change: Change, error: str | None) -> Job:
-    return replace(
-        job,
-        state=change.state,
-        reason=change.reason,
-        attempts=change.attempts,
-        failures=change.failures,
-        ready_at=job.ready_at if change.ready_at is None else change.ready_at,
-        settled_fence=job.fence,
-        settled_as=change.state,
-        owner=None,
-        lease_until=None,
-        error=error,
-    )
+    return change.state
 
 
 def _give_back(store: MemoryStore, job: Job, now: int) -> None:
@@ -156,7 +144,7 @@ def unseal(store: MemoryStore, command: Unseal, now: int) -> GroupSet:
         group.state, group.paused, group.why = GroupState.OPEN, True, command.why
         for job in [store.jobs[seq] for seq in group.members]:
             if job.state is State.BLOCKED:
-                store.put(job, replace(job, waits=job.waits + 1))
+                store.put(job, held(job))
             else:
                 hold(store, job.seq)
     elif group.paused and group.why != command.why:
@@ -182,89 +170,29 @@ def _group(store: MemoryStore, id: str) -> GroupRecord:
     return group
 
 
-def end(store: MemoryStore, job: Job, state: State, reason: Reason, now: int) -> None:
-    """A job ends. What waits for it is the business of a `Finishing`."""
-    ended = replace(
-        job,
-        state=state,
-        reason=reason,
-        finished_at=now,
-        purge_at=purge_time(state, now, job.retention, store.queues[job.queue].retention),
-        waits=0,
-        owner=None,
-        lease_until=None,
-    )
-    store.put(job, ended)
-    if job.key is not None:
-        store.release(job, now)
-
-
-def end_done(store: MemoryStore, job: Job, now: int, result: bytes | None) -> None:
-    """The end of most jobs, in one step."""
-    queue = store.queues[job.queue]
-    done = replace(
-        job,
-        state=DONE,
-        settled_fence=job.fence,
-        settled_as=DONE,
-        finished_at=now,
-        purge_at=purge_time(DONE, now, job.retention, queue.retention),
-        owner=None,
-        lease_until=None,
-        result=result,
-    )
-    if job.part is None and job.group is None:
-        store.put_done(queue, done)
+def end(store: MemoryStore, job: Job, new: Job) -> None:
+    """Store a job that has ended. `EndCascade` handles the jobs and groups that wait for it."""
+    if new.state is DONE and job.part is None and job.group is None:
+        store.put_done(store.queues[job.queue], new)
     else:
-        store.put(job, done)
+        store.put(job, new)
     if job.key is not None:
-        store.release(job, now)
-
-
-def end_settled(store: MemoryStore, job: Job, change: Change, now: int, error: str | None) -> None:
-    """The same for a job that its holder settled otherwise."""
-    state = change.state
-    ended = replace(
-        job,
-        state=state,
-        reason=change.reason,
-        attempts=change.attempts,
-        failures=change.failures,
-        settled_fence=job.fence,
-        settled_as=state,
-        finished_at=now,
-        purge_at=purge_time(state, now, job.retention, store.queues[job.queue].retention),
-        owner=None,
-        lease_until=None,
-        error=error,
-    )
-    store.put(job, ended)
-    if job.key is not None:
-        store.release(job, now)
+        store.release(job, new.finished_at or 0)
 
 
 def lower(store: MemoryStore, job: Job, now: int) -> None:
-    """One thing less to wait for; at zero the job wakes."""
-    waits = job.waits - 1
-    if waits:
-        store.put(job, replace(job, waits=waits))
-        return
-    state = awaken(job.ready_at, 0, now)
-    store.put(
-        job,
-        replace(job, waits=0, state=state, reason=Reason.DELAY if state is State.SCHEDULED else Reason.NONE),
-    )
+    store.put(job, lowered(job, now))
 
 
 def hold(store: MemoryStore, seq: int) -> None:
-    """A member of an open group that could run, or could soon, waits for the seal."""
+    """Block a scheduled or ready member of an open group: it waits for the seal."""
     job = store.jobs[seq]
     if (
         job.state in (State.SCHEDULED, State.READY)
         and job.group is not None
         and store.groups[job.group].state is GroupState.OPEN
     ):
-        store.put(job, replace(job, state=State.BLOCKED, reason=Reason.NONE, waits=1))
+        store.put(job, held(job))
 
 
 def expire(store: MemoryStore, now: int, limit: int) -> int:
@@ -298,18 +226,18 @@ class EndCascade:
             self.follow([seq for seq in seqs if self._end(seq, state, reason)], state, groups)
             groups = {}
 
-    def follow(self, ended: list[int], state: State, groups: dict[str, bool]) -> None:
+    def follow(self, over: list[int], state: State, groups: dict[str, bool]) -> None:
         """Those that have ended take their dependents with them or wake them; then their groups, and
         `groups`."""
         jobs, out = self._store.jobs, self._store.edges_out
         if state is not State.DONE:
-            self._cascade(ended, state)
-        for src in ended:
+            self._cascade(over, state)
+        for src in over:
             for dst in out.get(src, ()):
                 job = jobs[dst]
                 if job.state is State.BLOCKED:
                     lower(self._store, job, self._now)
-        for seq in ended:
+        for seq in over:
             if (group := jobs[seq].group) is not None:
                 groups[group] = groups.get(group, False) or state is State.FAILED
             if seq in self._store.proxies_of:
@@ -351,28 +279,27 @@ class EndCascade:
             return False
         why = reason or job.cancel_requested
         assert why is not None
-        end(self._store, job, state, why, self._now)
+        self._end_as(job, state, why)
         return True
 
-    def _cascade(self, ended: list[int], state: State) -> None:
-        """Every blocked job that needs one of `ended` to succeed, transitively, ends likewise and joins the
+    def _end_as(self, job: Job, state: State, reason: Reason) -> None:
+        retention = self._store.queues[job.queue].retention
+        end(self._store, job, ended(job, state, reason, self._now, retention))
+
+    def _cascade(self, dead: list[int], state: State) -> None:
+        """Every blocked job that needs one of `dead` to succeed, transitively, ends likewise and joins the
         list."""
         jobs, out = self._store.jobs, self._store.edges_out
         # The list grows while it is walked.
-        for src in ended:
+        for src in dead:
             for dst, run_anyway in out.get(src, {}).items():
                 job = jobs[dst]
                 if not run_anyway and job.state is State.BLOCKED:
-                    end(self._store, job, state, Reason.DEPENDENCY, self._now)
-                    ended.append(dst)
+                    self._end_as(job, state, Reason.DEPENDENCY)
+                    dead.append(dst)
 
     def _close(self, group: GroupRecord) -> None:
-        if group.failed:
-            outcome = State.FAILED
-        elif group.canceled or group.state is GroupState.ABORTING:
-            outcome = State.CANCELED
-        else:
-            outcome = State.DONE
+        outcome = group_outcome(group.failed, group.canceled, group.state is GroupState.ABORTING)
         group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, self._now
         self._store.group_ends.push(self._now + RETENTION, group.id)
         self._store.dirty = True
@@ -399,7 +326,7 @@ class EndCascade:
             admission = decide(self._store, specs, self._now, Origin())
             superseded = insert(self._store, admission, self._now)
             for job in admission.jobs:
-                self._store.gate(group.id, job.seq, GateRecord(False, outcome))
+                self._store.gate(group.id, job.seq, GroupGate(False, outcome))
             self.add(superseded, State.CANCELED, Reason.SUPERSEDED)
 
 

@@ -16,13 +16,14 @@ from towpath.core.commands import TOMBSTONE, GroupState, Note, Noted, QueueSet, 
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
 from towpath.core.lifecycle import RETENTION, Jumps
 from towpath.core.limits import reason_after
+from towpath.core.revival import GroupGate
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
-from towpath.ledger.memory.rows import GateRecord, GroupRecord, PartRecord, QueueRecord, Timeline, Tombstone
+from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline, Tombstone
 
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
-V = TypeVar("V", bool, GateRecord)
+V = TypeVar("V", bool, GroupGate)
 
 Claims = tuple[tuple[str, int], ...]
 """What is kept of the answer of a claim: (id, fence)."""
@@ -52,8 +53,8 @@ class MemoryStore:
         self.edges_out: dict[int, dict[int, bool]] = {}
         """src -> dst -> run_anyway; `edges_in` is the same by dst, and so are the gates of groups."""
         self.edges_in: dict[int, dict[int, bool]] = {}
-        self.gates_out: dict[str, dict[int, GateRecord]] = {}
-        self.gates_in: dict[int, dict[str, GateRecord]] = {}
+        self.gates_out: dict[str, dict[int, GroupGate]] = {}
+        self.gates_in: dict[int, dict[str, GroupGate]] = {}
         """The gates of a group stay after its end, as it may be reopened."""
         self.proxies: dict[str, Proxy] = {}
         """By the id that was refused."""
@@ -195,7 +196,7 @@ class MemoryStore:
         _remove(self.edges_out, src, dst)
         _remove(self.edges_in, dst, src)
 
-    def gate(self, group: str, dst: int, gate: GateRecord) -> None:
+    def gate(self, group: str, dst: int, gate: GroupGate) -> None:
         self.gates_out.setdefault(group, {})[dst] = gate
         self.gates_in.setdefault(dst, {})[group] = gate
 

@@ -26,15 +26,8 @@ from towpath.core.commands import (
 )
 from towpath.core.facts import KeyName
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, Reason, State
-from towpath.core.lifecycle import (
-    awaken,
-    counter_of,
-    dead_dependency,
-    dead_group,
-    lose,
-    other_outcome,
-    waits_in_a_circle,
-)
+from towpath.core.lifecycle import counter_of, given_back, held, lose, revived
+from towpath.core.revival import DEAD, GroupGate, revive_obstacle, shut_gates
 from towpath.ledger.memory.append import downstream
 from towpath.ledger.memory.claim import wake
 from towpath.ledger.memory.rows import GroupRecord, QueueRecord
@@ -69,16 +62,7 @@ def _lose(store: MemoryStore, lost: Sequence[Job], now: int) -> int:
             store.put(job, replace(job, losses=change.losses))
             ended[change.state].append(job.seq)
         else:
-            ready_at = job.ready_at if change.ready_at is None else change.ready_at
-            back = replace(
-                job,
-                state=change.state,
-                reason=change.reason,
-                losses=change.losses,
-                owner=None,
-                lease_until=None,
-            )
-            store.put(job, replace(back, ready_at=ready_at))
+            store.put(job, given_back(job, change))
             hold(store, job.seq)
     finishing = EndCascade(store, now)
     finishing.add(ended[State.FAILED], State.FAILED, Reason.LOST)
@@ -248,7 +232,6 @@ def hasten(store: MemoryStore, command: Hasten, now: int) -> Hastened:
     return Hastened(min(len(found), command.limit), len(found) > command.limit)
 
 
-DEAD = frozenset({State.FAILED, State.CANCELED})
 UNFINISHED = frozenset(State) - FINISHED
 
 
@@ -280,7 +263,7 @@ def revive(store: MemoryStore, command: Revive, now: int) -> Revived:
         if store.jobs[job.seq] is not job:
             # It came back with one that it needs.
             continue
-        if (why := _why_not(store, job)) is not None:
+        if (why := revive_obstacle(job, MemoryRevival(store))) is not None:
             refused[job.seq] = job.id, why
         else:
             count += _revive_with_dependents(store, job, now)
@@ -325,59 +308,49 @@ def _matches(where: Selector, job: Job) -> bool:
     )
 
 
-def _why_not(store: MemoryStore, job: Job) -> str | None:
-    if job.state not in DEAD:
-        return f"it is {job.state}"
-    if job.reason is Reason.SUPERSEDED:
-        return "superseded"
-    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
-        row = store.keys.get((namespace(job.queue), job.key))
-        holder = None if row is None else store.jobs.get(row.seq)
-        if holder is not None and holder.seq != job.seq and holder.state not in FINISHED:
-            return f"its key is held by {holder.id}"
-    if job.group is not None and store.groups[job.group].state is GroupState.ABORTING:
-        return f"group {job.group} is aborting"
-    for src, run_anyway in sorted(store.edges_in.get(job.seq, {}).items()):
-        if not run_anyway and (needed := store.jobs[src]).state in DEAD:
-            return dead_dependency(needed.id, needed.state)
-    for id, gate in sorted(store.gates_in.get(job.seq, {}).items()):
-        if (outcome := store.groups[id].outcome) is not None and not gate.met(outcome):
-            if gate.outcome is not None:
-                return other_outcome(id, outcome, gate.outcome)
-            if (first := _dead_member(store, id)) is not None:
-                return dead_group(id, outcome, first)
-    return _cycle(store, job)
+class MemoryRevival:
+    """The reads of `core.revival` on a store."""
 
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
 
-def _dead_member(store: MemoryStore, group: str) -> str | None:
-    """The member that must be revived before the group can end well: a failed one if there is one, by seq."""
-    row = store.groups[group]
-    proxied = [store.jobs[seq] for id in row.proxies if (seq := store.proxies[id].job) in store.jobs]
-    members = [*(store.jobs[seq] for seq in row.members), *proxied]
-    dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
-    return min(dead, key=lambda job: (job.state is not State.FAILED, job.seq)).id if dead else None
+    def other_holder(self, job: Job) -> str | None:
+        if job.key is None or job.key_policy is KeyPolicy.SERIAL:
+            return None
+        row = self._store.keys.get((namespace(job.queue), job.key))
+        holder = None if row is None else self._store.jobs.get(row.seq)
+        return None if holder is None or holder.seq == job.seq or holder.state in FINISHED else holder.id
 
+    def group_state(self, group: str) -> tuple[GroupState, State | None]:
+        return self._store.groups[group].state, self._store.groups[group].outcome
 
-def _groups_of(store: MemoryStore, job: Job) -> set[str]:
-    """The groups that a revived job is counted in."""
-    found = {store.proxies[id].group for id in store.proxies_of.get(job.seq, ())}
-    found -= {id for id in found if store.groups[id].state is GroupState.ABORTING}
-    return found if job.group is None else found | {job.group}
+    def dead_dependency(self, job: Job) -> tuple[str, State] | None:
+        for src, run_anyway in sorted(self._store.edges_in.get(job.seq, {}).items()):
+            if not run_anyway and (needed := self._store.jobs[src]).state in DEAD:
+                return needed.id, needed.state
+        return None
 
+    def gates(self, job: Job) -> list[tuple[str, GroupGate]]:
+        return sorted(self._store.gates_in.get(job.seq, {}).items(), key=lambda each: each[0])
 
-def _cycle(store: MemoryStore, job: Job) -> str | None:
-    """Would the job wait for something that waits for one of its groups?"""
-    groups = _groups_of(store, job)
-    waited = {
-        store.jobs[src].id for src in store.edges_in.get(job.seq, ()) if store.jobs[src].state not in FINISHED
-    }
-    waited |= {
-        node(id) for id in store.gates_in.get(job.seq, ()) if id in groups or store.groups[id].outcome is None
-    }
-    for group in sorted(groups if waited else ()):
-        if both := waited & {*downstream(store, node(group)), node(group)}:
-            return waits_in_a_circle(min(both), group)
-    return None
+    def dead_member(self, group: str) -> str | None:
+        store, row = self._store, self._store.groups[group]
+        proxied = [store.jobs[seq] for id in row.proxies if (seq := store.proxies[id].job) in store.jobs]
+        members = [*(store.jobs[seq] for seq in row.members), *proxied]
+        dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+        return min(dead, key=lambda job: (job.state is not State.FAILED, job.seq)).id if dead else None
+
+    def open_dependencies(self, job: Job) -> set[str]:
+        needed = [self._store.jobs[src] for src in self._store.edges_in.get(job.seq, ())]
+        return {each.id for each in needed if each.state not in FINISHED}
+
+    def counted_in(self, job: Job) -> set[str]:
+        found = {self._store.proxies[id].group for id in self._store.proxies_of.get(job.seq, ())}
+        found -= {id for id in found if self._store.groups[id].state is GroupState.ABORTING}
+        return found if job.group is None else found | {job.group}
+
+    def downstream(self, name: str) -> frozenset[str]:
+        return downstream(self._store, name)
 
 
 def _revive_with_dependents(store: MemoryStore, job: Job, now: int) -> int:
@@ -391,7 +364,7 @@ def _revive_with_dependents(store: MemoryStore, job: Job, now: int) -> int:
             if (
                 dependent.state in DEAD
                 and dependent.reason is Reason.DEPENDENCY
-                and _why_not(store, dependent) is None
+                and revive_obstacle(dependent, MemoryRevival(store)) is None
             ):
                 needing |= _revive(store, dependent, now)
                 count += 1
@@ -400,26 +373,15 @@ def _revive_with_dependents(store: MemoryStore, job: Job, now: int) -> int:
 
 def _revive(store: MemoryStore, job: Job, now: int) -> set[int]:
     """The jobs that may have ended only because of it."""
-    for id, gate in list(store.gates_in.get(job.seq, {}).items()):
-        if (outcome := store.groups[id].outcome) is not None and not gate.met(outcome):
-            # All because of which the group ended badly is deleted.
-            store.drop_gate(id, job.seq)
+    reads = MemoryRevival(store)
+    for group, _, _ in shut_gates(job, reads):
+        # The members because of which the group ended badly are deleted: nothing is left to wait for.
+        store.drop_gate(group, job.seq)
     waits = sum(store.jobs[src].state not in FINISHED for src in store.edges_in.get(job.seq, ()))
     waits += len(open_gates(store, job.seq))
     if job.group is not None and store.groups[job.group].state is GroupState.OPEN:
         waits += 1
-    new = replace(
-        job,
-        state=awaken(job.ready_at, waits, now),
-        reason=Reason.REVIVED,
-        failures=0,
-        losses=0,
-        cancel_requested=None,
-        finished_at=None,
-        purge_at=None,
-        expires_at=None if job.expires_at is not None and job.expires_at <= now else job.expires_at,
-        waits=waits,
-    )
+    new = revived(job, waits, now)
     store.put(job, new)
     if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         store.hold(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
@@ -430,7 +392,7 @@ def _revive(store: MemoryStore, job: Job, now: int) -> set[int]:
     for proxy in [store.proxies[id] for id in sorted(store.proxies_of.get(job.seq, ()))]:
         if proxy.counted != "unfinished" and store.groups[proxy.group].state is not GroupState.ABORTING:
             put_proxy(store, replace(proxy, counted="unfinished"))
-    for group in sorted(_groups_of(store, new)):
+    for group in sorted(reads.counted_in(new)):
         if store.groups[group].state is GroupState.CLOSED:
             needing |= _reopen(store, store.groups[group])
     return needing
@@ -453,15 +415,7 @@ def _reopen(store: MemoryStore, group: GroupRecord) -> set[int]:
     for dst, gate in list(store.gates_out.get(group.id, {}).items()):
         job = store.jobs[dst]
         if job.state in WAITING:
-            store.put(
-                job,
-                replace(
-                    job,
-                    state=State.BLOCKED,
-                    reason=job.reason if job.state is State.BLOCKED else Reason.NONE,
-                    waits=job.waits + 1,
-                ),
-            )
+            store.put(job, held(job))
         elif job.state is State.RUNNING:
             store.drop_gate(group.id, dst)
         elif job.reason is Reason.DEPENDENCY and not gate.run_anyway:

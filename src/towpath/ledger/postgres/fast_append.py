@@ -20,6 +20,7 @@ import msgspec
 import psycopg
 from psycopg import errors
 
+from towpath.core.admission import is_plain
 from towpath.core.checks import storable
 from towpath.core.commands import (
     KEEP,
@@ -133,8 +134,7 @@ def _attempt(paths: FastPaths, path: str, run: Callable[[], T]) -> T | None:
 
 
 def _is_plain(spec: Spec) -> bool:
-    related = spec.after or spec.group is not None or spec.key is not None
-    return not (related or spec.part is not None or spec.headers or spec.ttl is not None)
+    return is_plain(spec) and not spec.headers and spec.ttl is None
 
 
 def _append(db: PostgresDb, commands: Sequence[Command], now: int | None) -> Applied:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want
+from towpath.core.commands import Claim, Claimed, Command, Settle, Settled, Want, plain_end
 from towpath.core.job import DONE, ClaimedJob, Job
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.ledger import Answer
 from towpath.ledger.postgres.rows import PostgresDb, ReadyScan, received
-from towpath.ledger.tables.database import Args, array, plain_end
+from towpath.ledger.tables.database import Args, array
 from towpath.ledger.tables.fast_path import FastPathRefused
 
 SKIPPED_AFTER_MISS = 16

@@ -35,9 +35,9 @@ from towpath.core.admission import (
     Quota,
     Room,
     admit,
+    is_unrelated,
     key_of,
     places_of,
-    plain,
 )
 from towpath.core.commands import Append, Placed
 from towpath.core.job import Spec, State
@@ -139,7 +139,7 @@ def _append(context: AppendContext, specs: Sequence[Spec]) -> Generator[Step, An
         limits.rooms.update({queues[n - 1]: Room(capacity, depth) for n, capacity, depth in full})
     if places := places_of(specs):
         limits.quotas.update((yield lambda db: _seen_quotas(db, places)))
-    if plain(specs) and not begun.forgotten:
+    if all(map(is_unrelated, specs)) and not begun.forgotten:
         answers = yield from _insert(named, specs, now, limits)
     else:
         answers = yield from _store_in_inbox(named, specs, now, limits)

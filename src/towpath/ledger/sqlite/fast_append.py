@@ -13,12 +13,12 @@ from itertools import chain, islice
 from typing import Any
 
 import apsw
-from msgspec.structs import replace
 
-from towpath.core.admission import new_job
+from towpath.core.admission import is_plain, new_job
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Placed
-from towpath.core.job import READY, RUNNING, ClaimedJob, Spec
+from towpath.core.job import READY, ClaimedJob, Spec
 from towpath.core.lanes import narrowed
+from towpath.core.lifecycle import take
 from towpath.ledger import Answer
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.statements import SqliteDb, insert, named
@@ -50,7 +50,7 @@ def plain_specs(path: str, commands: Sequence[Any]) -> Sequence[Spec]:
         specs = tuple(chain.from_iterable([command.specs for command in commands]))
     queue = specs[0].queue if specs else None
     for spec in specs:
-        if spec.after or spec.group is not None or spec.key is not None or spec.part is not None:
+        if not is_plain(spec):
             raise FastPathRefused("spec")
         if spec.queue != queue:
             raise FastPathRefused("queues")
@@ -117,16 +117,7 @@ def append_and_claim(
     if not is_all or job.state is not READY:
         raise FastPathRefused("other_jobs")
     check_start(schema, min_schema, now)
-    held = replace(
-        job,
-        state=RUNNING,
-        attempts=1,
-        fence=1,
-        owner=claim.owner,
-        lease_until=now + claim.lease,
-        lease_len=claim.lease,
-        started_at=now,
-    )
+    held = take(job, claim.owner, claim.lease, now)
     SqliteDb(db).add_jobs([held])
     db.execute(named("count_appended_running"), (spec.queue,))
     db.execute(named("write_meta"), (seq + 1, version, now))

@@ -21,11 +21,11 @@ from towpath.core.admission import (
     Quota,
     Room,
     admit,
+    is_unrelated,
     key_of,
     new_job,
     node,
     places_of,
-    plain,
     walks,
 )
 from towpath.core.commands import TOMBSTONE, Append, Appended
@@ -121,7 +121,7 @@ def _independent(specs: Sequence[Spec], facts: AppendFacts) -> bool:
         return False
     if len({spec.id for spec in specs}) < len(specs):
         return False
-    return plain(specs)
+    return all(map(is_unrelated, specs))
 
 
 def gather(tx: Transaction, specs: Sequence[Spec]) -> AppendFacts:

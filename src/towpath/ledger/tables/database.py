@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core.commands import Command, Selector, Settle, Settled
-from towpath.core.job import RUNNING, Done, Job, Reason, State
+from towpath.core.job import RUNNING, Job, Reason, State
 from towpath.core.views import Query
 from towpath.errors import Refused
 
@@ -67,16 +67,6 @@ class Finished(NamedTuple):
 
     counts: Sequence[tuple[str, str | None, int]] = ()
     ids: Set[str] = frozenset()
-
-
-def plain_end(command: Settle) -> Done | None:
-    """How it ends, if that is done and nothing else happens with it."""
-    outcome = command.outcome
-    return (
-        outcome
-        if type(outcome) is Done and not (command.spawn or command.notes or command.within is not None)
-        else None
-    )
 
 
 class Db(Protocol):

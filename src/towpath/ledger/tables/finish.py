@@ -13,7 +13,7 @@ from towpath.core.admission import Origin, namespace
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.lifecycle import awaken, counter_of, purge_time
+from towpath.core.lifecycle import awaken, counter_of, group_outcome, purge_time
 from towpath.ledger.tables import append
 from towpath.ledger.tables.database import HeldRow, array
 from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, moved, recount
@@ -201,12 +201,7 @@ def start_abort(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
 
 def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
     tx.change_group(group.id)
-    if group.failed:
-        outcome = State.FAILED
-    elif group.canceled or group.state is GroupState.ABORTING:
-        outcome = State.CANCELED
-    else:
-        outcome = State.DONE
+    outcome = group_outcome(group.failed, group.canceled, group.state is GroupState.ABORTING)
     group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, tx.now
     tx.wrote = True
     _open_gates(tx, group.id, outcome, work)

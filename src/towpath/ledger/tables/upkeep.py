@@ -31,12 +31,9 @@ from towpath.core.lifecycle import (
     Change,
     awaken,
     counter_of,
-    dead_dependency,
-    dead_group,
     lose,
-    other_outcome,
-    waits_in_a_circle,
 )
+from towpath.core.revival import DEAD, GroupGate, revive_obstacle, shut_gates
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.database import array
@@ -216,7 +213,6 @@ def _last_appended(tx: Transaction, before: int) -> int:
 
 
 UNFINISHED = tuple(sorted(set(State) - FINISHED))
-DEAD = (State.FAILED, State.CANCELED)
 
 
 def _matching(
@@ -271,7 +267,7 @@ def revive(tx: Transaction, command: Revive) -> Revived:
     for job in sorted(found, key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq)):
         if job.seq in revived:
             continue
-        if why := _obstacle(tx, job):
+        if why := revive_obstacle(job, TableRevival(tx)):
             refused[job.seq] = job.id, why
         else:
             revived |= _revive_with_dependents(tx, job)
@@ -279,40 +275,49 @@ def revive(tx: Transaction, command: Revive) -> Revived:
 
 
 class GateRow(NamedTuple):
-    """A group that a job waits for: for its success, for any end, or (a callback) for one outcome."""
-
     group: str
     run_anyway: int
     outcome: State | None
 
-    def met(self, outcome: State) -> bool:
-        return bool(self.run_anyway) or outcome is (self.outcome or State.DONE)
 
+class TableRevival:
+    """The reads of `core.revival` in a transaction."""
 
-def _obstacle(tx: Transaction, job: Job) -> str | None:
-    """Why the job cannot be revived, or None."""
-    if job.state not in DEAD:
-        return f"it is {job.state}"
-    if job.reason is Reason.SUPERSEDED:
-        return "superseded"
-    if (holder := _other_holder(tx, job)) is not None:
-        return f"its key is held by {holder}"
-    if (
-        job.group is not None
-        and (group := tx.group(job.group)) is not None
-        and group.state is GroupState.ABORTING
-    ):
-        return f"group {job.group} is aborting"
-    if (bad := tx.db.one("bad_dependency", (job.seq,))) is not None:
-        return dead_dependency(bad[0], State(bad[1]))
-    for gate in _shut_gates(tx, job):
-        outcome = _group(tx, gate.group).outcome
-        assert outcome is not None
-        if gate.outcome is not None:
-            return other_outcome(gate.group, outcome, gate.outcome)
-        if (first := tx.db.one("dead_member", (gate.group,))) is not None:
-            return dead_group(gate.group, outcome, first[0])
-    return _cycle(tx, job)
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    def other_holder(self, job: Job) -> str | None:
+        if job.key is None or job.key_policy is KeyPolicy.SERIAL:
+            return None
+        row = self._tx.db.one("live_holder", (namespace(job.queue), job.key, job.seq))
+        return None if row is None else str(row[0])
+
+    def group_state(self, group: str) -> tuple[GroupState, State | None]:
+        row = _group(self._tx, group)
+        return row.state, row.outcome
+
+    def dead_dependency(self, job: Job) -> tuple[str, State] | None:
+        row = self._tx.db.one("bad_dependency", (job.seq,))
+        return None if row is None else (row[0], State(row[1]))
+
+    def gates(self, job: Job) -> list[tuple[str, GroupGate]]:
+        found = self._tx.db.rows("gates_of", (job.seq,), GateRow)
+        self._tx.load_groups([row.group for row in found])
+        return [(row.group, GroupGate(bool(row.run_anyway), row.outcome)) for row in found]
+
+    def dead_member(self, group: str) -> str | None:
+        row = self._tx.db.one("dead_member", (group,))
+        return None if row is None else str(row[0])
+
+    def open_dependencies(self, job: Job) -> set[str]:
+        return set(self._tx.db.rows("open_dependencies", (job.seq, MAX_SPECS), str))
+
+    def counted_in(self, job: Job) -> set[str]:
+        found = {row.group for row in _proxies(self._tx, job)}
+        return found if job.group is None else found | {job.group}
+
+    def downstream(self, name: str) -> frozenset[str]:
+        return downstream(self._tx, {name}).get(name, frozenset())
 
 
 def _group(tx: Transaction, id: str) -> GroupRow:
@@ -321,53 +326,10 @@ def _group(tx: Transaction, id: str) -> GroupRow:
     return row
 
 
-def _gates(tx: Transaction, job: Job) -> list[GateRow]:
-    found = tx.db.rows("gates_of", (job.seq,), GateRow)
-    tx.load_groups([gate.group for gate in found])
-    return found
-
-
-def _shut_gates(tx: Transaction, job: Job) -> list[GateRow]:
-    """The gates whose groups ended with another outcome than the job needs."""
-    found = [(gate, _group(tx, gate.group).outcome) for gate in _gates(tx, job)]
-    return [gate for gate, outcome in found if outcome is not None and not gate.met(outcome)]
-
-
-def _cycle(tx: Transaction, job: Job) -> str | None:
-    """Whether the revived job would wait for a job or group that waits for one of its own groups; the reason
-    as text, or None."""
-    gates = _gates(tx, job)
-    waited = set(tx.db.rows("open_dependencies", (job.seq, MAX_SPECS), str))
-    if not (gates or waited):
-        return None
-    groups = _groups_of(tx, job)
-    waited |= {
-        node(gate.group) for gate in gates if gate.group in groups or _group(tx, gate.group).outcome is None
-    }
-    for group in sorted(groups if waited else ()):
-        reached = downstream(tx, {node(group)}).get(node(group), frozenset())
-        if both := waited & {*reached, node(group)}:
-            return waits_in_a_circle(min(both), group)
-    return None
-
-
-def _groups_of(tx: Transaction, job: Job) -> set[str]:
-    """The groups that a revived job is counted in."""
-    found = {row.group for row in _proxies(tx, job)}
-    return found if job.group is None else found | {job.group}
-
-
 def _proxies(tx: Transaction, job: Job) -> list[finish.ProxyRow]:
     """The members that the job represents, in groups that are not aborting."""
     found = [] if job.key is None else tx.db.rows("proxies_of", (array([job.seq]),), finish.ProxyRow)
     return [row for row in found if _group(tx, row.group).state is not GroupState.ABORTING]
-
-
-def _other_holder(tx: Transaction, job: Job) -> str | None:
-    if job.key is None or job.key_policy is KeyPolicy.SERIAL:
-        return None
-    row = tx.db.one("live_holder", (namespace(job.queue), job.key, job.seq))
-    return None if row is None else str(row[0])
 
 
 def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
@@ -380,7 +342,7 @@ def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
             if (
                 dependent.state in DEAD
                 and dependent.reason is Reason.DEPENDENCY
-                and _obstacle(tx, dependent) is None
+                and revive_obstacle(dependent, TableRevival(tx)) is None
             ):
                 needing |= _revive_one(tx, dependent)
                 revived.add(dependent.seq)
@@ -390,11 +352,12 @@ def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
 def _revive_one(tx: Transaction, job: Job) -> set[int]:
     """Revive one job. Returns the jobs that may have ended only because of it."""
     tx.db.run("drop_met_edges", (job.seq,))
-    if shut := _shut_gates(tx, job):
-        # The members that caused the outcome of the group are purged.
-        tx.db.run("delete_gates", (array([(gate.group, job.seq) for gate in shut]),))
+    reads = TableRevival(tx)
+    if shut := shut_gates(job, reads):
+        # The members because of which the group ended badly are deleted: nothing is left to wait for.
+        tx.db.run("delete_gates", (array([(group, job.seq) for group, _, _ in shut]),))
     waits = tx.db.one("open_waits", (job.seq,))[0] + finish.is_open(tx, job.group)
-    waits += sum(_group(tx, gate.group).outcome is None for gate in _gates(tx, job))
+    waits += sum(reads.group_state(group)[1] is None for group, _ in reads.gates(job))
     state = awaken(job.ready_at, waits, tx.now)
     tx.db.run("revive", (state, Reason.REVIVED, waits, tx.now, job.seq))
     tx.move(Counter([(job.queue, job.part, job.state, state)]))
@@ -405,7 +368,7 @@ def _revive_one(tx: Transaction, job: Job) -> set[int]:
         tx.db.put("key", [key])
     needing = set(tx.db.rows("revivable_dependents", (array([job.seq]),), int))
     finish.move_proxies(tx, [row for row in _proxies(tx, job) if row.counted != "unfinished"], "unfinished")
-    for group in sorted(_groups_of(tx, job)):
+    for group in sorted(reads.counted_in(job)):
         if _group(tx, group).state is GroupState.CLOSED:
             needing |= _reopen(tx, tx.change_group(group))
     return needing
