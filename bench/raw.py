@@ -13,7 +13,8 @@ from typing import Any
 import apsw
 from msgspec.structs import astuple
 
-from towpath.core.admission import AppendFacts, admit
+from towpath.core.admission import admit
+from towpath.core.facts import AppendFacts
 from towpath.core.job import COLUMNS, Job, Spec
 from towpath.ledger.sqlite.files import connect
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions

@@ -14,8 +14,9 @@ from tests.chaos.power import damage, power_cuts
 from tests.chaos.stores import NotPermitted
 from towpath import Job, Spec, State
 from towpath.core import admission
+from towpath.core.facts import AppendFacts
 
-(PLAIN,) = admission.admit([Spec(id="a", queue="q", kind="plain")], admission.AppendFacts(), 1, 1).jobs
+(PLAIN,) = admission.admit([Spec(id="a", queue="q", kind="plain")], AppendFacts(), 1, 1).jobs
 DONE = replace(PLAIN, state=State.DONE, settled_fence=2)
 JOBS = {"a": DONE, "b": replace(DONE, id="b", kind="apply", settled_fence=1)}
 KILL = Event("kill", "w1", 15, 15)

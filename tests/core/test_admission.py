@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.core.admission import (
+from towpath.core.admission import admit, walks
+from towpath.core.commands import GroupState, Placed
+from towpath.core.facts import (
     Admission,
     AppendFacts,
     GroupFact,
@@ -14,13 +16,10 @@ from towpath.core.admission import (
     Known,
     Origin,
     Room,
-    admit,
     key_of,
     namespace,
     node,
-    walks,
 )
-from towpath.core.commands import GroupState, Placed
 from towpath.core.job import FINISHED, After, Key, KeyPolicy, Reason, Spec, State
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
 

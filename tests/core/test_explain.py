@@ -11,6 +11,7 @@ from towpath.core import admission
 from towpath.core.checks import FOREVER, SECOND
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.explain import AHEAD, SHOWN, GateName, JobFacts, explain, when
+from towpath.core.facts import AppendFacts
 from towpath.core.fleet import LaneView, LimitView, WorkerView, among_workers
 from towpath.core.job import Job, Reason, Spec, State
 from towpath.core.limits import Rate
@@ -22,9 +23,7 @@ AT, THEN = "2023-11-14T22:13:20.000Z", "2023-11-14T22:13:21.000Z"
 
 
 def job(**changes: Any) -> Job:
-    (made,) = admission.admit(
-        [Spec(id="a", queue="q", part="p", group=None)], admission.AppendFacts(), NOW, 1
-    ).jobs
+    (made,) = admission.admit([Spec(id="a", queue="q", part="p", group=None)], AppendFacts(), NOW, 1).jobs
     return replace(made, **changes)
 
 

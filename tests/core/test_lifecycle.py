@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.core import lifecycle
-from towpath.core.admission import AppendFacts, admit
+from towpath.core.admission import admit
 from towpath.core.checks import DAY, SECOND
+from towpath.core.facts import AppendFacts
 from towpath.core.job import (
     FINISHED,
     SUSPECT,

@@ -15,23 +15,18 @@ from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
     Admission,
     AppendFacts,
-    GroupFact,
     KeyHolder,
     KeyName,
     KeyTaken,
-    Known,
     Origin,
     Place,
     Proxy,
     Quota,
     Room,
-    is_plain,
     is_unrelated,
     key_of,
-    namespace,
     node,
     part_of,
-    places_of,
 )
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
@@ -45,30 +40,6 @@ from towpath.errors import (
     UnknownDependency,
     UnknownGroup,
 )
-
-__all__ = [
-    "Admission",
-    "AppendFacts",
-    "GroupFact",
-    "KeyHolder",
-    "KeyName",
-    "KeyTaken",
-    "Known",
-    "Origin",
-    "Place",
-    "Proxy",
-    "Quota",
-    "Room",
-    "admit",
-    "is_plain",
-    "is_unrelated",
-    "key_of",
-    "namespace",
-    "new_job",
-    "node",
-    "places_of",
-    "walks",
-]
 
 _NONE = Reason.NONE
 

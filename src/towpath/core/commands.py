@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Done, Outcome, Spec, State, rank
+from towpath.core.job import SERIAL, Done, Job, Outcome, Spec, State, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
@@ -269,6 +269,22 @@ class Selector(_Command, frozen=True, kw_only=True, gc=False):
         checks.optional_whole("finished_before", self.finished_before)
         if all(getattr(self, field) in (None, ()) for field in self.__struct_fields__):
             raise InvalidInput(field="selector", value="empty", expected="at least one condition")
+
+    def matches(self, job: Job) -> bool:
+        """Does the job meet every condition that is given, apart from the ids?"""
+        return (
+            (not self.states or job.state in self.states)
+            and (self.queue is None or checks.matches(self.queue, job.queue))
+            and self.part in (None, job.part)
+            and self.group in (None, job.group)
+            and self.key in (None, job.key)
+            and self.kind in (None, job.kind)
+            and (self.created_before is None or job.created_at < self.created_before)
+            and (
+                self.finished_before is None
+                or (job.finished_at is not None and job.finished_at < self.finished_before)
+            )
+        )
 
 
 def states_of(states: tuple[State | str, ...]) -> tuple[State, ...]:

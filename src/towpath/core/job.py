@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from towpath.core import checks
 from towpath.errors import InvalidInput
@@ -299,6 +299,10 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 COLUMNS: tuple[str, ...] = Job.__struct_fields__[: Job.__struct_fields__.index("payload")]
 BODIES: tuple[str, ...] = Job.__struct_fields__[len(COLUMNS) :]
+
+
+def without_bodies(job: Job) -> Job:
+    return replace(job, payload=b"", headers={}, result=None, error=None, cursor=None)
 
 
 class ClaimedJob(msgspec.Struct, frozen=True, gc=False):

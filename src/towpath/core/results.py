@@ -118,3 +118,17 @@ Result = (
     | Noted
     | Upkept
 )
+
+
+def changed_anything(result: Result) -> bool:
+    """Did the command change the ledger? Only then is the answer kept under the command's token."""
+    match result:
+        case Claimed():
+            return bool(result.claims)
+        case Canceled():
+            return result.canceled + result.requested > 0
+        case Revived():
+            return result.revived > 0
+        case Purged():
+            return result.purged > 0
+    return True

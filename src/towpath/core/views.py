@@ -9,10 +9,10 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.commands import GroupState, OnFailure, states_of
+from towpath.core.commands import GroupState, Note, Noted, OnFailure, states_of
 from towpath.core.job import FINISHED, WAITING, Job, State
 from towpath.core.limits import Rate
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, NoteConflict
 
 MAX_PAGE = 1000
 
@@ -104,6 +104,21 @@ class NoteView(msgspec.Struct, frozen=True, gc=False):
     expires_at: int | None
 
 
+def write_note(old: NoteView | None, note: Note, version: int, now: int) -> tuple[NoteView | None, Noted]:
+    """The note after a write (None: it is deleted) and the answer; raises `NoteConflict`. `old` is the note
+    as stored, `version` the number of this write."""
+    if old is not None and old.expires_at is not None and old.expires_at <= now:
+        old = None
+    found, fence = (0, 0) if old is None else (old.version, old.fence)
+    if note.expect is not None and note.expect != found:
+        raise NoteConflict(key=note.key, version=found, expect=note.expect)
+    if note.value is None:
+        return None, Noted(note.key, found, fence)
+    expires_at = None if note.ttl is None else now + note.ttl
+    new = NoteView(note.key, note.value, version, fence or version, expires_at)
+    return new, Noted(note.key, version, new.fence)
+
+
 class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is what the last
     answer gave."""
@@ -142,6 +157,22 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         checks.whole("limit", self.limit, 1, MAX_PAGE)
         if self.page is not None:
             page_seq(self.page)
+
+    def matches(self, job: Job) -> bool:
+        """Does the job meet every condition that is given, apart from the page?"""
+        return (
+            (not self.states or job.state in self.states)
+            and (self.queue is None or checks.matches(self.queue, job.queue))
+            and self.part in (None, job.part)
+            and self.kind in (None, job.kind)
+            and self.group in (None, job.group)
+            and self.key in (None, job.key)
+            and self.owner in (None, job.owner)
+            and self.correlation_id in (None, job.correlation_id)
+            and (self.created_from is None or job.created_at >= self.created_from)
+            and (self.created_before is None or job.created_at < self.created_before)
+            and (self.header is None or job.headers.get(self.header[0]) == self.header[1])
+        )
 
 
 def page_token(seq: int) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from towpath.core import admission
 from towpath.core.commands import Claimed
+from towpath.core.facts import AppendFacts
 from towpath.core.job import ClaimedJob, Release, Spec
 from towpath.core.lanes import Lane
 from towpath.core.limits import Bounds
@@ -76,9 +77,7 @@ def _fail(error: object) -> None:
 
 
 def claim(queue: str, n: int = 0, kind: str = "k") -> ClaimedJob:
-    (job,) = admission.admit(
-        [Spec(id=f"{queue}{n}", queue=queue, kind=kind)], admission.AppendFacts(), 0, n + 1
-    ).jobs
+    (job,) = admission.admit([Spec(id=f"{queue}{n}", queue=queue, kind=kind)], AppendFacts(), 0, n + 1).jobs
     return ClaimedJob(replace(job, fence=1))
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from towpath.core.admission import (
+from towpath.core.admission import admit, walks
+from towpath.core.commands import TOMBSTONE, GroupState
+from towpath.core.facts import (
     Admission,
     AppendFacts,
     GroupFact,
@@ -17,14 +19,11 @@ from towpath.core.admission import (
     Place,
     Quota,
     Room,
-    admit,
     is_unrelated,
     key_of,
     node,
     places_of,
-    walks,
 )
-from towpath.core.commands import TOMBSTONE, GroupState
 from towpath.core.job import WAITING, Job, Reason, Spec, State
 from towpath.core.limits import spend
 from towpath.core.revival import GroupGate

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
-from towpath.core.admission import Proxy, namespace, node
 from towpath.core.commands import GroupState
+from towpath.core.facts import Proxy, namespace, node
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, State
 from towpath.core.lifecycle import REASONS
 from towpath.ledger.memory.append import groups_of

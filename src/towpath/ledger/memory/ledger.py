@@ -13,7 +13,6 @@ from towpath.core.commands import (
     Abort,
     Append,
     Cancel,
-    Canceled,
     Claim,
     Claimed,
     Command,
@@ -22,11 +21,9 @@ from towpath.core.commands import (
     Open,
     Progress,
     Purge,
-    Purged,
     Renew,
     Result,
     Revive,
-    Revived,
     Seal,
     SetPart,
     SetQueue,
@@ -37,6 +34,7 @@ from towpath.core.commands import (
 )
 from towpath.core.explain import Explanation
 from towpath.core.job import ClaimedJob, Job, State
+from towpath.core.results import changed_anything
 from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
 from towpath.errors import InvalidInput, LedgerClosed, Refused
 from towpath.ledger import Answer, Capabilities, LeasesOnly
@@ -60,7 +58,7 @@ def _tokened(handler: Handler) -> Handler:
         if token in store.replies:
             return _again(store, token)
         answer = handler(store, command, now)
-        if _worth_keeping(answer):
+        if changed_anything(answer):
             kept = (
                 tuple([(each.id, each.fence) for each in answer.claims])
                 if isinstance(answer, Claimed)
@@ -87,16 +85,6 @@ def _again(store: MemoryStore, token: str) -> Result:
             ]
         )
     )
-
-
-def _worth_keeping(answer: Result) -> bool:
-    if isinstance(answer, Claimed):
-        return bool(answer.claims)
-    if isinstance(answer, Canceled):
-        return answer.canceled + answer.requested > 0
-    if isinstance(answer, Revived):
-        return answer.revived > 0
-    return not isinstance(answer, Purged) or answer.purged > 0
 
 
 _HANDLERS: dict[type, Handler] = {

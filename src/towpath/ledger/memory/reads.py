@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from msgspec.structs import replace
-
-from towpath.core import checks
 from towpath.core.explain import AHEAD, SHOWN, Explanation, explain
 from towpath.core.explain import JobFacts as ExplainFacts
-from towpath.core.job import FINISHED, Job, Reason, State
+from towpath.core.job import FINISHED, Job, Reason, State, without_bodies
 from towpath.core.views import Page, Query, Winner, page_seq, page_token
 from towpath.errors import UnknownJob
 from towpath.ledger.memory.rows import PartRecord, QueueRecord
@@ -19,18 +16,14 @@ from towpath.ledger.memory.store import MemoryStore, open_gates
 
 def get_many(store: MemoryStore, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
     found = {id: job for id in ids if (job := store.find(id)) is not None}
-    return found if bodies else {id: _bare(job) for id, job in found.items()}
-
-
-def _bare(job: Job) -> Job:
-    return replace(job, payload=b"", headers={}, result=None, error=None, cursor=None)
+    return found if bodies else {id: without_bodies(job) for id, job in found.items()}
 
 
 def find(store: MemoryStore, query: Query) -> Page:
-    found = list(islice((job for job in _candidates(store, query) if _matches(query, job)), query.limit + 1))
+    found = list(islice((job for job in _candidates(store, query) if query.matches(job)), query.limit + 1))
     jobs = found[: query.limit]
     if not query.bodies:
-        jobs = [_bare(job) for job in jobs]
+        jobs = [without_bodies(job) for job in jobs]
     return Page(tuple(jobs), page_token(jobs[-1].seq) if len(found) > query.limit else None)
 
 
@@ -48,22 +41,6 @@ def _candidates(store: MemoryStore, query: Query) -> Iterator[Job]:
     else:
         order = range(last if mark is None else min(last, mark - 1), first - 1, -1)
     return (job for seq in order if (job := store.jobs.get(seq)) is not None)
-
-
-def _matches(query: Query, job: Job) -> bool:
-    return (
-        (not query.states or job.state in query.states)
-        and (query.queue is None or checks.matches(query.queue, job.queue))
-        and (query.part is None or job.part == query.part)
-        and (query.kind is None or job.kind == query.kind)
-        and (query.group is None or job.group == query.group)
-        and (query.key is None or job.key == query.key)
-        and (query.owner is None or job.owner == query.owner)
-        and (query.correlation_id is None or job.correlation_id == query.correlation_id)
-        and (query.created_from is None or job.created_at >= query.created_from)
-        and (query.created_before is None or job.created_at < query.created_before)
-        and (query.header is None or job.headers.get(query.header[0]) == query.header[1])
-    )
 
 
 def winners(store: MemoryStore, job: str, group: str) -> list[Winner]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from towpath.core.admission import Admission, Origin
 from towpath.core.commands import (
     Abort,
     Append,
@@ -22,6 +21,7 @@ from towpath.core.commands import (
     Settled,
     Unseal,
 )
+from towpath.core.facts import Admission, Origin
 from towpath.core.ids import derived
 from towpath.core.job import DONE, FINISHED, RUNNING, WAITING, Job, Reason, Refuse, Release, State
 from towpath.core.lifecycle import (

@@ -11,14 +11,13 @@ from typing import TypeVar
 
 from msgspec import UNSET
 
-from towpath.core.admission import KeyName, KeyTaken, Proxy, namespace
 from towpath.core.commands import TOMBSTONE, GroupState, Note, Noted, QueueSet, Result, SetPart, SetQueue
+from towpath.core.facts import KeyName, KeyTaken, Proxy, namespace
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
 from towpath.core.lifecycle import RETENTION, Jumps
 from towpath.core.limits import reason_after
 from towpath.core.revival import GroupGate
-from towpath.core.views import NoteView
-from towpath.errors import NoteConflict
+from towpath.core.views import NoteView, write_note
 from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline, Tombstone
 
 A = TypeVar("A", int, str)
@@ -356,18 +355,8 @@ def plan_notes(store: MemoryStore, notes: Iterable[Note], now: int) -> Plan:
     for command in notes:
         key = command.key
         old = ahead[key] if key in ahead else store.notes.get(key)
-        if old is not None and old.expires_at is not None and old.expires_at <= now:
-            old = None
-        found = old.version if old is not None else 0
-        if command.expect is not None and command.expect != found:
-            raise NoteConflict(key=key, version=found, expect=command.expect)
-        if command.value is None:
-            new, answer = None, Noted(key, found, old.fence if old is not None else 0)
-        else:
-            fence = old.fence if old is not None else version
-            expires_at = None if command.ttl is None else now + command.ttl
-            new, answer = NoteView(key, command.value, version, fence, expires_at), Noted(key, version, fence)
-            version += 1
+        new, answer = write_note(old, command, version, now)
+        version += new is not None
         ahead[key] = new
         plan.append((key, new, answer))
     return plan

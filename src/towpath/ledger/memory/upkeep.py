@@ -8,7 +8,6 @@ from itertools import islice
 from msgspec.structs import replace
 
 from towpath.core import checks
-from towpath.core.admission import KeyTaken, namespace, node
 from towpath.core.commands import (
     KEEP,
     Cancel,
@@ -24,7 +23,7 @@ from towpath.core.commands import (
     Upkeep,
     Upkept,
 )
-from towpath.core.facts import KeyName
+from towpath.core.facts import KeyName, KeyTaken, namespace, node
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, Reason, State
 from towpath.core.lifecycle import counter_of, given_back, held, lose, revived
 from towpath.core.revival import DEAD, GroupGate, revive_obstacle, shut_gates
@@ -274,7 +273,7 @@ def _selected(
     store: MemoryStore, command: Cancel | Revive | Purge, states: Container[State]
 ) -> tuple[list[Job], bool]:
     where = command.where
-    found = (job for job in _candidates(store, where) if job.state in states and _matches(where, job))
+    found = (job for job in _candidates(store, where) if job.state in states and where.matches(job))
     if isinstance(command, Cancel):
         found = (job for job in found if job.state is not State.RUNNING or job.cancel_requested is None)
     jobs = list(islice(found, command.limit + 1))
@@ -290,22 +289,6 @@ def _candidates(store: MemoryStore, where: Selector) -> Iterator[Job]:
         group = store.groups.get(where.group)
         return iter([]) if group is None else (store.jobs[seq] for seq in group.members)
     return iter(store.jobs.values())
-
-
-def _matches(where: Selector, job: Job) -> bool:
-    return (
-        (not where.states or job.state in where.states)
-        and (where.queue is None or checks.matches(where.queue, job.queue))
-        and (where.part is None or job.part == where.part)
-        and (where.group is None or job.group == where.group)
-        and (where.key is None or job.key == where.key)
-        and (where.kind is None or job.kind == where.kind)
-        and (where.created_before is None or job.created_at < where.created_before)
-        and (
-            where.finished_before is None
-            or (job.finished_at is not None and job.finished_at < where.finished_before)
-        )
-    )
 
 
 class MemoryRevival:

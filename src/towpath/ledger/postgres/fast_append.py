@@ -20,7 +20,6 @@ import msgspec
 import psycopg
 from psycopg import errors
 
-from towpath.core.admission import is_plain
 from towpath.core.checks import storable
 from towpath.core.commands import (
     KEEP,
@@ -36,6 +35,7 @@ from towpath.core.commands import (
     Upkeep,
     Upkept,
 )
+from towpath.core.facts import is_plain
 from towpath.core.job import READY, SCHEDULED, Reason, Spec, runs_of
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView

@@ -26,7 +26,9 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
-from towpath.core.admission import (
+from towpath.core.admission import admit
+from towpath.core.commands import Append, Placed
+from towpath.core.facts import (
     AppendFacts,
     GroupFact,
     KeyHolder,
@@ -34,12 +36,10 @@ from towpath.core.admission import (
     Place,
     Quota,
     Room,
-    admit,
     is_unrelated,
     key_of,
     places_of,
 )
-from towpath.core.commands import Append, Placed
 from towpath.core.job import Spec, State
 from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.migrations import check_schema

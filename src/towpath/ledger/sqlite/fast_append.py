@@ -14,8 +14,9 @@ from typing import Any
 
 import apsw
 
-from towpath.core.admission import is_plain, new_job
+from towpath.core.admission import new_job
 from towpath.core.commands import Append, Appended, Claim, Claimed, Command, Placed
+from towpath.core.facts import is_plain
 from towpath.core.job import READY, ClaimedJob, Spec
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import take

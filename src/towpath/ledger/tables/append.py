@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from towpath.core.admission import (
+from towpath.core.admission import admit, new_job, walks
+from towpath.core.commands import TOMBSTONE, Append, Appended
+from towpath.core.facts import (
     Admission,
     AppendFacts,
     GroupFact,
@@ -20,15 +22,11 @@ from towpath.core.admission import (
     Place,
     Quota,
     Room,
-    admit,
     is_unrelated,
     key_of,
-    new_job,
     node,
     places_of,
-    walks,
 )
-from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.core.limits import spend
 from towpath.errors import Refused

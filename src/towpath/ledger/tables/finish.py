@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from towpath.core.admission import Origin, namespace
 from towpath.core.commands import GroupState, OnFailure
+from towpath.core.facts import Origin, namespace
 from towpath.core.ids import derived
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import awaken, counter_of, group_outcome, purge_time

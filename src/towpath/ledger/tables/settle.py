@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from towpath.core.admission import Origin
 from towpath.core.commands import GroupState, Progress, Progressed, Renew, Renewed, Settle, Settled
+from towpath.core.facts import Origin
 from towpath.core.job import (
     DONE,
     FINISHED,

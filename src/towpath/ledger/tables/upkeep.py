@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from towpath.core.admission import namespace, node
 from towpath.core.checks import matches
 from towpath.core.commands import (
     KEEP,
@@ -25,6 +24,7 @@ from towpath.core.commands import (
     Upkeep,
     Upkept,
 )
+from towpath.core.facts import namespace, node
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
 from towpath.core.lifecycle import (
     RETENTION,
