@@ -12,7 +12,7 @@ SECONDS ?= 30
 PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow soak-memory soak-postgres test-postgres-versions fuzz chaos clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery soak-memory soak-postgres test-postgres-versions fuzz chaos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench-churn: $(VENV)/.bench ## PostgreSQL beside 5,000,000 finished jobs, and be
 
 bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py without --quick: also bandwidth and memory)
 	$(BIN)/python bench/flow.py --quick
+
+bench-recovery: $(VENV)/.bench ## how soon the jobs of a killed worker run again, on SQLite and PostgreSQL
+	$(BIN)/python bench/recovery.py
 
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)

@@ -15,8 +15,8 @@ from tests.support.wal import BOUND, write_together
 from towpath import App
 
 SOON = {"sqlite": 1.0, "postgresql": 4.0}
-"""Seconds until the jobs of a killed worker run again, on idle cores; the audit allows three times as
-much."""
+"""Seconds until the jobs of a killed worker run again, on idle cores, as in bench/recovery.py; the audit
+allows three times as much."""
 
 
 def poison(store: Store, seed: int, seconds: float) -> Findings:
