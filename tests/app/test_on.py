@@ -18,22 +18,22 @@ from towpath.errors import InvalidInput, Unsupported, WrongConnection
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
-def connect(app: App, tmp_path: Path) -> Any:
+def connect(app: App) -> Any:
     return (
-        apsw.Connection(str(tmp_path / "a.db"))
+        apsw.Connection(app.engine.url.removeprefix("sqlite:///"))
         if app.engine.url.startswith("sqlite")
         else psycopg.connect(app.engine.url)
     )
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_everything_in_one_transaction(app: App, tmp_path: Path, kept: bool) -> None:
+def test_everything_in_one_transaction(app: App, kept: bool) -> None:
     @app.task
     def ship(order: int) -> int:
         return order
 
     app.ledger.queues()
-    with closing(connect(app, tmp_path)) as mine:
+    with closing(connect(app)) as mine:
         mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         mine.execute("CREATE TABLE orders (id INTEGER)")
         one = ship.options(on=mine, delay=0).enqueue(1)
@@ -54,12 +54,12 @@ def test_everything_in_one_transaction(app: App, tmp_path: Path, kept: bool) -> 
         assert app.queue("inbox").stats().counts.ready == 3
 
 
-def test_a_batch_that_raises_leaves_the_transaction_alone(app: App, tmp_path: Path) -> None:
+def test_a_batch_that_raises_leaves_the_transaction_alone(app: App) -> None:
     @app.task
     def ship(order: int) -> None: ...
 
     app.ledger.queues()
-    with closing(connect(app, tmp_path)) as mine:
+    with closing(connect(app)) as mine:
         mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         with pytest.raises(ZeroDivisionError), app.batch(on=mine):
             ship.enqueue(1 // 0)
@@ -68,12 +68,12 @@ def test_a_batch_that_raises_leaves_the_transaction_alone(app: App, tmp_path: Pa
     assert app.queue("default").stats().counts.ready == 1
 
 
-def test_on_goes_where_it_says_also_inside_a_batch(app: App, tmp_path: Path) -> None:
+def test_on_goes_where_it_says_also_inside_a_batch(app: App) -> None:
     @app.task
     def ship(order: int) -> None: ...
 
     app.ledger.queues()
-    with closing(connect(app, tmp_path)) as mine:
+    with closing(connect(app)) as mine:
         mine.execute("BEGIN") if app.engine.url.startswith("sqlite") else None
         with app.batch():
             ship.options(on=mine).enqueue(1)
