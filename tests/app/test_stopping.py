@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.running import worked
 from tests.support.shell import Shell
-from tests.support.waiting import WAIT
+from tests.support.waiting import WAIT, until
 from towpath import App, Query, State, current
 from towpath.errors import JobCanceled
 from towpath.tasks.handles import JobHandle
@@ -248,8 +248,7 @@ def test_a_handler_past_its_timeout_that_sees_it_and_returns_has_failed(url: str
 
         @app.task(timeout=0.05, max_attempts=1)
         def slow(insist: bool) -> str:
-            while not current().cancelled:
-                threading.Event().wait(0.005)
+            until(lambda: current().cancelled)
             return current().finished("complete") if insist else "in the middle"
 
         async def main() -> None:

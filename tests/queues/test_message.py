@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.engine import BareEngine, Verbs, job, settled, taken
 from tests.support.gated import Gated
-from tests.support.waiting import WAIT, in_thread, until
+from tests.support.waiting import WAIT, auntil, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append
 from towpath.core.job import Reason, Spec, State
@@ -151,8 +151,7 @@ class TestGet:
         self, queue: Queue, engine: BareEngine, verbs: Verbs, wait: float | None
     ) -> None:
         result = in_thread(lambda: verbs.get(queue, wait=wait))
-        while not engine.dispatcher._demands:
-            assert engine.ledger.wait(engine.ledger.version(), 0.01) is not None
+        until(lambda: engine.dispatcher._demands)
         id = queue.put("now")
         assert result().id == id
         assert engine.attended == 1
@@ -181,8 +180,7 @@ class TestGet:
             return caught.value
 
         result = in_thread(wait)
-        while not engine.dispatcher._demands:
-            ledger.wait(ledger.version(), 0.01)
+        until(lambda: engine.dispatcher._demands)
         ledger.close()
         assert isinstance(result(), LedgerClosed)
 
@@ -210,8 +208,7 @@ class TestNothingIsLost:
     def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> str:
             task = asyncio.create_task(queue.aget(wait=WAIT))
-            while not engine.dispatcher._demands:
-                await asyncio.sleep(0)
+            await auntil(lambda: engine.dispatcher._demands)
             # Put without giving the loop a chance: the claim is delivered, the task has not run yet.
             id = queue.put("x")
             until(lambda: job(engine.ledger, id).state is State.RUNNING)

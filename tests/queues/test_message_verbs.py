@@ -278,8 +278,7 @@ class TestHolding:
         assert stopped.cancel_requested is Reason.REQUESTED
         steal(ledger, lost)
         engine.leases.renew(time.monotonic())
-        while not lost.lost:
-            ledger.wait(ledger.version(), 0.01)
+        until(lambda: lost.lost)
 
 
 class TestSubscribe:
@@ -325,8 +324,7 @@ class TestSubscribe:
     def test_another_thread_may_close_it(self, queue: Queue, engine: BareEngine) -> None:
         subscription = queue.subscribe()
         result = in_thread(lambda: [message.id for message in subscription])
-        while not engine.dispatcher._demands:
-            engine.ledger.wait(engine.ledger.version(), 0.01)
+        until(lambda: engine.dispatcher._demands)
         subscription.close()
         assert result() == []
         assert list(subscription) == []

@@ -19,7 +19,7 @@ import towpath
 from tests.support.processes import enqueue, faulty_worker
 from tests.support.running import working
 from tests.support.shell import Shell
-from tests.support.waiting import WAIT
+from tests.support.waiting import WAIT, until
 from towpath import App, Query, State
 from towpath.core.checks import SECOND
 from towpath.errors import LedgerGone, OrphanedLog
@@ -351,7 +351,7 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
             assert beat.enqueue().result(WAIT) == 1
         app.engine.leases.renew(0.0)
         if step > 0:
-            _until(app, lambda: handle.status().lease_until != held)
+            until(lambda: handle.status().lease_until != held)
         go_on.set()
         assert handle.result(WAIT) == "kept"
     job = handle.status()
@@ -378,7 +378,7 @@ def test_delays_and_retries_when_the_clock_steps_forward(app: App, clock: Steppi
         retried, delayed = flaky.enqueue(), later.options(delay=1800).enqueue()
         too_late = later.options(delay=7200).enqueue()
         assert attempts.get(timeout=WAIT) == 1
-        _until(app, lambda: retried.status().state is State.SCHEDULED)
+        until(lambda: retried.status().state is State.SCHEDULED)
         clock.offset += HOUR
         assert (retried.result(WAIT), delayed.result(WAIT)) == ("fine", "on time")
         assert too_late.status().state is State.SCHEDULED
@@ -417,7 +417,7 @@ def test_schedules_when_the_clock_steps(app: App, clock: Stepping) -> None:
         fired.put(towpath.current().job.headers["scheduled-at"])
 
     with working(app):
-        _until(app, lambda: bool(list_schedules(app.engine)))
+        until(lambda: bool(list_schedules(app.engine)))
         clock.offset += HOUR
         first = fired.get(timeout=WAIT)
         clock.offset -= HOUR // 2
@@ -426,12 +426,3 @@ def test_schedules_when_the_clock_steps(app: App, clock: Stepping) -> None:
     # Sixty were missed, one made up for them; nothing was fired a second time by the way back.
     assert fired.empty()
     assert first != second
-
-
-def _until(app: App, true: Callable[[], bool]) -> None:
-    seen = app.ledger.version()
-    for _ in range(200):
-        if true():
-            return
-        seen = app.ledger.wait(seen, 0.1)
-    raise AssertionError("it did not happen")

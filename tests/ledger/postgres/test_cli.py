@@ -12,6 +12,7 @@ import pytest
 
 import towpath
 from tests.support.shell import Shell
+from tests.support.waiting import until
 from towpath import Spec, commands
 from towpath.cli.targets import without_password
 from towpath.clock import SystemClock
@@ -194,8 +195,7 @@ def test_copy_while_a_worker_is_alive(shell: ServerShell) -> None:
     worker = shell.start("worker", "shop:app", "--name", "ada")
     assert worker.stderr is not None
     assert "Worker" in worker.stderr.readline()
-    while not shell("workers", "list", "--json").json["workers"]:
-        pass
+    until(lambda: shell("workers", "list", "--json").json["workers"])
     said = shell("ledger", "copy", shell.url, "sqlite:///copy.db", code=1).err
     assert "is in use: worker ada on " in said
     worker.terminate()

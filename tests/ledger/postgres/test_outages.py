@@ -18,7 +18,7 @@ import pytest
 from tests.support.postgres_fleet import Customer, Fleet, at_rest, judge
 from tests.support.postgres_member import Tasks
 from tests.support.running import working
-from tests.support.waiting import WAIT
+from tests.support.waiting import WAIT, until
 from towpath import App, State
 from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is_gone
 from towpath.testing.postgres import Server
@@ -187,8 +187,7 @@ def test_an_outage_is_two_lines_in_the_log(
             customer = stack.enter_context(Customer(app, tmp_path))
             while customer.acknowledged < 5:
                 passing(0.01)
-        while not app.workers.list():
-            passing(0.01)
+        until(app.workers.list)
         log.addHandler(listener)
         with server.outage("immediate"):
             passing(2)

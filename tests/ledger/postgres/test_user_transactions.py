@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 from psycopg.types.string import StrBinaryDumper, TextLoader
 
+from tests.support.waiting import until
 from towpath.core.commands import Append, Placed, Settle, Upkeep
 from towpath.core.job import Done
 from towpath.errors import (
@@ -473,8 +474,7 @@ def test_async_connections(harness: Harness, ledger: PostgresLedger, mine: Mine,
 def test_workers_hear_of_it_at_the_commit(ledger: PostgresLedger, mine: Mine, postgres_url: str) -> None:
     with closing(PostgresLedger(postgres_url)) as other:
         assert other.wait(-1, 0) is not None
-        while not other.listens():
-            other.wait(other.version(), 0.1)
+        until(other.listens)
         ledger.append_on(mine, [spec("a")])
         seen = other.version()
         woken = threading.Event()
