@@ -391,6 +391,12 @@ def test_no_test_imports_from_another_test() -> None:
     assert wrong == []
 
 
+def test_only_conftest_defines_url() -> None:
+    """It has a parameter for each ledger, so that a module's own `url` would run once for each."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert [path.name for path in files if "\ndef url(" in path.read_text("utf-8")] == []
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_follow_the_arrows(module: str) -> None:
     assert list(wrong_arrows(module, MODULES[module], MODULES)) == []

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from towpath.ledger.postgres.ledger import PostgresLedger
+from towpath.testing.postgres import Server
 
 
 @pytest.fixture
@@ -15,3 +16,12 @@ def ledger(postgres_url: str) -> Iterator[PostgresLedger]:
     with closing(PostgresLedger(postgres_url)) as ledger:
         yield ledger
         assert ledger.check() == []
+
+
+@pytest.fixture(scope="module")
+def module_url(postgres: Server) -> Iterator[str]:
+    """A database that the tests of a module use one after the other."""
+    url = postgres.create_database()
+    PostgresLedger(url).close()
+    yield url
+    postgres.drop_database(url)

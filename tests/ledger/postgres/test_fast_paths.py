@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,17 +15,9 @@ from towpath.ledger.postgres import fast_append
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.statements import queries
 from towpath.testing.histories import factory, play
-from towpath.testing.postgres import Server, empty
+from towpath.testing.postgres import empty
 
 PATHS = {"append", "worker", "note", "upkeep", "empty_claim"}
-
-
-@pytest.fixture(scope="module")
-def url(postgres: Server) -> Iterator[str]:
-    url = postgres.create_database()
-    PostgresLedger(url).close()
-    yield url
-    postgres.drop_database(url)
 
 
 class Played:
@@ -51,12 +43,12 @@ class Played:
 
 @pytest.mark.parametrize("by_copy", [False, True], ids=["by insert", "by copy"])
 def test_histories_take_every_fast_path(
-    by_copy: bool, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_copy: bool, module_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `by copy` every plain append goes by COPY, which otherwise needs more specs than a history appends."""
+    """With `by copy` every plain append is a COPY, which otherwise needs more specs than a history has."""
     if by_copy:
         monkeypatch.setattr(fast_append, "MOST_BY_INSERT", 0)
-    played = Played(url)
+    played = Played(module_url)
     for seed in range(200, 206):
         play(seed, 80, factory("model", tmp_path), played.ledger)
     assert set(played.taken) == PATHS
@@ -64,11 +56,11 @@ def test_histories_take_every_fast_path(
 
 
 def test_the_statement_that_inserts_is_the_same_with_and_without_a_given_time(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    module_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Histories give the time; users do not. So what histories compare is what users run."""
-    empty(url)
-    ledger = PostgresLedger(url)
+    empty(module_url)
+    ledger = PostgresLedger(module_url)
     sent: list[tuple[bytes | None, ...]] = []
     statement = ledger._db.raw_append
     assert statement is not None
@@ -88,9 +80,9 @@ def test_the_statement_that_inserts_is_the_same_with_and_without_a_given_time(
     ledger.close()
 
 
-def test_a_refusal_by_rule_is_counted(url: str) -> None:
-    empty(url)
-    ledger = PostgresLedger(url)
+def test_a_refusal_by_rule_is_counted(module_url: str) -> None:
+    empty(module_url)
+    ledger = PostgresLedger(module_url)
     for _ in range(2):
         ledger.apply([Append((Spec(id="a", queue="q"),))])
     ledger.apply([Append((Spec(id="b", queue="q", part="p"),))])
@@ -102,15 +94,15 @@ def test_a_refusal_by_rule_is_counted(url: str) -> None:
 
 @pytest.mark.parametrize("defect", ["statement", "program"])
 def test_a_defect_is_logged_once_and_counted(
-    defect: str, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    defect: str, module_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    empty(url)
+    empty(module_url)
     if defect == "statement":
         first, text = queries()["append_plain"]
         monkeypatch.setitem(queries(), "append_plain", (first, text.replace("FROM t, v", "FROM t, v, none")))
     else:
         monkeypatch.setattr(fast_append, "_fields", lambda spec: ())
-    ledger = PostgresLedger(url)
+    ledger = PostgresLedger(module_url)
     for id in ("a", "b"):
         (answer,) = ledger.apply([Append((Spec(id=id, queue="q"),))])
         assert isinstance(answer, Appended)

@@ -311,7 +311,7 @@ def test_a_claim_that_does_not_want_it_or_has_another_form(idle: Both, claim: Cl
 
 
 class Histories:
-    """Random batches of the forms of the fast paths, and commands that change whether the rules refuse them."""
+    """Random batches of the forms of the fast paths, and commands after which the rules refuse them."""
 
     def __init__(self, seed: int, both: Both) -> None:
         self.chance, self.both = random.Random(seed), both
