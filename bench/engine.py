@@ -1,12 +1,12 @@
-"""How fast the engine is, next to its peers and to the raw limit in the same run. Ratios, because machines
-are noisy.
+"""Speed of the engine, as ratios to its peers and to the raw limit in the same run.
 
     python bench/engine.py [--quick] [--dir DIR]
 
-No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides take
-turns in every round; a ratio is the median over the rounds. Ours keep the history of every job. `commit_fn`
-compares jobs whose commit function inserts a row into a table of the user with plain ones. The last line is
-JSON. What each ratio must reach is in TARGETS."""
+No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides run
+alternately in every round; a ratio is the median over the rounds. Towpath keeps the history of every job.
+`commit_fn` compares jobs whose commit function inserts a row into a user's table with plain jobs. The last
+line is JSON. TARGETS has the target of each ratio.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from contest import Contest
 from ledger import specs, sync_rate
+from measure import Alternating, PeerSet, Report, rate
 from peers import IN_TURNS, peers
 from raw import Raw
-from rounds import Alternating, Report, rate
-from stage import ARGUMENT, IDLE, Ours, sqlite
+from workload import ARGUMENT, IDLE, BenchApp, sqlite
 
 TARGETS = {
     "vs_best_peer": 8.0,
@@ -42,11 +41,11 @@ TARGETS = {
 }
 P50_IN_COMMITS, MAX_P99, MAX_OTHER_P50 = 3.0, 10.0, 5.0
 MAX_IDLE_CPU, MAX_GROWTH = 1.0, 1.1
-STAGE = Path(__file__).with_name("stage.py")
+WORKLOAD = Path(__file__).with_name("workload.py")
 
 
 class Sizes:
-    """How much of everything: jobs per round, and rounds."""
+    """Jobs per round, and rounds."""
 
     def __init__(self, quick: bool) -> None:
         self.rounds = 9 if quick else 11
@@ -66,8 +65,8 @@ class Sizes:
 
 def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
     """Jobs completed per second: ours, the peers, and the claim-100/settle-100 loop of bench/ledger.py."""
-    contest, raw = Contest(peers(folder, IN_TURNS)), Raw(folder / "raw.db", "q")
-    with Ours(sqlite(folder / "ours.db")) as ours:
+    peer_set, raw = PeerSet(peers(folder, IN_TURNS)), Raw(folder / "raw.db", "q")
+    with BenchApp(sqlite(folder / "ours.db")) as ours:
         ours.make_table()
         runs: dict[str, Callable[[], float]] = {
             "async": lambda: ours.complete(sizes.jobs, ours.noop),
@@ -76,16 +75,16 @@ def bench_jobs(folder: Path, report: Report, sizes: Sizes) -> None:
             "commit": lambda: ours.complete(sizes.jobs // 2, ours.pay),
         }
         for name, length in IN_TURNS.items():
-            runs[name] = partial(contest.rate, name, int(sizes.peer_jobs * length))
+            runs[name] = partial(peer_set.rate, name, int(sizes.peer_jobs * length))
         found = Alternating(sizes.rounds, runs, sizes.budget)
-    best = max(contest.peers, key=lambda name: statistics.median(found[name]))
+    best = max(peer_set.peers, key=lambda name: statistics.median(found[name]))
     report.ratio("vs_best_peer", found["async"], found[best])
     report.ratio("vs_raw", found["async"], found["raw"])
     report.ratio("threads_vs_async", found["threads"], found["async"])
     report.ratio("commit_fn", found["commit"], found["async"])
-    rates = ", ".join(f"{name} {statistics.median(found[name]):,.0f}" for name in contest.peers)
+    rates = ", ".join(f"{name} {statistics.median(found[name]):,.0f}" for name in peer_set.peers)
     print(f"{'':20} peers, jobs/s: {rates}; {len(found['async'])} rounds")
-    contest.close()
+    peer_set.close()
     raw.close()
 
 
@@ -113,7 +112,7 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
         rows = [raw.rows(specs(1000)) for _ in range(sizes.bulk // 1000)]
         return rate(sizes.bulk, lambda: raw.append_each(rows))
 
-    with Ours(sqlite(folder / "enqueue.db")) as ours:
+    with BenchApp(sqlite(folder / "enqueue.db")) as ours:
         found = Alternating(
             sizes.enqueue_rounds,
             {
@@ -135,7 +134,7 @@ def bench_enqueues(folder: Path, report: Report, sizes: Sizes) -> None:
     raw.close()
 
 
-async def from_tasks(ours: Ours, count: int, each: int) -> float:
+async def from_tasks(ours: BenchApp, count: int, each: int) -> float:
     async def work() -> None:
         for _ in range(each):
             await ours.noop.aenqueue(ARGUMENT)
@@ -147,14 +146,14 @@ async def from_tasks(ours: Ours, count: int, each: int) -> float:
 
 
 def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
-    """From the call of enqueue to the start of the handler, while nothing else is going on."""
+    """From the call of enqueue to the start of the handler, in an idle process."""
     path, raw = folder / "latency.db", Raw(folder / "raw-latency.db", "q")
     commits: list[float] = []
     waited: list[float] = []
-    with Ours(sqlite(path)) as ours, ours.working():
+    with BenchApp(sqlite(path)) as ours, ours.working():
         for number in range(sizes.samples + 20):
             rows = raw.rows(specs(1))
-            # As idle as the worker is before each of its own.
+            # The same rest as before each job of the worker.
             time.sleep(IDLE)
             before = time.perf_counter()
             raw.append(rows)
@@ -178,7 +177,7 @@ def bench_latency(folder: Path, report: Report, sizes: Sizes) -> None:
         P50_IN_COMMITS * report.latency["raw_commit"],
         "ms (3 raw commits)",
     )
-    # A disk that stalls keeps both waiting.
+    # A disk stall delays both.
     report.limit(
         "latency p99",
         report.latency["p99"],
@@ -193,8 +192,8 @@ def worst_of_100(milliseconds: list[float]) -> float:
 
 
 def child(what: str, path: Path, number: int) -> list[float]:
-    """Run a part of stage.py in a process of its own; the numbers it prints."""
-    command = [sys.executable, str(STAGE), what, sqlite(path), str(number)]
+    """Run a workload in its own process and return the numbers that it prints."""
+    command = [sys.executable, str(WORKLOAD), what, sqlite(path), str(number)]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in ended.stdout.split()]
 
@@ -204,7 +203,7 @@ def bench_rest(folder: Path, report: Report, sizes: Sizes) -> None:
     report.limit("idle worker", 100 * cpu / sizes.idle, MAX_IDLE_CPU, "% CPU")
     if sizes.memory:
         early, late = child("memory", folder / "memory.db", sizes.memory)
-        text = f"times, {early:.0f} to {late:.0f} MB from a tenth of {sizes.memory:,} jobs to the last"
+        text = f"times, {early:.0f} MB after a tenth of {sizes.memory:,} jobs, {late:.0f} MB at the end"
         report.limit("memory growth", late / early, MAX_GROWTH, text)
 
 
@@ -220,10 +219,7 @@ def main() -> None:
     sizes = Sizes(options.quick)
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL,"
-            " synchronous=FULL"
-        )
+        print(f"{sync_rate(folder):,.0f} disk syncs per second; 100-byte arguments, WAL, synchronous=FULL")
         report = Report(TARGETS)
         for bench in (bench_enqueues, bench_latency, bench_jobs, bench_rest):
             bench(folder, report, sizes)

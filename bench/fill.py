@@ -1,4 +1,4 @@
-"""Large sets of jobs by plain SQL: a million in seconds. What they write, `check()` finds no fault with.
+"""Insert large sets of jobs by plain SQL, a million in seconds. `check()` accepts the result.
 
 python bench/fill.py FILE QUEUE "ready 1000000" "scheduled 1000" ...
 """
@@ -10,27 +10,23 @@ from pathlib import Path
 
 import apsw
 
-_SERIES = (
-    "WITH RECURSIVE series (value) AS (VALUES (:first) UNION ALL SELECT value + 1 FROM series WHERE value <"
-    " :last)"
-)
+_SERIES = """
+WITH RECURSIVE series (value) AS (VALUES (:first) UNION ALL SELECT value + 1 FROM series WHERE value < :last)
+"""
 _JOBS = f"""
 {_SERIES} INSERT INTO towpath_job (id, seq, queue, part, kind, priority, state, reason, ready_at, attempts,
-failures, losses, max_attempts,
-    max_losses, fence, owner, lease_until, lease_len, settled_fence, waits, generation, key, key_policy,
-    created_at, started_at,
-    size, content_type)
+    failures, losses, max_attempts, max_losses, fence, owner, lease_until, lease_len, settled_fence, waits,
+    generation, key, key_policy, created_at, started_at, size, content_type)
 SELECT printf('00000000-0000-8000-8000-%012d', value), value, :queue, :part, 'bench', 5, :state, :reason,
-    :ready_at, :attempts,
-    0, 0, 20, 5, :attempts, :owner, :lease, :lease, 0, :waits, 0, :key, :policy, 1, NULL, 100,
-    'application/json'
+    :ready_at, :attempts, 0, 0, 20, 5, :attempts, :owner, :lease, :lease, 0, :waits,
+    0, :key, :policy, 1, NULL, 100, 'application/json'
 FROM series
 """
 _BODIES = f"{_SERIES} INSERT INTO towpath_body (slot, data) SELECT value * 8192, zeroblob(100) FROM series"
 _EDGES = f"{_SERIES} INSERT INTO towpath_edge (src, dst, run_anyway) SELECT :root, value, 0 FROM series"
 _QUEUE = """
 INSERT INTO towpath_queue (name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused,
-next_at, served, clock)
+    next_at, served, clock)
 VALUES (:queue, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING
 """
 FAR = 4_000_000_000_000_000
@@ -45,7 +41,7 @@ def scheduled(path: Path, queue: str, count: int) -> None:
 
 
 def blocked(path: Path, queue: str, count: int) -> None:
-    """All of them wait for one job that does not end."""
+    """All of them depend on one job that does not finish."""
     db = _open(path)
     root = _next(db)
     db.close()
@@ -94,7 +90,7 @@ def _fill(path: Path, queue: str, count: int, **columns: object) -> None:
 
 def _open(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path))
-    # Not durable while it is being filled: this is only a stage.
+    # Filling is not measured, so it need not be durable.
     db.execute("PRAGMA synchronous=OFF; PRAGMA cache_size=-64000")
     return db
 

@@ -1,4 +1,4 @@
-"""What flow control costs and keeps, in one run. Ratios, because machines are noisy.
+"""The cost and the effect of flow control, as ratios within one run.
 
     python bench/flow.py [--quick] [--dir DIR]
 
@@ -7,8 +7,7 @@ capacity, fair keys) and none of them shut, beside the plain engine. `resource`:
 jobs use a service whose limit is learned. `fair_share`: one tenant has 100,000 jobs waiting, nine have 100
 each; the time the nine need alone, divided by the time they need beside it. Without `--quick` also the
 accuracy of bandwidth over 10 s with 8 streams, and the memory of 2,000,000 waiting jobs. The last line is
-JSON. What each ratio must reach is in TARGETS.
-"""
+JSON. TARGETS has the target of each ratio."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from ledger import sync_rate
-from rounds import Alternating, Report
-from stage import ARGUMENT, QUEUE, Ours, sqlite
+from measure import Alternating, Report
+from workload import ARGUMENT, QUEUE, BenchApp, sqlite
 
 import towpath
 
@@ -38,14 +37,14 @@ BANDWIDTH_ERROR = 5.0
 """Percent, over 10 s with 8 streams."""
 TENANTS = 10
 FLOOD, EACH = 100_000, 100
-"""Jobs of the loud tenant, and of each of the others."""
+"""Jobs of the large tenant, and of each other tenant."""
 QUEUES = ("bench-first", "bench-second")
 PATIENCE = 120.0
 SOAK = Path(__file__).with_name("soak.py")
 
 
 class Sizes:
-    """Jobs per round, rounds, and the seconds after which no round begins."""
+    """Jobs per round, rounds, and the seconds after which no round starts."""
 
     def __init__(self, quick: bool) -> None:
         self.jobs = 6_000 if quick else 20_000
@@ -53,8 +52,8 @@ class Sizes:
         self.budget = 16.0 if quick else 300.0
 
 
-class Gated(Ours):
-    """Every gate, none of which ever shuts: two lanes with a queue each, a breaker, fair keys, and for each
+class Gated(BenchApp):
+    """All gates, none of which ever closes: two lanes with a queue each, a breaker, fair keys, and for each
     queue a rate, a cap and a capacity that are never reached."""
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +69,7 @@ class Gated(Ours):
         )
 
     def put_many(self, task: Any, count: int, chunk: int = 1000) -> None:
-        """Of tenants that take turns."""
+        """Enqueue jobs of alternating tenants."""
         tenants = itertools.cycle(range(TENANTS))
         for _ in range(0, count, chunk):
             task.enqueue_many(task.of(f"{next(tenants)}{ARGUMENT[1:]}") for _ in range(chunk))
@@ -80,8 +79,8 @@ def _tenant(argument: str) -> str:
     return argument[:1]
 
 
-class Metered(Ours):
-    """Half of the jobs use a service whose limit is learned."""
+class Metered(BenchApp):
+    """Half of the jobs use a resource with an adaptive limit."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(sqlite(path))
@@ -92,7 +91,7 @@ class Metered(Ours):
 
 def bench_gates(folder: Path, report: Report, sizes: Sizes) -> None:
     with (
-        Ours(sqlite(folder / "plain.db")) as plain,
+        BenchApp(sqlite(folder / "plain.db")) as plain,
         Gated(folder / "gated.db") as gated,
         Metered(folder / "metered.db") as metered,
     ):
@@ -109,8 +108,8 @@ def bench_gates(folder: Path, report: Report, sizes: Sizes) -> None:
     report.ratio("resource", found["metered"], found["plain"])
 
 
-class Tenants(Ours):
-    """Nine tenants with a few jobs each; `flood` more of a tenth wait beside them."""
+class Tenants(BenchApp):
+    """Nine tenants with a few jobs each, and a tenth with `flood` waiting jobs."""
 
     def __init__(self, path: Path, flood: int) -> None:
         super().__init__(sqlite(path))
@@ -125,7 +124,8 @@ class Tenants(Ours):
         self.serve: Any = self.app.task(name="bench.serve", queue=QUEUE, part="{tenant}")(serve)
 
     def nine(self) -> float:
-        """Jobs of the nine a second, from the start of a worker until the last of them was called."""
+        """Jobs of the nine tenants per second, from the start of a worker until the last of them was
+        called."""
         view = self.app.ledger.parts(QUEUE).get("flood")
         self._enqueue("flood", self._flood - (view.ready if view else 0))
         for number in range(TENANTS - 1):
@@ -195,10 +195,7 @@ def main() -> None:
     sizes = Sizes(options.quick)
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte arguments, WAL,"
-            " synchronous=FULL"
-        )
+        print(f"{sync_rate(folder):,.0f} disk syncs per second; 100-byte arguments, WAL, synchronous=FULL")
         report = Report(TARGETS)
         bench_gates(folder, report, sizes)
         bench_fairness(folder, report, sizes)

@@ -1,8 +1,8 @@
-"""How fast the ledgers are, next to the raw limit in the same run. Ratios, because machines are noisy.
+"""Speed of the ledgers, as ratios to the raw limit in the same run.
 
     python bench/ledger.py [--quick] [--dir DIR]
 
-The last line is JSON. What each ratio must reach is in TARGETS.
+The last line is JSON. TARGETS has the target of each ratio.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def specs(count: int, queue: str = "q") -> list[Spec]:
 
 
 def timed(run: Callable[[], object]) -> float:
-    # What was prepared for later rounds is none of this round's garbage to look through.
+    # Keep objects prepared for later rounds out of the garbage collection of this round.
     gc.collect()
     gc.freeze()
     started = time.perf_counter()
@@ -70,8 +70,8 @@ def timed(run: Callable[[], object]) -> float:
 def compare(
     rounds: int, jobs: int, ours: Callable[[], object], limit: Callable[[], object]
 ) -> tuple[float, float, float]:
-    """Alternate the two, so that a noisy moment hits both: (ratio of the speeds, µs per job of ours, of the
-    limit)."""
+    """Run both alternately, so that noise affects both. Returns (ratio of the speeds, µs per job of ours, of
+    the limit)."""
     pairs = [(timed(ours), timed(limit)) for _ in range(rounds)]
     ratio = statistics.median(theirs / mine for mine, theirs in pairs)
     mine, theirs = (statistics.median(times) / jobs * 1e6 for times in zip(*pairs, strict=True))
@@ -85,7 +85,8 @@ def append_each(ledger: Ledger, batches: Iterable[Sequence[Spec]]) -> None:
 
 
 def drain(ledger: Ledger, batches: int | None, n: int = 100, queue: str = "q") -> int:
-    """Settle what the last batch claimed and claim the next n, in one batch. The number settled."""
+    """Settle the jobs of the last batch and claim the next n, in one batch. Returns the number of settled
+    jobs."""
     held: tuple[Held, ...] = ()
     settled = rounds = 0
     while batches is None or rounds < batches:
@@ -116,7 +117,7 @@ class Report:
 
 def bench_appends(folder: Path, report: Report, rounds: int) -> None:
     ledger, raw = SqliteLedger(folder / "ours.db"), Raw(folder / "raw.db", "q")
-    # Many short rounds: what is compared here is mostly waiting for a disk, which has its moods.
+    # Many short rounds, because the time is mostly disk latency, which varies.
     singles, bulk, often = 100, 10, 3 * rounds
     ours = [specs(singles) for _ in range(often)]
     theirs = [[raw.rows([spec]) for spec in specs(singles)] for _ in range(often)]
@@ -151,7 +152,7 @@ def bench_claims(ledger: Ledger, raw: Raw, report: Report, rounds: int) -> None:
         raw.settle_and_claim(held, 0)
 
     report.add("claim_settle", *compare(rounds, batches * 100, lambda: drain(ledger, batches), limit))
-    # The worker lowers the switch interval to this; both sides of the comparison have it.
+    # The worker sets this switch interval; use it for both sides.
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.0005)
     alone = [timed(lambda: drain(ledger, 10)) for _ in range(rounds)]
@@ -175,8 +176,7 @@ def spin(stop: threading.Event) -> None:
 
 BACKLOGS = {
     "backlog_1m": [f"ready {MILLION}"],
-    # A million that wait for their time and a quarter of a million that wait for another job, in the same
-    # queue.
+    # A million scheduled jobs and a quarter of a million blocked jobs in the same queue.
     "scheduled_1m": ["ready 30000", f"scheduled {MILLION}", f"blocked {MILLION // 4}"],
     "serial_key": ["ready 30000", "serial 100000"],
 }
@@ -189,7 +189,7 @@ def bench_backlogs(folder: Path, report: Report, rounds: int) -> None:
     for name, content in BACKLOGS.items():
         path = folder / f"{name}.db"
         SqliteLedger(path).close()
-        # In a process of its own, so that its memory is not ours.
+        # In its own process, so that its memory is not counted here.
         subprocess.run([sys.executable, str(FILL), str(path), "q", *content], check=True)
         _compare_backlog(name, path, small, report, rounds)
         for file in folder.glob(f"{name}.db*"):
@@ -202,8 +202,7 @@ def _compare_backlog(name: str, path: Path, small: SqliteLedger, report: Report,
     report.add(name, *compare(rounds, 2000, lambda: drain(large, 20), lambda: drain(small, 20)))
     large.close()
     if name == "backlog_1m":
-        # In a process that has done nothing else: here the memory of earlier measurements would be used
-        # again.
+        # In a new process: here freed memory of earlier measurements would be used again.
         said = subprocess.run(
             [sys.executable, __file__, "--growth", str(path)], check=True, capture_output=True, text=True
         )
@@ -211,7 +210,7 @@ def _compare_backlog(name: str, path: Path, small: SqliteLedger, report: Report,
 
 
 def growth(path: Path) -> float:
-    """By how much the resident memory grows with a million jobs, against a ledger with ten thousand."""
+    """Growth of the resident memory in MB with a million jobs, relative to a ledger with ten thousand."""
     with tempfile.TemporaryDirectory() as folder:
         small = SqliteLedger(Path(folder) / "small.db")
         append_each(small, [specs(1000) for _ in range(10)])
@@ -309,10 +308,7 @@ def main() -> None:
     rounds = 5 if options.quick else 15
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
-        print(
-            f"the disk syncs {sync_rate(folder):,.0f} times a second; 100-byte payloads, WAL,"
-            " synchronous=FULL"
-        )
+        print(f"{sync_rate(folder):,.0f} disk syncs per second; 100-byte payloads, WAL, synchronous=FULL")
         report = Report()
         bench_memory(report, rounds)
         bench_appends(folder, report, rounds)

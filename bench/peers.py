@@ -1,18 +1,16 @@
-"""The peers: other queues on SQLite, each used as its own documentation says and tuned for speed, all with
-synchronous=FULL.
+"""The peers: other queues on SQLite, each used as documented and tuned for speed, all with synchronous=FULL.
 
     python bench/peers.py [--jobs N] [--rounds N] [--dir DIR]
 
-tries each of them in every way it offers. What each does per job decides what can be compared:
+measures each of them in every mode that it offers. The work of each per job:
 
-huey            takes a task by deleting its row: one commit per job, no history, and a crash loses what was
-                taken. Results are
-                off, which spares it a second commit. Worker threads share one connection.
+huey            takes a task by deleting its row: one commit per job, no history, and a crash loses taken
+                tasks. Results are off, which saves a second commit. Worker threads share one connection.
 litequeue       pop and done, two commits per job; the message stays in the table as done.
 persist-queue   get and ack, two commits per job; the item stays in the table as acked.
 
-The last two read past what is done to find what is next, so a long history slows them. Their rounds are short
-on purpose."""
+The last two scan finished rows to find the next one, so a long history slows them down. Their rounds are
+therefore short."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from typing import Any
 import huey
 import litequeue
 import persistqueue
-from contest import Contest, Peer
+from measure import Peer, PeerSet
 
 ARGUMENT = "x" * 100
 
@@ -41,7 +39,7 @@ logging.getLogger("huey").setLevel(logging.ERROR)
 
 
 class Huey:
-    """SqliteHuey with `fsync=True` and its own consumer, polling at once and without the extras that cost."""
+    """SqliteHuey with `fsync=True` and its own consumer, with short polling and without costly extras."""
 
     def __init__(self, folder: Path, workers: int = 4, worker_type: str = "thread") -> None:
         self._folder, self._workers, self._type = folder, workers, worker_type
@@ -56,7 +54,7 @@ class Huey:
         self._task: Any = self._huey.task()(noop)
 
     def fill(self, count: int) -> None:
-        # A second storage on the same file that does not sync: only a stage.
+        # Filling is not measured, so a second storage on the same file does not sync.
         stage = huey.SqliteHuey("bench", filename=str(self._folder / "huey.db"), fsync=False).storage
         for _ in range(count):
             stage.enqueue(self._huey.serialize_task(self._task.s(ARGUMENT)), 0)
@@ -73,7 +71,7 @@ class Huey:
             if self._type == "thread":
                 self._empty.wait()
             else:
-                # Its processes tell nobody; the queue is looked at seldom enough not to disturb them.
+                # Its processes send no event; poll the queue seldom enough not to disturb them.
                 while self._huey.storage.queue_size():
                     time.sleep(0.005)
             spent = time.perf_counter() - started
@@ -89,7 +87,7 @@ class Huey:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """huey's consumer takes the signals for itself."""
+    """Restore the signal handlers that huey's consumer replaces."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {name: signal.getsignal(name) for name in names}
     try:
@@ -144,7 +142,7 @@ class PersistQueue:
         queue = self._queue
 
         def work() -> None:
-            # `raw` names the row, so that ack need not search for it.
+            # `raw` returns the row id, so that ack need not search for the row.
             queue.ack(queue.get(block=False, raw=True))
 
         return _timed(work, count)
@@ -179,14 +177,14 @@ IN_TURNS: Mapping[str, float] = {
     "litequeue": 1.0,
     "persist-queue": 1.0,
 }
-"""What bench/engine.py runs, and how long its rounds are relative to each other. huey's are longer: short
-ones hold its start against it (1,589 instead of 2,460 jobs/s). One thread is its best on a quiet machine,
-four on a busy one. Its processes were never faster, and must not be forked from a process that has a ledger
-open."""
+"""The modes that bench/engine.py runs, and the relative length of their rounds. Rounds of huey are longer,
+because its start-up time dominates short ones (1,589 instead of 2,460 jobs/s). One thread is its best mode on
+a quiet machine, four on a busy one. Processes were never faster, and must not be forked from a process with
+an open ledger."""
 
 
 def peers(folder: Path, names: Iterable[str]) -> dict[str, Peer]:
-    """These, each in a directory of its own."""
+    """Create these peers, each in its own directory."""
     made: dict[str, Peer] = {}
     for number, name in enumerate(names):
         place = folder / f"peer{number}"
@@ -204,18 +202,18 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        contest = Contest(peers(Path(name), WAYS))
+        peer_set = PeerSet(peers(Path(name), WAYS))
         done: dict[str, list[float]] = {way: [] for way in WAYS}
         put: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(options.rounds):
-            for way, peer in contest.peers.items():
-                done[way].append(contest.rate(way, options.jobs))
+            for way, peer in peer_set.peers.items():
+                done[way].append(peer_set.rate(way, options.jobs))
                 put[way].append(200 / peer.enqueue(200))
                 peer.drain(200)
-        contest.close()
+        peer_set.close()
     print(
-        f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of {options.rounds}"
-        " rounds"
+        f"SQLite {sqlite3.sqlite_version}, synchronous=FULL, 100-byte arguments; medians of "
+        f"{options.rounds} rounds"
     )
     print(f"{'':20} {'jobs/s':>8} {'enqueue/s':>10}")
     for way in WAYS:

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import psycopg
-from rounds import Alternating, Report
-from stage import QUEUE, Ours
+from measure import Alternating, Report
+from workload import QUEUE, BenchApp
 
 from towpath.core.commands import SetQueue
 from towpath.testing.postgres import Server, place
@@ -55,7 +55,7 @@ def fill(url: str, count: int) -> None:
         connection.execute("VACUUM (ANALYZE) towpath.job")
 
 
-def pass_through(ours: Ours, count: int) -> None:
+def pass_through(ours: BenchApp, count: int) -> None:
     for start in range(0, count, 30_000):
         ours.complete(min(30_000, count - start), ours.noop)
 
@@ -73,7 +73,11 @@ def main() -> None:
     options = parser.parse_args()
     with place(options.dir) as folder, Server.start(folder / "server", fsync=True) as server:
         urls = {name: server.create_database() for name in ("empty", *TARGETS)}
-        with Ours(urls["empty"]) as empty, Ours(urls["finished"]) as finished, Ours(urls["reader"]) as reader:
+        with (
+            BenchApp(urls["empty"]) as empty,
+            BenchApp(urls["finished"]) as finished,
+            BenchApp(urls["reader"]) as reader,
+        ):
             for ours in (empty, finished, reader):
                 ours.app.ledger.apply([SetQueue(queue=QUEUE, keep=10**9)])
             fill(urls["finished"], options.finished)

@@ -29,7 +29,7 @@ from typing import Any
 import asyncpg
 import procrastinate
 import uvloop
-from contest import Contest, Peer
+from measure import Peer, PeerSet
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.qm import QueueManager
 from pgqueuer.queries import Queries
@@ -197,15 +197,17 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to put the server (default: a temporary directory)")
     options = parser.parse_args()
     with place(options.dir) as folder, Server.start(folder / "server", fsync=True) as server:
-        contest = Contest(peers(server, WAYS))
+        peer_set = PeerSet(peers(server, WAYS))
         done: dict[str, list[float]] = {way: [] for way in WAYS}
         put: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(options.rounds):
-            for way, peer in contest.peers.items():
-                done[way].append(contest.rate(way, options.jobs if "pgqueuer" in way else options.jobs // 10))
+            for way, peer in peer_set.peers.items():
+                done[way].append(
+                    peer_set.rate(way, options.jobs if "pgqueuer" in way else options.jobs // 10)
+                )
                 put[way].append(200 / peer.enqueue(200))
                 peer.drain(200)
-        contest.close()
+        peer_set.close()
         (version,) = server.query("SHOW server_version")[0]
     print(f"PostgreSQL {version}, fsync on, 100-byte arguments; medians of {options.rounds} rounds")
     print(f"{'':20} {'jobs/s':>8} {'enqueue/s':>10}")

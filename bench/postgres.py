@@ -26,12 +26,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from contest import Contest
 from ledger import sync_rate
+from measure import Alternating, PeerSet, Report, rate
 from pg_peers import IN_TURNS, peers
 from pg_raw import Raw
-from rounds import Alternating, Report, rate
-from stage import ARGUMENT, PATIENCE, Ours
+from workload import ARGUMENT, PATIENCE, BenchApp
 
 from towpath.testing.postgres import Server, place
 
@@ -47,7 +46,7 @@ TARGETS = {
 MAX_IDLE_CPU, MAX_IDLE_STATEMENTS, MAX_OTHER_P50 = 1.0, 2.0, 10.0
 GAP = 50
 """Milliseconds after which a worker that had a job is idle again."""
-STAGE = Path(__file__).with_name("stage.py")
+WORKLOAD = Path(__file__).with_name("workload.py")
 
 
 class Sizes:
@@ -73,13 +72,13 @@ class Sizes:
 def bench_jobs(server: Server, report: Report, sizes: Sizes) -> None:
     """Jobs completed per second by one worker process: ours, the peers, and the raw loop that claims and
     settles 100 at a time."""
-    contest, raw = Contest(peers(server, IN_TURNS)), Raw(server.create_database())
+    peer_set, raw = PeerSet(peers(server, IN_TURNS)), Raw(server.create_database())
 
     def raw_loop() -> float:
         raw.append(raw.rows(sizes.jobs))
         return rate(sizes.jobs, lambda: raw.done(sizes.jobs))
 
-    with Ours(server.create_database()) as ours:
+    with BenchApp(server.create_database()) as ours:
         ours.make_table()
         runs: dict[str, Callable[[], float]] = {
             "ours": lambda: ours.complete(sizes.jobs, ours.noop),
@@ -87,15 +86,15 @@ def bench_jobs(server: Server, report: Report, sizes: Sizes) -> None:
             "commit": lambda: ours.complete(sizes.jobs // 3, ours.pay),
         }
         for name, length in IN_TURNS.items():
-            runs[name] = partial(contest.rate, name, int(sizes.jobs * length))
+            runs[name] = partial(peer_set.rate, name, int(sizes.jobs * length))
         found = Alternating(sizes.rounds, runs, sizes.budget)
-    best = max(contest.peers, key=lambda name: statistics.median(found[name]))
+    best = max(peer_set.peers, key=lambda name: statistics.median(found[name]))
     report.ratio("vs_best_peer", found["ours"], found[best])
     report.ratio("vs_raw", found["ours"], found["raw"])
     report.ratio("commit_fn", found["commit"], found["ours"])
-    rates = "; ".join(f"{name}: {statistics.median(found[name]):,.0f}" for name in contest.peers)
+    rates = "; ".join(f"{name}: {statistics.median(found[name]):,.0f}" for name in peer_set.peers)
     print(f"{'':20} peers, jobs/s: {rates}; {len(found['ours'])} rounds")
-    contest.close()
+    peer_set.close()
     raw.close()
 
 
@@ -108,12 +107,12 @@ def bench_processes(server: Server, report: Report, sizes: Sizes) -> None:
 
 
 @contextlib.contextmanager
-def workers(url: str, count: int) -> Iterator[Ours]:
+def workers(url: str, count: int) -> Iterator[BenchApp]:
     """So many worker processes, all there, and an App on their ledger."""
-    with Ours(url) as ours:
+    with BenchApp(url) as ours:
         # The ledger is made before they come.
         ours.done()
-        children = [subprocess.Popen([sys.executable, str(STAGE), "work", url]) for _ in range(count)]
+        children = [subprocess.Popen([sys.executable, str(WORKLOAD), "work", url]) for _ in range(count)]
         try:
             until = time.monotonic() + PATIENCE
             while len(ours.app.workers.list()) < count:
@@ -139,7 +138,7 @@ def bench_enqueues(server: Server, report: Report, sizes: Sizes) -> None:
         batches = [raw.rows(1000) for _ in range(sizes.bulk // 1000)]
         return rate(sizes.bulk, lambda: raw.append_all(batches))
 
-    with Ours(server.create_database()) as ours:
+    with BenchApp(server.create_database()) as ours:
         found = Alternating(
             sizes.enqueue_rounds,
             {
@@ -161,8 +160,8 @@ def bench_enqueues(server: Server, report: Report, sizes: Sizes) -> None:
 
 def bench_latency(server: Server, report: Report, sizes: Sizes) -> None:
     url = server.create_database()
-    enqueue = [sys.executable, str(STAGE), "enqueue", url, str(sizes.samples), str(GAP)]
-    with Ours(url) as ours, ours.working():
+    enqueue = [sys.executable, str(WORKLOAD), "enqueue", url, str(sizes.samples), str(GAP)]
+    with BenchApp(url) as ours, ours.working():
         waited = ours.picked_up_from(lambda: subprocess.run(enqueue, check=True), sizes.samples)
     report.latency = {"other_process_p50": round(statistics.median(waited), 3)}
     report.limit("other process p50", report.latency["other_process_p50"], MAX_OTHER_P50, "ms")
@@ -172,7 +171,7 @@ def idle(server: Server, seconds: int) -> dict[str, float]:
     """What a worker with nothing to do costs its machine and the server."""
     url = server.create_database()
     server.query(f"ALTER DATABASE {url.rpartition('/')[2]} SET log_statement = 'all'")
-    with Ours(url) as ours, ours.working():
+    with BenchApp(url) as ours, ours.working():
         # Started, and done with looking around.
         time.sleep(2.0)
         spent, said = time.process_time(), statements(server)

@@ -1,8 +1,7 @@
-"""The raw limit: the ledger's own tables, columns and indexes, driven by hand-written apsw statements in one
-loop.
+"""The raw limit: the ledger's tables, columns and indexes, used by hand-written apsw statements in one loop.
 
-No checks, no fences but the one in the WHERE, no dependencies, no counters but the queue's: what is left is
-SQLite."""
+Without checks, dependencies and counters other than those of the queue; the only fence is in a WHERE clause.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
 _INSERT = f"INSERT INTO towpath_job ({_COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _BODY = "INSERT INTO towpath_body (slot, data) VALUES (?, ?)"
-_COUNT = (
-    "UPDATE towpath_queue SET ready = ready + ?, loose = loose + ?, running = running + ?, done = done + ?"
-    " WHERE name = ?"
-)
+_COUNT = """
+UPDATE towpath_queue SET ready = ready + ?, loose = loose + ?, running = running + ?, done = done + ?
+WHERE name = ?
+"""
 _META = "UPDATE towpath_meta SET next_seq = next_seq + ?, last = ?"
 _BEST = f"""
 SELECT {_COLUMNS}, (SELECT data FROM towpath_body WHERE slot = seq * 8192) FROM towpath_job
@@ -33,14 +32,12 @@ WHERE queue = ? AND state = 'ready' AND part IS NULL AND losses < 2 AND (expires
 ORDER BY priority, seq LIMIT ?
 """
 _TAKE = """
-UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1,
-    owner = ?, lease_until = ?,
-lease_len = ?, started_at = ? WHERE seq = ?
+UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, fence = fence + 1, owner = ?,
+lease_until = ?, lease_len = ?, started_at = ? WHERE seq = ?
 """
 _DONE = """
 UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL,
-    lease_until = NULL,
-settled_fence = fence, settled_as = 'done' WHERE seq = ? AND fence = ?
+lease_until = NULL, settled_fence = fence, settled_as = 'done' WHERE seq = ? AND fence = ?
 """
 _WIDTH = len(COLUMNS)
 
@@ -51,10 +48,8 @@ class Raw:
         self.db: apsw.Connection = connect(path, SqliteOptions())
         self.db.execute("PRAGMA wal_autocheckpoint=2000")
         self.queue, self.now = queue, 1_000_000
-        columns = (
-            "name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, next_at,"
-            " served, clock"
-        )
+        counts = "blocked, scheduled, ready, running, done, failed, canceled, loose"
+        columns = f"name, {counts}, paused, next_at, served, clock"
         self.db.execute(
             f"INSERT INTO towpath_queue ({columns}) VALUES (?, 0,0,0,0,0,0,0,0,0,0,0,0)", (queue,)
         )

@@ -1,9 +1,9 @@
-"""Back-pressure in memory: many jobs are enqueued while a slow worker of the same process works on them.
+"""Memory under backlog: enqueue many jobs while a slow worker runs in the same process.
 
     python bench/soak.py [JOBS] [DIR]
 
-What waits is in the ledger and not in the process, so memory does not grow with it. The last line is JSON; it
-fails above MAX_MB."""
+Waiting jobs are in the ledger and not in the process, so memory must not grow with them. The last line is
+JSON; the exit code is 1 above MAX_MB."""
 
 from __future__ import annotations
 

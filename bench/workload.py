@@ -1,10 +1,11 @@
-"""Our side of the benches: an App on one ledger with tasks that do nothing, and the parts that need a process
-of their own.
+"""Towpath's side of the benches: an App with tasks that do nothing, and workloads that need their own
+process.
 
-python bench/stage.py enqueue URL COUNT [MS]  enqueue every MS (10) milliseconds, for a worker in another
-process python bench/stage.py idle URL SECONDS        run a worker that has nothing to do; prints the CPU
-seconds it used python bench/stage.py memory URL JOBS         run so many jobs; prints the MB resident after a
-tenth of them and at the end python bench/stage.py work URL                run a worker until SIGTERM"""
+python bench/workload.py enqueue URL COUNT [MS]   enqueue every MS (10) milliseconds for another process
+python bench/workload.py idle URL SECONDS         run an idle worker; print the CPU seconds that it used
+python bench/workload.py memory URL JOBS          run jobs; print the resident MB after a tenth and at the end
+python bench/workload.py work URL                 run a worker until SIGTERM
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from typing import Any, Self
 import apsw
 import psycopg
 from ledger import resident
-from rounds import rate
+from measure import rate
 
 from towpath import App, current
 from towpath.ledger.sqlite.ledger import SqliteLedger
@@ -31,15 +32,14 @@ from towpath.operations.service import RunOptions
 ARGUMENT = "x" * 100
 QUEUE = "bench"
 PATIENCE = 120.0
-"""Seconds after which something is broken, not slow."""
+"""Seconds after which a run counts as failed."""
 IDLE = 0.005
-"""Seconds after which a machine that had something to do is idle, and its disk and its caches are as cold as
-they get."""
+"""Seconds of rest after which the worker, the disk and the caches are idle."""
 
 
-class Ours:
-    """An App and its worker. The worker has an event loop in a thread of its own; whoever measures blocks and
-    costs nothing."""
+class BenchApp:
+    """An App and its worker. The worker runs an event loop in its own thread; the measuring thread only
+    waits."""
 
     def __init__(self, url: str) -> None:
         self.app = App(url)
@@ -72,7 +72,7 @@ class Ours:
         self.stamp: Any = self.app.task(name="bench.stamp", queue=QUEUE)(stamp)
 
     def make_table(self) -> None:
-        """The user's table, which the commit function of `pay` inserts into."""
+        """Create the user's table into which the commit function of `pay` inserts."""
         text = "CREATE TABLE paid (id {key} PRIMARY KEY, job text NOT NULL, amount bigint NOT NULL)"
         ledger = self.app.ledger
         if isinstance(ledger, SqliteLedger):
@@ -100,7 +100,7 @@ class Ours:
             task.enqueue_many(task.of(ARGUMENT) for _ in range(chunk))
 
     def put_from_threads(self, count: int, each: int) -> float:
-        """Enqueued per second by `count` callers at once, each of them one at a time."""
+        """Jobs enqueued per second by `count` threads, each one job at a time."""
         ready = threading.Barrier(count + 1)
 
         def work() -> None:
@@ -121,7 +121,7 @@ class Ours:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """A worker while the block lasts."""
+        """Run a worker while the block runs."""
         started: threading.Event = threading.Event()
         stop: list[Callable[[], object]] = []
 
@@ -143,8 +143,8 @@ class Ours:
             thread.join()
 
     def complete(self, count: int, *tasks: Any) -> float:
-        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done;
-        each of the tasks has as many of them."""
+        """Jobs per second, from the start of a worker until the last of `count` waiting jobs is durably done.
+        The jobs are divided equally between the tasks."""
         for task in tasks:
             self.put_many(task, count // len(tasks))
         target = self.done() + count
@@ -152,25 +152,24 @@ class Ours:
         started = time.perf_counter()
         with self.working():
             self._await_calls()
-            # All have been called; what is left is the commit of the last ones.
+            # All handlers have been called; wait for the last commit.
             while self.done() < target:
                 time.sleep(0.001)
             spent = time.perf_counter() - started
         return count / spent
 
     def completed_by_others(self, count: int) -> float:
-        """Jobs per second of workers in other processes, which wait for them at a paused queue."""
+        """Jobs per second of workers in other processes, from the resume of a paused queue."""
         queue = self.app.queue(QUEUE)
         queue.pause()
         self.put_many(self.noop, count)
         target = self.done() + count
-        # Longer than any of them looks at what it could not have.
+        # Longer than the polling interval of the workers.
         time.sleep(0.3)
         started = time.perf_counter()
         queue.resume()
         while left := target - self.done():
-            # To look costs the server as much as many jobs: after half of the time that is left, at the speed
-            # so far.
+            # A read costs the server as much as many jobs, so sleep for half of the estimated time left.
             spent = time.perf_counter() - started
             time.sleep(min(max(spent * left / (count - left + 1) / 2, 0.005), 0.1))
             if spent > PATIENCE:
@@ -178,7 +177,7 @@ class Ours:
         return count / (time.perf_counter() - started)
 
     def pick_up(self) -> float:
-        """Milliseconds from the call of `enqueue` to the start of the handler; the worker is idle before."""
+        """Milliseconds from the call of `enqueue` to the start of the handler in an idle worker."""
         time.sleep(IDLE)
         target = self.done() + 1
         self._expect(1)
@@ -189,8 +188,8 @@ class Ours:
         return self.delays[-1]
 
     def picked_up_from(self, others: Callable[[], object], count: int) -> list[float]:
-        """The same for `count` jobs that others enqueue (`monotonic_ns` is the same clock in every
-        process)."""
+        """The same for `count` jobs that other processes enqueue; `monotonic_ns` is one clock for all
+        processes."""
         self._expect(count)
         before = len(self.delays)
         others()
@@ -210,14 +209,14 @@ class Ours:
 
 
 def enqueue(url: str, count: int, gap: int = 10) -> None:
-    with Ours(url) as ours:
+    with BenchApp(url) as ours:
         for _ in range(count):
             time.sleep(gap / 1000)
             ours.stamp.enqueue(f"{time.monotonic_ns():<100}")
 
 
 def idle(url: str, seconds: int) -> None:
-    with Ours(url) as ours, ours.working():
+    with BenchApp(url) as ours, ours.working():
         time.sleep(1.0)
         before = time.process_time()
         time.sleep(seconds)
@@ -225,7 +224,7 @@ def idle(url: str, seconds: int) -> None:
 
 
 def memory(url: str, jobs: int) -> None:
-    with Ours(url) as ours:
+    with BenchApp(url) as ours:
         for number in range(10):
             ours.complete(jobs // 10, ours.noop)
             if number in (0, 9):
@@ -233,7 +232,7 @@ def memory(url: str, jobs: int) -> None:
 
 
 def work(url: str) -> None:
-    with Ours(url) as ours:
+    with BenchApp(url) as ours:
         ours._expect(sys.maxsize)
         ours.app.run()
 
@@ -243,5 +242,10 @@ def sqlite(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    parts: dict[str, Callable[..., None]] = {"enqueue": enqueue, "idle": idle, "memory": memory, "work": work}
-    parts[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))
+    workloads: dict[str, Callable[..., None]] = {
+        "enqueue": enqueue,
+        "idle": idle,
+        "memory": memory,
+        "work": work,
+    }
+    workloads[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))
