@@ -1,5 +1,5 @@
-"""A platform goes down for a minute and a half. The breaker opens, waiting jobs are not touched, and all end
-well."""
+"""A circuit breaker during an outage of 90 seconds: it opens, waiting jobs keep their attempts, all
+succeed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def main() -> None:
         print(f"{len(calls)} calls, then {app.breakers.phase('platform-x')}")
         print(reports[50].explain())
         bench.advance(90)
-        print(f"{len(calls)} calls after a minute and a half: a probe for each cool-down")
+        print(f"{len(calls)} calls after 90 s: one probe per cool-down")
         outage["now"] = False
         bench.advance(60)
         print(
-            f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was"
-            f" {reports[-1].result()}"
+            f"{app.breakers.phase('platform-x')}: {len(bench.jobs(state='done'))} done, the last was "
+            f"{reports[-1].result()}"
         )
         print(f"attempts of a job that waited: {reports[-1].status().attempts}")
 

@@ -1,4 +1,4 @@
-"""A month of schedules, delays and retries in a unit test. `pytest cron_in_tests.py` runs it too."""
+"""Test a month of schedules, delays and retries in milliseconds. `pytest cron_in_tests.py` runs it too."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ def remind(user: str) -> None:
 @app.cron("0 3 * * *", tz="Europe/Vienna", args={"day": "yesterday"})
 def nightly(day: str) -> None:
     if towpath.current().attempt == 1:
-        raise OSError("the disk was asleep")
+        raise OSError("disk not ready")
 
 
 @app.every(timedelta(hours=6))
@@ -32,7 +32,7 @@ def test_a_month() -> None:
         assert sent == []
         bench.advance(timedelta(days=17))
         assert sent == ["ada"]
-        # Every job of the last seven days is still there; older ones were deleted by their retention.
+        # Jobs of the last seven days are kept; older ones were deleted by their retention.
         nights = bench.jobs(nightly)
         assert {job.attempts for job in nights} == {2}
         assert len(nights) == 7

@@ -1,4 +1,4 @@
-"""A small graph: one job fans out, a group runs side by side, one job takes all results."""
+"""A small graph: a group of jobs runs in parallel, and a final job receives all results."""
 
 import asyncio
 

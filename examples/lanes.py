@@ -1,12 +1,10 @@
-"""Two lanes share one worker, and a service that takes 5 calls at once is not asked for more: no limit is
-written down.
+"""Two lanes in one worker, and an adaptive limit for a service that accepts 5 calls at once.
 
     python examples/lanes.py
 
-Large copies go to the lane `bulk`, everything else to `interactive`; each has slots of its own. The slots of
-`interactive` stay free for it, so that a note never waits for a film; `bulk` lends the slots that it does not
-need. The calls to the service are in a queue of their own, and the worker learns how many of them it takes.
-"""
+Large copies go to the lane `bulk`, everything else to `interactive`; each has reserved slots. `interactive`
+keeps its free slots, so that a small copy never waits for a large one; `bulk` lends free slots. Calls to the
+service have their own queue, and the worker finds out how many calls the service accepts at once."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def copy(name: str, size: int = 0) -> None:
 
 
 class Shop:
-    """A service that turns away the sixth call at once."""
+    """A service that rejects more than five calls at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,7 +70,5 @@ if __name__ == "__main__":
         app.run(lanes=LANES, concurrency=16, burst=True)
         films, prices = (app.queue(name).stats().counts.done for name in ("bulk", "shop"))
     notes = [n for n, queue in enumerate(started) if queue == "interactive"]
-    print(
-        f"{films} films are copied; the last of 20 notes was start number {notes[-1] + 1} of {len(started)}"
-    )
-    print(f"{prices} prices are known; calls at once, as they were tried: {limits}")
+    print(f"{films} films copied; the last of 20 notes was start number {notes[-1] + 1} of {len(started)}")
+    print(f"{prices} prices fetched; limits that were tried: {limits}")

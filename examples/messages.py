@@ -1,4 +1,4 @@
-"""Messages by hand: put, get, and one word about each. No tasks, no worker."""
+"""Messages by hand: put, get, then ack or nack each. No tasks, no worker."""
 
 from towpath import App
 
@@ -7,22 +7,22 @@ with App("sqlite:///messages.db") as app:
     orders.put({"id": 1, "item": "rope"})
     orders.put({"id": 2, "item": "lamp"}, priority="high")
 
-    # The lamp is first. Leaving the block without a word would be a nack.
+    # The lamp has a higher priority. Leaving the block without ack would be a nack.
     for message in orders.get_many(1, wait=5):
         with message:
             print("attempt", message.attempt, "at", message.json()["item"])
             message.ack()
 
-    # An error gives the message back, and the next holder sees why.
+    # An exception returns the message to the queue; the next consumer sees the error.
     try:
         for message in orders.get_many(1, wait=5):
             with message:
                 message.state.save({"packed": True})
                 raise RuntimeError("no stock")
     except RuntimeError:
-        print("given back")
+        print("returned to the queue")
 
-    # `for message in orders.subscribe()` waits for ever; this takes what is there.
+    # `for message in orders.subscribe()` waits for ever; `get_many` returns the available messages.
     for message in orders.get_many(10, wait=5):
         print("attempt", message.attempt, "at", message.json()["item"], "after", message.job.error)
         print("state:", message.state.value)

@@ -1,5 +1,4 @@
-"""Transfers with a limit on their bandwidth, watched while they run; and what the ledger knows of them
-afterwards."""
+"""Transfers with a bandwidth limit: live progress while they run, and totals from the ledger afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ limits = Bandwidth(down="20MB/s", schedule=[("08:00-18:00", {"up": "2MB/s"})], t
 
 @app.task
 def download(size: int) -> int:
-    source = limits.download(io.BytesIO(bytes(size)))  # in real life the body of a response
+    source = limits.download(io.BytesIO(bytes(size)))  # in a real program: the body of a response
     done = 0
     for piece in iter(lambda: source.read(64 * 1024), b""):
         done += len(piece)
@@ -30,4 +29,4 @@ if __name__ == "__main__":
             app.run(burst=True, concurrency=4)
         for kind in app.history(group=group.id):
             print(f"{kind.kind}: {kind.counts.done} done, {kind.done:,} bytes")
-        print(f"{limits.moved['down']:,} bytes came through the limit")
+        print(f"{limits.moved['down']:,} bytes passed the limit")

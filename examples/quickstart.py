@@ -2,7 +2,7 @@ import threading
 
 from towpath import App
 
-app = App()  # the file towpath.db here; App("sqlite:///work.db") or TOWPATH_URL name another
+app = App()  # towpath.db in this directory; App("sqlite:///work.db") or TOWPATH_URL set another URL
 
 
 @app.task(queue="mail", max_attempts=5)
@@ -13,5 +13,5 @@ def send(to: str, subject: str) -> str:
 if __name__ == "__main__":
     job = send.enqueue("ada@example.com", subject="Hello")
     print(job.explain())
-    threading.Thread(target=app.run, daemon=True).start()  # a worker; most often it is a process of its own
+    threading.Thread(target=app.run, daemon=True).start()  # a worker; usually its own process
     print(job.result(timeout=10))

@@ -1,11 +1,11 @@
-"""How an attempt may end, on a clock that jumps: hours of backoff take milliseconds."""
+"""Outcomes of an attempt, tested with a manual clock: hours of backoff take milliseconds."""
 
 import towpath
 from towpath import App, Cancel, Exponential, Fail, Policy, Retry, Snooze, micros
 
 app = App("memory://")
 
-# A dropped connection is worth a quick second try; everything else waits longer and longer, up to an hour.
+# Retry a dropped connection soon; for all other errors the delay grows up to an hour.
 patient = Policy(
     default=Exponential(base=micros(10), factor=3.0, cap=micros(3600)),
     by_error={ConnectionError: Exponential(base=micros(0.5), factor=2.0, cap=micros(30))},
@@ -23,7 +23,7 @@ def fetch(url: str) -> str:
 def charge(card: str) -> str:
     match card:
         case "busy":
-            raise Retry("the bank says: in five minutes", after=300)
+            raise Retry("the bank asked for five minutes", after=300)
         case "night":
             raise Snooze(for_=3600)
         case "stolen":
@@ -44,6 +44,6 @@ if __name__ == "__main__":
             now = job.status()
             print(f"{card}: {now.state} {now.reason}, {now.attempts} attempts, {now.failures} failures")
 
-        # A dead letter stays until somebody decides. Brought back, it has all its attempts again.
+        # A dead letter is kept until it is retried or purged. After a retry it has all its attempts again.
         jobs["unknown"].retry()
         print("revived:", jobs["unknown"].status().state)

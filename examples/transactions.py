@@ -1,5 +1,4 @@
-"""Orders and the jobs about them in one transaction: both or neither, when it is enqueued and when it is
-done."""
+"""Orders and their jobs in one transaction: when a job is enqueued, and when it is done."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ app = App("sqlite:///shop.db")  # or postgresql://..., with a psycopg connection
 
 @app.task
 def ship(order: int) -> None:
-    label = f"label-{order}"  # in real life the work
+    label = f"label-{order}"  # in a real program: the work
 
     def write(connection: Any) -> None:
         connection.execute("UPDATE orders SET label = ? WHERE id = ?", (label, order))

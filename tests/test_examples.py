@@ -15,7 +15,7 @@ SAYS = {
     "quickstart.py": ["ready, first in line in mail", "sent 'Hello' to ada@example.com"],
     "messages.py": [
         "attempt 1 at lamp",
-        "given back",
+        "returned to the queue",
         "attempt 2 at rope after RuntimeError: no stock",
         "{'packed': True}",
         "left: 0",
@@ -31,19 +31,19 @@ SAYS = {
     "progress.py": [
         "8 waiting",
         "progress.download: 8 done, 8,000,000 bytes",
-        "8,000,000 bytes came through the limit",
+        "8,000,000 bytes passed the limit",
     ],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
     "breaker.py": [
         "5 calls, then open",
         "breaker platform-x is open until",
-        "8 calls after a minute and a half",
+        "8 calls after 90 s",
         "closed: 100 done, the last was 990",
         "attempts of a job that waited: 1",
     ],
     "lanes.py": [
-        "100 films are copied; the last of 20 notes",
-        "300 prices are known; calls at once, as they were tried: [4, 5,",
+        "100 films copied; the last of 20 notes",
+        "300 prices fetched; limits that were tried: [4, 5,",
     ],
     "transactions.py": ["jobs before: 0", "order 18 is not paid", "waiting: 1", "(17, 'label-17')"],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],

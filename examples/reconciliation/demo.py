@@ -132,8 +132,8 @@ class Story:
                 self._workers[0].wait()
                 self.killed = True
                 self.happened.append(
-                    f"{seconds:4.1f} s: worker-1 was killed with the jobs it held; they are ready again at"
-                    " once"
+                    f"{seconds:4.1f} s: worker-1 was killed with the jobs it held; they are ready again "
+                    "at once"
                 )
         elif not self.mended:
             if at_work <= {DOWN}:
@@ -152,18 +152,12 @@ class Story:
         [record] = [each for each in work.app.breakers.list() if each.breaker.name == DOWN]
         asked = self._platforms[DOWN].answered[503]
         self.happened += [
-            (
-                f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} said 429"
-                f" {self._platforms[BUSY].answered[429]} times"
-            ),
-            (
-                f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.status.trips} times: "
-                f"{asked} requests, {self.untouched} of {len(waiting)} reports untouched"
-            ),
-            (
-                f"{seconds:4.1f} s: {LOCKED} has our new key, {counts[LOCKED]['failed']} dead letters are"
-                " brought back"
-            ),
+            f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} said 429 "
+            f"{self._platforms[BUSY].answered[429]} times",
+            f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.status.trips} times: "
+            f"{asked} requests, {self.untouched} of {len(waiting)} reports untouched",
+            f"{seconds:4.1f} s: {LOCKED} has our new key, {counts[LOCKED]['failed']} dead letters are "
+            "brought back",
         ]
         self._platforms[DOWN].down, self._platforms[LOCKED].status = False, 200
         self.mended = True

@@ -50,8 +50,9 @@ def record(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: i
     second job for the same report (somebody asked again) finds the row and changes nothing."""
     after = trust_after(trust(db, report["affiliate"]), verdict.status)
     db.execute(
-        "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, :clicks,"
-        " :conversions, :trust, :at) ON CONFLICT DO NOTHING",
+        "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, "
+        ":clicks, :conversions, :trust, :at)"
+        " ON CONFLICT DO NOTHING",
         {**report, "status": verdict.status, "worst": verdict.worst, "trust": after, "at": now},
     )
     if db.changes() == 0:
@@ -68,8 +69,8 @@ def _alert(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: i
         return "fraud", "critical" if verdict.critical else "high"
     if verdict.status == "high":
         sql = (
-            "SELECT count(*) FROM reconciliation WHERE affiliate = ? AND status = 'high' AND at > ? AND"
-            " report <> ?"
+            "SELECT count(*) FROM reconciliation WHERE affiliate = ? AND status = 'high' AND at > ? "
+            "AND report <> ?"
         )
         repeated = db.execute(sql, (report["affiliate"], now - REPEATED, report["report"])).get
         return "discrepancy", "critical" if repeated else "high"

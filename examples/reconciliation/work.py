@@ -1,19 +1,19 @@
-"""The work: one job for each report. `towpath worker reconciliation.work:app` runs it; any number of workers
-may.
+"""One job for each report. `towpath worker reconciliation.work:app` runs them, with any number of workers.
 
-What the platforms do, and what becomes of the job:
+Responses of a platform and their effect on the job:
 
-| answer | then |
+| response | effect |
 |---|---|
 | numbers | classified, recorded, trust changed: one transaction with the end of the job |
-| 404, or only some numbers | asked again later, by itself; after the last time that is the verdict |
-| 429 | a failed attempt; the platform rests until the time that it names, and gets fewer at once after that |
-| 5xx, no connection, timeout | tried again with growing pauses; five in a minute open the breaker |
-| anything else (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
+| 404, or incomplete numbers | the job snoozes; after the last request the result is the verdict |
+| 429 | failed attempt; no job of this platform starts before the given time, then fewer at once |
+| 5xx, no connection, timeout | failed attempt, retried with growing delays; five a minute open the breaker |
+| others (401, 403) | `failed` at once, for a person: `towpath dead list`, then `towpath dead retry` |
 
-While the breaker of a platform is open, its reports stay where they are: nobody takes them, and they spend no
-attempts. The other platforms go on. After the cool-down two reports try; if they succeed, all go on. `towpath
-breakers list` shows it."""
+While the breaker of a platform is open, its reports wait and spend no attempts. Other platforms are not
+affected. After the cool-down two reports run as probes; if they succeed, the breaker closes.
+`towpath breakers list` shows its state.
+"""
 
 from __future__ import annotations
 
