@@ -1,9 +1,9 @@
-"""Text that a stranger chose, made harmless for terminals and logs.
+"""Escaping of untrusted text for terminals and logs.
 
-A job's kind, key, headers or error may hold what steers a terminal (C0 and C1 controls, DEL), what reorders or hides text on
-the screen (bidirectional controls, zero-width and tag characters), or what begins a new line of a log. `escape` writes such characters
-as Python does: `\\x1b`, `\\u202e`. Errors and explanations escape their text when they are made, and every logger of Towpath comes from
-`get_logger`, which escapes what is logged, so that no line of a log has to think of it.
+A job's kind, key, headers or error may contain characters that control a terminal (C0 and C1 controls, DEL),
+that reorder or hide text (bidirectional controls, zero-width and tag characters), or that start a new line of
+a log. `escape` writes such characters as Python does: `\\x1b`, `\\u202e`. Errors and explanations escape
+their text when they are created. Every logger of Towpath comes from `get_logger`, which escapes its records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 _CONTROLS: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
-    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u3164\uffa0"  # invisible, and the Arabic letter mark
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # zero-width, bidirectional, line and paragraph separators
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u3164\uffa0"  # invisible
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # zero-width, bidirectional, separators
     "\ud800-\udfff\U000e0000-\U000e007f"  # lone surrogates, tags
 )
 _ANY: Final = re.compile(f"[\t\n{_CONTROLS}]")
@@ -24,8 +24,7 @@ _SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def escape(text: str, lines: bool = False) -> str:
-    """The text without characters that steer a terminal or mislead a reader. With `lines`, tabs and line
-    feeds stay."""
+    """Escape control, invisible and bidirectional characters. With `lines`, tabs and line feeds are kept."""
     return (_BUT_LINES if lines else _ANY).sub(_python_escape, text)
 
 
@@ -38,7 +37,7 @@ def _python_escape(found: re.Match[str]) -> str:
 
 
 def escape_json(document: str) -> str:
-    """The same JSON, with such characters as JSON's own escapes: what reads it gets the text as it was."""
+    """Write such characters as JSON escapes. A JSON parser returns the original text."""
     return _BUT_LINES.sub(_json_escape, document)
 
 
@@ -48,8 +47,8 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 class EscapeFilter(logging.Filter):
-    """Escapes the arguments, the message and the traceback of each record, and indents further lines of
-    these. An argument that needs no escape stays the object it is."""
+    """Escapes arguments, message and traceback of each record, and indents their further lines. An argument
+    that needs no escape keeps its type."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, dict):
@@ -77,8 +76,8 @@ def _escaped(value: Any) -> Any:
 
 
 def _escaped_traceback(info: Any) -> str | None:
-    """The text of a traceback whose message could be taken for other lines of the log; None if there is no
-    such message, and then the formatter makes it as always."""
+    """The escaped traceback if a message in it could be taken for other log lines; else None, and the
+    formatter renders it as usual."""
     text = logging.Formatter().formatException(info)
     messages: list[str] = []
     error: BaseException | None = info[1]
@@ -94,7 +93,7 @@ _escapes: Final = EscapeFilter()
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of this name, which escapes what is logged. All loggers of Towpath are made here."""
+    """Return the logger of this name with the escaping filter. All loggers of Towpath are created here."""
     found = logging.getLogger(name)
-    found.addFilter(_escapes)  # once: `logging` looks whether it is there
+    found.addFilter(_escapes)  # `logging` adds a filter only once
     return found

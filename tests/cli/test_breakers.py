@@ -49,7 +49,7 @@ def test_open_close_and_reset(shell: Shell) -> None:
     assert "platform-x is closed" in shell("breakers", "close", "platform-x").out
     assert shell("parts", "list", "orders", "--json").json["parts"][0]["not_before"] is None
     shell("get", "orders")
-    assert "forgotten" in shell("breakers", "reset", "platform-x").out
+    assert "platform-x is deleted" in shell("breakers", "reset", "platform-x").out
     assert "no breakers" in shell("breakers", "list").out
 
 

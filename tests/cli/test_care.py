@@ -28,7 +28,7 @@ def test_backup(shell: Shell) -> None:
 def test_check(shell: Shell) -> None:
     shell.put()
     assert shell.run("check", "--json").json == {"ok": True, "problems": []}
-    assert shell("check").out == "Everything adds up.\n"
+    assert shell("check").out == "No problems found.\n"
     _tamper()
     told = shell("check", "--json", code=1).json
     assert not told["ok"]
@@ -60,10 +60,12 @@ def test_doctor_before_the_first_job(shell: Shell) -> None:
 def test_doctor_is_content(shell: Shell) -> None:
     shell.put()
     out = shell.run("doctor").out
-    assert "Nothing is wrong." in out
-    assert "everything adds up" in out
+    assert "No problems found." in out
+    assert "recounted    no problems\n" in out
     assert str(shell.folder / "towpath.db") in out
     assert "sqlite:///towpath.db  (the default)" in out
+    assert "lanes        none  (the default)" in out
+    assert "priorities   high 0, normal 5, low 10  (the default)" in out
 
 
 def test_doctor_says_where_settings_come_from(shell: Shell) -> None:
@@ -79,13 +81,14 @@ def test_doctor_misses_a_worker(shell: Shell) -> None:
     ledger = shell.ledger()
     ledger.apply([commands.Append((Spec(id="old", queue="orders"),))], now - HOUR)
     ledger.close()
-    assert "1 ready, the oldest for 60m, and nobody takes them. Start one: towpath worker" in _advice(
-        shell, 1
+    assert (
+        "1 ready, the oldest for 60m, and no worker claims them. Start a worker: towpath worker"
+        in _advice(shell, 1)
     )
     ledger = shell.ledger()
     ledger.apply([commands.Note(key="towpath/caretaker", value=b"x", ttl=HOUR)])
     ledger.close()
-    assert "A worker is running, but not for this queue" in _advice(shell, 1)
+    assert "A worker is running, but does not consume this queue" in _advice(shell, 1)
 
 
 def test_doctor_misses_the_upkeep(shell: Shell) -> None:
@@ -94,7 +97,7 @@ def test_doctor_misses_the_upkeep(shell: Shell) -> None:
     claim = commands.Claim(owner="gone", wants=(commands.Want("orders"),), lease=1000)
     ledger.apply([commands.Append((Spec(id="old", queue="orders"),)), claim], now - HOUR)
     ledger.close()
-    assert "1 leases ran out" in _advice(shell, 1)
+    assert "1 leases expired" in _advice(shell, 1)
 
 
 def test_doctor_finds_dead_letters_pauses_and_full_queues(shell: Shell) -> None:
@@ -102,7 +105,7 @@ def test_doctor_finds_dead_letters_pauses_and_full_queues(shell: Shell) -> None:
     shell("queues", "pause", "ordres", "--new")
     shell("queues", "set", "small", "--capacity", "1")
     assert "1 dead letters in orders" in _advice(shell, 0)
-    assert "It never had a job: is the name right?" in _advice(shell, 0)
+    assert "It never had a job; check the name." in _advice(shell, 0)
     shell.put("small")
     assert "Queue small is full: 1 of 1" in _advice(shell, 1)
     assert "! Queue small is full" in shell("doctor", code=1).out
@@ -139,7 +142,7 @@ def test_bench(shell: Shell) -> None:
     assert sorted(told["jobs_per_second"]) == ["append", "append_bulk", "claim_settle", "claim_settle_batch"]
     assert min(told["jobs_per_second"].values()) > 0
     assert list(shell.folder.iterdir()) == []
-    assert "raw: 4 KiB written and synced" in shell("bench", "--seconds", "0.5").out
+    assert "raw: write and fsync 4 KiB" in shell("bench", "--seconds", "0.5").out
 
 
 def test_memory_and_files_are_told_apart() -> None:

@@ -31,22 +31,22 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, Ran, float]:
     "words",
     [
         "10,000 of 10,000",
-        "a reminder: job ",
+        "explain a reminder: job ",
         "scheduled (delay) until",
         "waits for 1 group",
-        "held 100 jobs, then kill -9",
+        "held 100 jobs and was killed with SIGKILL",
         "leased by doomed#",
         "10,127 of 10,127",
-        "ok    all jobs   10,127 were written down: 10,126 done, 1 dead, 0 missing, 0 unfinished",
-        "ok    mail       3,333, then 3,333, then 3,334: the urgent ones first",
-        "ok    reminders  20 ran ",
-        'ok    call       done at attempt 3, after 2 failures: "hello"',
-        "ok    fax        a dead letter after 2 attempts: OSError: no line to 555-0199",
-        "ok    graph      read, then 3 counted side by side, then a total of 9 words",
-        "ok    ferries    100 of 100 that the dead worker held were done by another within ",
-        "its own answer is refused",
-        "ok    ledger     recounted, and everything adds up",
-        "A piece of mail cost ",
+        "ok    all jobs   10,127 enqueued: 10,126 done, 1 dead, 0 missing, 0 unfinished",
+        "ok    mail       3,333, then 3,333, then 3,334: in order of priority",
+        "ok    reminders  20 started at least ",
+        'ok    call       done on attempt 3, after 2 failures: "hello"',
+        "ok    fax        dead letter after 2 attempts: OSError: no line to 555-0199",
+        "ok    graph      read, then 3 counts in parallel, then a total of 9 words",
+        "ok    ferries    100 of 100 jobs of the killed worker were completed by another worker within ",
+        "a late result is refused",
+        "ok    ledger     verified, no problems",
+        "A mail job took ",
     ],
 )
 def test_it_says_what_happened(shown: tuple[Shell, Ran, float], words: str) -> None:
@@ -63,8 +63,8 @@ def test_it_ends_by_itself_and_is_not_noisy(shown: tuple[Shell, Ran, float]) -> 
 def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell, Ran, float]) -> None:
     shell, ran, _ = shown
     [folder] = (shell.folder / "temporary").iterdir()
-    assert f"A new ledger: {folder / 'work.db'}," in ran.out
-    tries = [line.strip() for line in ran.out.partition("Try next")[2].splitlines()[1:]]
+    assert f"New ledger {folder / 'work.db'};" in ran.out
+    tries = [line.strip() for line in ran.out.partition("The ledger is kept. Next,")[2].splitlines()[1:]]
     assert len(tries) == 3
     told = []
     for line in tries:
@@ -83,7 +83,7 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
         assert ended.returncode == 0, (line, ended)
         told.append(ended.stdout)
     assert "OSError: no line to 555-0199" in told[0]
-    assert told[1] == "1 came back\n"
+    assert told[1] == "1 retried\n"
     url = f"sqlite:///{folder / 'work.db'}"
     assert shell.run("stats", "--json", "--url", url).json["total"] == {
         **dict.fromkeys(("blocked", "scheduled", "ready", "running", "failed", "canceled"), 0),
@@ -115,7 +115,10 @@ def test_for_machines_in_a_file_with_a_strange_name(shell: Shell) -> None:
 
 def test_a_file_that_is_there_is_not_touched(shell: Shell) -> None:
     (shell.folder / "mine.db").write_text("mine")
-    assert "Name a new file" in shell("demo", "--keep", "mine.db", code=2).err
+    assert (
+        "mine.db exists already.\nUse the name of a new file."
+        in shell("demo", "--keep", "mine.db", code=2).err
+    )
     assert (shell.folder / "mine.db").read_text() == "mine"
 
 
@@ -143,5 +146,5 @@ def test_a_check_that_fails_is_the_exit_code(shell: Shell, monkeypatch: pytest.M
 
     monkeypatch.setattr(demo, "run_worker", lazy)
     told = shell("demo", "--jobs", "300", "--keep", "demo.db", code=1)
-    assert "WRONG all jobs   427 were written down: 0 done" in told.out
-    assert "its own answer is taken" in told.out
+    assert "WRONG all jobs   427 enqueued: 0 done" in told.out
+    assert "a late result is accepted" in told.out

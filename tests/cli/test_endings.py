@@ -55,9 +55,9 @@ from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOT_FOUND, REFUSED, STUCK, 
         (["queues", "set", "bad name", "--cap", "1"], "letters, digits"),
         (["--url", "mysql://here", "stats"], "memory://, sqlite:///file.db"),
         (["--url", "sqlite:file.db", "put", "q"], "sqlite:///file.db"),
-        (["--url", "memory://", "put", "q"], "lives and dies with one process"),
+        (["--url", "memory://", "put", "q"], "is in the memory of one process"),
         (["bench", "--dir", "nodir"], "does not exist"),
-        (["demo", "--keep", "no/dir/demo.db"], "Name a new file"),
+        (["demo", "--keep", "no/dir/demo.db"], "no/dir is not a directory"),
     ],
 )
 def test_bad_input_is_2_and_makes_nothing(shell: Shell, arguments: list[str], says: str) -> None:
@@ -137,10 +137,9 @@ def open_directory() -> Iterator[Path]:
 
 
 AS_SOMEBODY_ELSE = """
-# All imports now: another user may not be able to read the folder of Python.
-import os, sys, importlib.util, locale
-import apsw, towpath.settings, towpath.cli.targets, towpath.cli, towpath.cli.base
-import towpath.cli.messages, towpath.cli.stats, towpath.ledger.sqlite
+# Import everything before the user id changes: another user may not be able to read Python's files.
+import os, sys, importlib.util, locale, apsw, towpath.settings, towpath.ledger.sqlite
+import towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.cli.targets
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -219,7 +218,7 @@ def test_debug_shows_the_traceback(shell: Shell) -> None:
     )
     assert told.code == 4
     assert "Traceback" in told.err
-    assert told.err.rstrip().endswith("makes a new ledger.")
+    assert told.err.rstrip().endswith("creates a ledger.")
 
 
 def test_an_interrupt_is_130(shell: Shell) -> None:
@@ -253,8 +252,8 @@ def test_what_the_encoding_cannot_spell_is_escaped(shell: Shell) -> None:
 
 def test_arguments_that_are_not_utf_8_are_bytes(shell: Shell) -> None:
     program = (
-        "import os, sys; os.execv(sys.argv[1].encode(), [sys.argv[1].encode(), b'put', b'raw',"
-        " b'\\xff\\xfe'])"
+        "import os, sys; os.execv(sys.argv[1].encode(), [sys.argv[1].encode(), b'put', b'raw', "
+        "b'\\xff\\xfe'])"
     )
     assert python(shell.folder, program, *EXECUTABLE).code == 0
     assert shell("get", "raw", "--json").json["payload_encoding"] == "base64"
@@ -298,8 +297,8 @@ def test_python_m(shell: Shell) -> None:
 def test_the_version_is_quick(shell: Shell) -> None:
     """Nothing that only other commands need is imported."""
     program = (
-        "import sys; from towpath.cli import main; main(['--version']); print([n for n in ('click', 'rich',"
-        " 'apsw') if n in sys.modules])"
+        "import sys; from towpath.cli import main; main(['--version']); print([n for n in "
+        "('click', 'rich', 'apsw') if n in sys.modules])"
     )
     assert python(shell.folder, program).out.splitlines()[1] == "[]"
     assert json.loads(shell("--json", "--version").out) == {"towpath": shell("--version").out.split()[1]}

@@ -24,12 +24,12 @@ from towpath.operations.display import drawn
 from towpath.operations.progress import RunningJob, Snapshot
 
 BAD = (
-    "\x1b]0;title\x07\x1b[2J[red]:skull:\u202e\u200b\u2066\u2028\u2029\x85\x9b31m\x7f\r\nforged"
-    " line\U000e0041\ufeff\t."
+    "\x1b]0;title\x07\x1b[2J[red]:skull:\u202e\u200b\u2066\u2028\u2029\x85\x9b31m\x7f\r\nforged "
+    "line\U000e0041\ufeff\t."
 )
 SHOWN = (
-    "\\x1b]0;title\\x07\\x1b[2J[red]:skull:\\u202e\\u200b\\u2066\\u2028\\u2029\\x85\\x9b31m\\x7f\\r\\nforged"
-    " line"
+    "\\x1b]0;title\\x07\\x1b[2J[red]:skull:\\u202e\\u200b\\u2066\\u2028\\u2029\\x85\\x9b31m\\x7f"
+    "\\r\\nforged line"
 )
 SECRET = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Categories of characters that are not seen, or that steer."""
@@ -60,7 +60,8 @@ def fill(shell: Shell) -> tuple[str, str]:
             "part": BAD,
             **more,
         }
-        return Spec(id=id, queue=queue, payload=BAD.encode(), content_type="text/plain", **fields)  # type: ignore[arg-type]
+        plain = {"payload": BAD.encode(), "content_type": "text/plain"}
+        return Spec(id=id, queue=queue, **plain, **fields)  # type: ignore[arg-type]
 
     apply(commands.Open(BAD))
     apply(commands.Append((spec(dead, "q", max_attempts=1), spec(runs, "r"), spec(message, "m"))))

@@ -119,12 +119,12 @@ def test_cancel_by_id(shell: Shell) -> None:
     again = shell("jobs", "cancel", waiting, "--json").json
     assert again["finished"] == [{"id": waiting, "state": "canceled"}]
     shell("ack", f"{held}:1")
-    assert f"{held} is done already" in shell("jobs", "cancel", held, code=1).out
+    assert f"{held} is already done" in shell("jobs", "cancel", held, code=1).out
 
 
 def test_bulk_needs_a_word(shell: Shell) -> None:
     shell.put()
-    assert "Say which" in shell("jobs", "cancel", "--yes", code=2).err
+    assert "Select jobs: ids, or --queue" in shell("jobs", "cancel", "--yes", code=2).err
     assert "--yes" in shell("jobs", "cancel", "--queue", "orders", code=2).err
     assert "every unfinished job of queue orders" in shell("jobs", "cancel", "--queue", "orders", code=2).err
     assert "not both" in shell("jobs", "cancel", "x", "--queue", "orders", code=2).err
@@ -175,7 +175,7 @@ def test_dead_letters(shell: Shell) -> None:
     listed = shell.run("dead", "list", "--json").json["jobs"]
     assert [job["id"] for job in listed] == ids[::-1]
     assert "broken" in shell("dead", "list", "--queue", "orders").out
-    assert "Say which" in shell("dead", "retry", "--yes", code=2).err
+    assert "Select jobs: ids, or --queue" in shell("dead", "retry", "--yes", code=2).err
     assert shell("dead", "retry", "--queue", "orders", "--yes", "--json").json["revived"] == 2
     assert shell("dead", "retry", "--queue", "orders", "--yes", "--json").json["revived"] == 0
     assert "not a dead letter" in shell("dead", "retry", ids[0], code=2).err

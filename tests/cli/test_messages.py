@@ -148,7 +148,7 @@ def test_get_takes_back_what_a_dead_consumer_held(shell: Shell) -> None:
 
 
 def test_nothing_to_get_says_why(shell: Shell) -> None:
-    assert "nothing was ever put into orders" in shell("get", "orders", code=3).err
+    assert "No message: queue orders does not exist." in shell("get", "orders", code=3).err
     shell.put("orders")
     shell("queues", "pause", "orders")
     assert "towpath queues resume orders" in shell("get", "orders", code=3).err
@@ -205,7 +205,7 @@ def test_extend_says_when_it_was_asked_to_stop(shell: Shell) -> None:
     id = shell.put()
     shell("get", "orders")
     shell("jobs", "cancel", id)
-    assert "asked to stop" in shell("extend", f"{id}:1", "10").out
+    assert "cancellation was requested" in shell("extend", f"{id}:1", "10").out
     assert shell("extend", f"{id}:1", "10", "--json").json["cancel_requested"] == "requested"
 
 
@@ -259,11 +259,11 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
         (["send", "--args", '{"to": 5}'], "Expected `str`"),
         (["send", "--args", '{"too": "ada"}'], "to"),
         (["send"], "to"),
-        (["sned", "--args", "{}"], "Its tasks: send"),
+        (["sned", "--args", "{}"], "Tasks: send"),
         (["send", "--args", '{"to": "ada"}', "--key", ""], "1 to 512 characters"),
         (
             ["send", "--args", '{"to": "ada"}', "--url", "sqlite:///other.db"],
-            "opens sqlite:///towpath.db by itself",
+            "sets its own URL sqlite:///towpath.db",
         ),
     ],
 )
@@ -271,6 +271,12 @@ def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], say
     (shell.folder / "shop.py").write_text(SHOP)
     assert says in shell.run("enqueue", *arguments, "--app", "shop:app", code=2).err
     assert not Path("towpath.db").exists()
+
+
+def test_enqueue_suggests_the_full_name_of_a_task(shell: Shell) -> None:
+    (shell.folder / "shop.py").write_text(SHOP.replace('name="send", ', ""))
+    err = shell.run("enqueue", "send", "--app", "shop:app", code=2).err
+    assert err == "Error: shop:app has no task send.\nDid you mean shop.send? Tasks: shop.send\n"
 
 
 def test_priorities_by_the_names_of_the_settings(

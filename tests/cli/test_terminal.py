@@ -59,7 +59,7 @@ def test_the_demo_is_live_and_its_lines_are_whole(shell: Shell) -> None:
         assert screen.rest() == 0
         assert "━" in screen.raw
         lines = [line.rpartition("\r")[2] for line in screen.text.splitlines()]
-    for start in ("  mail       ━", "  ferries    ━", "  ok    ferries    100 of 100", "It took"):
+    for start in ("  mail       ━", "  ferries    ━", "  ok    ferries    100 of 100", "Total "):
         assert [line for line in lines if line.startswith(start)], lines
     assert "600/600" in screen.text
 

@@ -118,7 +118,7 @@ def test_a_process_that_dies_is_started_again(shop: Shell) -> None:
         victim = int(worker.until("Worker ").split()[1])
         worker.until("Worker ")
         os.kill(victim, signal.SIGKILL)
-        assert "code -9" in worker.until("a new one starts")
+        assert "code -9" in worker.until("it restarts in")
         assert int(worker.until("Worker ").split()[1]) != victim
         greet(shop, "ada")
         worker.until("hello ada")
@@ -140,7 +140,7 @@ def test_a_worker_whose_ledger_is_removed(shop: Shell) -> None:
         for file in shop.folder.glob("towpath.db*"):
             file.unlink()
         worker.until("towpath.db was removed or replaced while it was open")
-        worker.until("put the right file in its place")
+        worker.until("put the right file back")
         assert worker.process.wait(60) == 4
     assert not (shop.folder / "towpath.db").exists()
 
@@ -152,12 +152,12 @@ def test_a_worker_whose_ledger_is_removed(shop: Shell) -> None:
         (":app", "Write it as module:app"),
         ("nosuch:app", "There is no module nosuch"),
         ("shop.inner:app", "There is no module shop.inner"),
-        ("shop:ap", "Its apps: app."),
+        ("shop:ap", "Apps in it: app."),
         ("shop:number", "is a int, not an App"),
         ("broken:app", "broken.py, line 1"),
         ("raises:app", "raises.py, line 2"),
         ("needs:app", "No module named 'nosuchpackage'"),
-        ("bare:app", "It has none: add `app = towpath.App()`"),
+        ("bare:app", "It has no App: add `app = towpath.App()`"),
         ("exits:app", "cannot be imported: SystemExit: 5"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The command line: arguments in, text or JSON out. It decides nothing; what it does, the library does.
+"""The command line: parses arguments, calls the library, prints text or JSON.
 
-`main` keeps its promises about endings: a documented exit code, an error with its next step on stderr, never a traceback
-(unless `TOWPATH_DEBUG=1`), and quiet when the reader of a pipe has gone.
+`main` returns a documented exit code. Errors go to stderr with a next step. A traceback is printed only with
+`TOWPATH_DEBUG=1`. A closed pipe on stdout is not an error.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. The entry point `towpath` and `python -m towpath`."""
+    """Run one command and return its exit code. Entry point of `towpath` and `python -m towpath`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        # Whatever the terminal's encoding cannot spell is escaped instead of being an error.
+        # Escape characters that the terminal's encoding lacks instead of raising UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _version() if arguments == ["--version"] else _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader had enough (`towpath jobs list | head -1`). Python would complain once more when it
-        # flushes at exit.
+        # The reader closed the pipe (`towpath jobs list | head -1`). Without the redirect Python would report
+        # the error again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
 
 def _version() -> int:
-    """Without click: this is asked by scripts and must be quick."""
+    """Print the version without importing click, because scripts call this often."""
     from importlib.metadata import version
 
     print(f"towpath {version('towpath')}")
@@ -43,7 +43,7 @@ def _run(arguments: list[str]) -> int:
     from towpath.cli.base import as_failure, report, root
 
     try:
-        # Not `root.main`, which has endings of its own.
+        # `root.main` would exit by itself, with other exit codes.
         with root.make_context("towpath", arguments) as context:
             code = root.invoke(context)
     except BrokenPipeError:

@@ -1,5 +1,6 @@
-"""What all commands share: `--url` and `--json` in every place, the session they fill, groups that load their
-parts late."""
+"""What all commands share: the options `--url` and `--json`, exit codes, errors with a next step, and the
+list of commands. A command's module is imported when the command runs, so that `towpath --help` stays
+fast."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
-    """The shared options of one run, wherever among the arguments they stood."""
+    """The values of `--url` and `--json`, given before or after the command's name."""
 
     def __init__(self) -> None:
         self.url: str | None = None
@@ -30,8 +31,8 @@ class Session:
 
     @contextmanager
     def ledger(self, make: bool = False) -> Iterator[Ledger]:
-        """The ledger of `--url` or the settings. Unless `make`, one that is not there is an error and not a
-        new file."""
+        """Open the ledger of `--url` or of the settings. Unless `make`, a missing ledger is an error, so that
+        a mistyped URL creates no file."""
         from towpath.cli.targets import open_target
 
         ledger = open_target(self.url, make)
@@ -52,17 +53,20 @@ def _store_json(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def shared_options() -> list[click.Parameter]:
-    url = "The ledger, such as sqlite:///work.db; else TOWPATH_URL, towpath.toml, pyproject.toml, sqlite:///towpath.db."
+    url = (
+        "Ledger URL, such as sqlite:///work.db. Default: TOWPATH_URL, towpath.toml, pyproject.toml, then "
+        "sqlite:///towpath.db."
+    )
     return [
         click.Option(["--url"], metavar="URL", help=url, callback=_store_url, expose_value=False),
         click.Option(
-            ["--json"], is_flag=True, help="JSON on stdout.", callback=_store_json, expose_value=False
+            ["--json"], is_flag=True, help="Print JSON on stdout.", callback=_store_json, expose_value=False
         ),
     ]
 
 
 class CliCommand(click.Command):
-    """A command: takes the shared options, and says in its help how it may end."""
+    """A command with the shared options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,7 +74,7 @@ class CliCommand(click.Command):
 
 
 class CliGroup(click.Group):
-    """A command with commands below it."""
+    """A group of commands, with the shared options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -80,8 +84,9 @@ class CliGroup(click.Group):
 
 
 class LazyGroup(CliGroup):
-    """A group whose commands are imported when they are asked for, and not to be listed. `lazy`: name ->
-    ("module:attribute" in this package, its line in the list)."""
+    """A group that imports a command's module when the command runs, not when commands are listed.
+
+    `lazy` maps a name to ("module:attribute" in this package, its line in the list)."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,7 +120,7 @@ pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 def combine(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator, in the order written."""
+    """Combine several options into one decorator, in the order given."""
 
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
@@ -126,19 +131,19 @@ def combine(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something large. Without a terminal nobody can answer, so `--yes` must say it."""
+    """Ask before a bulk change. Without a terminal `--yes` is required."""
     import sys
 
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise click.UsageError(f"{question} Say so with --yes.", click.get_current_context())
+        raise click.UsageError(f"{question} Confirm with --yes.", click.get_current_context())
     if not click.confirm(escape(question), err=True):
         raise click.Abort
 
 
 def join_names(values: Sequence[str], most: int = 8) -> str:
-    """Some names in a sentence."""
+    """Join names for a sentence; the first `most`, then a count of the others."""
     shown = ", ".join(values[:most]) or "none"
     return shown + (f" and {len(values) - most} more" if len(values) > most else "")
 
@@ -146,51 +151,85 @@ def join_names(values: Sequence[str], most: int = 8) -> str:
 OK, REFUSED, BAD_INPUT, NOT_FOUND, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EXIT_CODES: Mapping[int, str] = {
-    OK: "it is done",
+    OK: "success",
     REFUSED: "refused or failed; the reason is on stderr",
-    BAD_INPUT: "wrong usage or bad input; nothing was done",
-    NOT_FOUND: "nothing there: no message to get, an unknown id, queue or group",
-    UNAVAILABLE: "the ledger is unavailable: not there, busy, read-only, full, damaged or not a ledger",
-    STUCK: "the worker ended because all of its slots were held by handlers that do not stop; start it again",
-    INTERRUPTED: "interrupted with Ctrl-C, or a question was answered with no",
+    BAD_INPUT: "wrong usage or invalid input; nothing was changed",
+    NOT_FOUND: "not found: no message available, or an unknown id, queue or group",
+    UNAVAILABLE: "the ledger is unavailable: missing, busy, read-only, full, damaged or not a ledger",
+    STUCK: "the worker ended because handlers that do not stop held all of its slots; start it again",
+    INTERRUPTED: "interrupted by Ctrl-C, or a confirmation was declined",
 }
 
 NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
-    errors.LostClaim: "The lease ran out or somebody else settled it. `towpath jobs show {id}` says who; get it again.",
-    errors.UnknownJob: "`towpath jobs list` shows what is there; finished jobs are deleted after their retention.",
-    errors.UnknownGroup: "Check the id; groups are opened by the program that fills them.",
-    errors.UnknownDependency: "Append the job it waits for first.",
-    errors.QueueFull: "Wait and try again, or raise it: `towpath queues set {queue} --capacity N`.",
-    errors.PartFull: "Wait and try again, or raise it: `towpath parts set {queue} {part} --capacity N`.",
-    errors.TooManyAppends: "Wait and try again, or raise it: `towpath parts set {queue} {part} --append-rate RATE`.",
+    errors.LostClaim: (
+        "The lease expired, or another consumer settled the message. Get the message again; "
+        "`towpath jobs show {id}` shows its state."
+    ),
+    errors.UnknownJob: "`towpath jobs list` lists the jobs. Finished jobs are deleted after their retention.",
+    errors.UnknownGroup: "Check the id. The program that fills a group creates it.",
+    errors.UnknownDependency: "Append the job that it waits for first.",
+    errors.QueueFull: "Try again later, or raise the limit: `towpath queues set {queue} --capacity N`.",
+    errors.PartFull: "Try again later, or raise the limit: `towpath parts set {queue} {part} --capacity N`.",
+    errors.TooManyAppends: (
+        "Try again later, or raise the limit: `towpath parts set {queue} {part} --append-rate RATE`."
+    ),
     errors.NotRevivable: "Append a new job instead.",
-    errors.LedgerBusy: "Find the long transaction (often a forgotten one of your own on this file), then try again.",
-    errors.DiskFull: "Free space and try again. `towpath jobs purge` makes room inside the file.",
-    errors.LedgerGone: "Stop every process, put the right file in its place (a backup, if need be), then start them again.",
-    errors.OrphanedLog: "Find the database file (was it moved, or is a disk not mounted?) and put it back. If the commits in the log do not matter, move the log away.",
-    errors.NotALedger: "Check the URL: sqlite:///file.db is relative, sqlite:////absolute/file.db absolute. `towpath doctor` shows it.",
-    errors.NotInstalled: "Then try again.",
-    errors.LedgerAway: "Is the server running, and is the address right? `towpath doctor` shows it.",
-    errors.NewerSchema: "Upgrade: pip install --upgrade towpath.",
-    errors.ReadOnly: "SQLite writes beside the file too, so the directory must be writable. Run as the owner, or chown both.",
+    errors.LedgerBusy: (
+        "Another process holds a long transaction on this ledger, often your own program. End it, then try "
+        "again."
+    ),
+    errors.DiskFull: "Free disk space, then try again. `towpath jobs purge` frees space inside the file.",
+    errors.LedgerGone: (
+        "Stop every process, put the right file back (from a backup if needed), then start the processes "
+        "again."
+    ),
+    errors.OrphanedLog: (
+        "Put the database file back: it was moved, or a disk is not mounted. If the commits in the log are "
+        "not needed, move the log away."
+    ),
+    errors.NotALedger: (
+        "Check the URL: sqlite:///file.db is relative, sqlite:////absolute/file.db is absolute. `towpath "
+        "doctor` shows the URL in use."
+    ),
+    errors.NotInstalled: "Install it, then try again.",
+    errors.LedgerAway: (
+        "Check that the server is running and that the address is right. `towpath doctor` shows the URL in "
+        "use."
+    ),
+    errors.NewerSchema: "Upgrade Towpath: pip install --upgrade towpath",
+    errors.ReadOnly: (
+        "SQLite also writes next to the file, so the directory must be writable. Run as the owner, or chown "
+        "both."
+    ),
     errors.NetworkFileSystem: "Move the file to a local disk.",
     errors.Damaged: "Stop every process, keep a copy of the file, restore a backup.",
-    errors.WorkerStuck: "Start it again. Give these tasks timeouts inside the handler, `current().check()`, or process=True.",
-    errors.InvalidInput: "Nothing was done. `--help` after the command says what it takes.",
-    errors.LedgerError: "`towpath doctor` looks at the ledger and its surroundings.",
+    errors.WorkerStuck: (
+        "Start the worker again. Give these tasks timeouts inside the handler, `current().check()`, or "
+        "process=True."
+    ),
+    errors.InvalidInput: "Nothing was changed. Add --help to the command to see its arguments.",
+    errors.LedgerError: "`towpath doctor` checks the ledger and its environment.",
 }
 
 SERVER_NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
-    errors.NotALedger: "Check the URL: postgresql://user:password@host:5432/database. docs/deploy-postgres.md says which rights it needs.",
-    errors.DiskFull: "Free space on the server and try again. `towpath jobs purge` and `towpath ledger vacuum` make room.",
-    errors.ReadOnly: "This is a standby, or the database is read-only: name the primary server.",
+    errors.NotALedger: (
+        "Check the URL: postgresql://user:password@host:5432/database. docs/deploy-postgres.md lists the "
+        "rights that the role needs."
+    ),
+    errors.DiskFull: (
+        "Free disk space on the server, then try again. `towpath jobs purge` and `towpath ledger vacuum` "
+        "free space inside the database."
+    ),
+    errors.ReadOnly: (
+        "The server is a standby, or the database is read-only. Use the URL of the primary server."
+    ),
     errors.Damaged: "Stop every process, keep a dump, restore a backup.",
 }
-"""Of a ledger on a server."""
+"""Replacements for ledgers on a server."""
 
 
 class Failure(Exception):
-    """A command cannot go on. `step` is what the user can do next."""
+    """A command cannot continue. `step` is the next step for the user."""
 
     def __init__(
         self, message: str, code: int = REFUSED, step: str = "", details: Mapping[str, Any] | None = None
@@ -230,7 +269,7 @@ def exit_code_of(error: errors.TowpathError) -> int:
 
 
 def as_failure(error: BaseException) -> Failure:
-    """Whatever ended the command, in our words."""
+    """The failure to report for any exception that ended the command."""
     match error:
         case Failure():
             return error
@@ -248,12 +287,12 @@ def as_failure(error: BaseException) -> Failure:
             return Failure("", error.exit_code)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else REFUSED
-            return Failure("" if code == OK else f"the program ended itself: {error.code}", code)
+            return Failure("" if code == OK else f"the program called sys.exit: {error.code}", code)
         case OSError():
             return _with_kind(
                 type(error).__name__, Failure(f"{error.filename or 'the system'}: {error.strerror or error}")
             )
-    step = "This is a defect of Towpath: please report it. TOWPATH_DEBUG=1 shows where it happened."
+    step = "This is a defect of Towpath: please report it. TOWPATH_DEBUG=1 prints the traceback."
     return _with_kind(type(error).__name__, Failure(f"{type(error).__name__}: {error}", REFUSED, step))
 
 
@@ -292,7 +331,7 @@ def _usage_step(error: click.UsageError) -> str:
 
 
 def report(failure: Failure, as_json: bool) -> int:
-    """Say it on stderr; the exit code."""
+    """Print the failure on stderr and return its exit code."""
     if failure.message and as_json:
         content = {
             "type": failure.kind,
@@ -313,9 +352,9 @@ def report(failure: Failure, as_json: bool) -> int:
 
 
 def print_stderr(lines: Sequence[str]) -> None:
-    """Lines to stderr; if nobody reads them there, that is no error."""
+    """Print lines on stderr. A closed stderr is not an error."""
     try:
-        # In one piece, so that two processes do not write into each other's lines.
+        # One write, so that lines of several processes do not mix.
         sys.stderr.write("".join(f"{escape(line)}\n" for line in lines))
         sys.stderr.flush()
     except OSError:
@@ -334,47 +373,45 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 COMMANDS = {
-    "demo": ("demo:demo", "A demonstration with real work."),
+    "demo": ("demo:demo", "Run a demonstration on a new ledger."),
     "worker": ("worker:worker", "Run the jobs of an app's tasks."),
-    "dev": ("worker:dev", "A worker that restarts when your code changes."),
+    "dev": ("worker:dev", "Run a worker that restarts when your code changes."),
     "enqueue": ("messages:enqueue", "Enqueue a job for the task KIND."),
     "put": ("messages:put", "Put a message into a queue."),
-    "get": ("messages:get", "Take messages from QUEUE (or a pattern with *)."),
-    "ack": ("messages:ack", "The message is done."),
-    "nack": ("messages:nack", "Give the message back."),
-    "extend": ("messages:extend", "Keep the message for SECONDS from now."),
-    "stats": ("stats:stats", "What every queue holds."),
-    "jobs": ("jobs:jobs", "Look at jobs, and bring them back, stop or delete them."),
-    "dead": ("jobs:dead", "Dead letters: jobs that failed for good."),
+    "get": ("messages:get", "Claim messages from QUEUE (or a pattern with *)."),
+    "ack": ("messages:ack", "Mark a message as done."),
+    "nack": ("messages:nack", "Return a message to its queue."),
+    "extend": ("messages:extend", "Extend the lease of a message to SECONDS from now."),
+    "stats": ("stats:stats", "Show the number of jobs by queue and state."),
+    "jobs": ("jobs:jobs", "List, show, explain, retry, cancel and delete jobs."),
+    "dead": ("jobs:dead", "List, retry and delete dead letters: jobs that failed for good."),
     "queues": ("queues:queues", "List queues, pause them, set their limits."),
-    "parts": ("queues:parts", "Parts of a queue, each with limits of its own."),
-    "breakers": ("fleet:breakers", "Circuit breakers: look at them, open and close them."),
-    "workers": ("fleet:workers", "Workers on this ledger: list, pause, resume and end them."),
-    "lanes": ("fleet:lanes", "Lanes of the workers: list, pause and resume them."),
-    "groups": ("queues:groups", "Groups of jobs with one fate."),
-    "schedules": ("schedules:schedules", "Schedules: jobs that come again."),
-    "backup": ("maintenance:backup", "Copy the ledger to a new file while work goes on."),
+    "parts": ("queues:parts", "List parts of a queue, pause them, set their limits."),
+    "breakers": ("fleet:breakers", "List, open, close and reset circuit breakers."),
+    "workers": ("fleet:workers", "List, pause, resume and drain workers."),
+    "lanes": ("fleet:lanes", "List, pause and resume lanes of workers."),
+    "groups": ("queues:groups", "Show, pause and resume groups of jobs."),
+    "schedules": ("schedules:schedules", "List, change and trigger schedules of repeated jobs."),
+    "backup": ("maintenance:backup", "Copy the ledger to a new file while workers run."),
     "ledger": (
         "maintenance:ledger",
-        "The ledger as a whole: its schema, its room, its copy in another place.",
+        "Migrate, check, vacuum and copy the ledger.",
     ),
-    "check": ("maintenance:check", "Recount the whole ledger."),
-    "doctor": ("doctor:doctor", "What is wrong, and what to do about it."),
-    "bench": ("bench:bench", "How fast a ledger is on this disk."),
+    "check": ("maintenance:check", "Verify the whole ledger."),
+    "doctor": ("doctor:doctor", "Check settings and ledger, and report problems with advice."),
+    "bench": ("bench:bench", "Measure the speed of a ledger on this disk."),
 }
-"""The commands in the order of the list, which loads none of them: where each is, and the first line of its
-help."""
+"""Name -> (module:attribute, first line of the help), in the order of `towpath --help`, which imports none of
+them."""
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS)
-@click.option(
-    "--version", is_flag=True, expose_value=False, callback=_version, help="The version, and nothing else."
-)
+@click.option("--version", is_flag=True, expose_value=False, callback=_version, help="Print the version.")
 @click.pass_context
 def root(ctx: click.Context) -> None:
     """Durable work for Python, from the command line.
 
-    `towpath demo` shows what it does. `towpath COMMAND --help` explains a command. --url and --json go with every command,
-    before or after its name. Spans are seconds, or a number with a unit: 30, 1.5s, 5m, 2h, 7d.
-    """
+    Start with `towpath demo`. `towpath COMMAND --help` explains a command. Every command takes --url and
+    --json, before or after its name. A span is a number of seconds, or a number with a unit: 30, 1.5s, 5m,
+    2h, 7d."""
     ctx.ensure_object(Session)

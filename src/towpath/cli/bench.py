@@ -1,4 +1,4 @@
-"""`bench`: how fast a ledger is on this disk, beside the disk's own limit, in a few seconds."""
+"""`bench`: measure the speed of a ledger on this disk, next to the fsync rate of the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from towpath.cli.output import print_result, table
 PAYLOAD = b'{"to": "ada", "text": "' + b"x" * 75 + b'"}'
 BULK, BATCH = 1000, 100
 SHARE = 0.2
-"""The part of the time each of the five measurements gets."""
+"""Share of the time for each of the five measurements."""
 
 
 @command("bench")
@@ -28,19 +28,19 @@ SHARE = 0.2
     type=click.FloatRange(0.1, 60),
     default=5.0,
     show_default=True,
-    help="About so long in all.",
+    help="Approximate total time.",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="On the disk of this directory.",
+    help="Directory on the disk to measure. Default: the temporary directory.",
 )
 @pass_session
 def bench(session: Session, /, span: float, folder: Path | None) -> int:
-    """How fast a ledger is on this disk.
+    """Measure the speed of a ledger on this disk.
 
-    Appends, claims and settles per second on a temporary ledger, next to what the disk itself can sync.
+    Appends, claims and settles per second on a temporary ledger, next to the fsync rate of the disk.
     """
     with tempfile.TemporaryDirectory(prefix="towpath-bench-", dir=folder) as name:
         data = measure(Path(name), span * SHARE)
@@ -75,7 +75,7 @@ def _rate(span: float, step: Callable[[], int]) -> float:
 
 
 def _raw_syncs(path: Path, span: float) -> float:
-    """One page written and synced, again and again: no ledger on this disk can commit more often."""
+    """Pages written and synced per second: no ledger on this disk can commit more often."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
     page = b"x" * 4096
 
@@ -98,7 +98,7 @@ def _append(ledger: Ledger, count: int) -> int:
 
 
 def _work(ledger: Ledger, count: int) -> int:
-    """Claim, then settle: two commits. An engine puts both into one."""
+    """Claim, then settle: two commits. The engine combines both in one."""
     claim = commands.Claim(owner="bench", wants=(commands.Want("bench", count),), lease=micros(60))
     [answer] = ledger.apply([claim])
     assert isinstance(answer, commands.Claimed)
@@ -118,13 +118,13 @@ def _table(data: dict[str, Any]) -> object:
     }
     raw = data["fsyncs_per_second"]
     rows: list[tuple[object, ...]] = [
-        ("raw: 4 KiB written and synced", f"{raw:,}", f"{1e6 / max(raw, 1):.0f}", "1")
+        ("raw: write and fsync 4 KiB", f"{raw:,}", f"{1e6 / max(raw, 1):.0f}", "1")
     ]
     for key, name in names.items():
         rate = data["jobs_per_second"][key]
         rows.append((name, f"{rate:,}", f"{1e6 / max(rate, 1):.1f}", f"{data['per_fsync'][key]:g}"))
     return table(
-        ("what", "per second", "µs each", "per raw sync"),
+        ("operation", "per second", "µs each", "per raw fsync"),
         rows,
-        numbers=("per second", "µs each", "per raw sync"),
+        numbers=("per second", "µs each", "per raw fsync"),
     )

@@ -1,4 +1,7 @@
-"""Where the demonstration plays: live bars on a terminal, plain lines in a pipe, silence for JSON."""
+"""`demo`: enqueue some thousand jobs on a new ledger, kill a worker, run everything, and verify the result.
+
+The output is progress bars on a terminal, plain lines in a pipe, one document with --json.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from towpath.escapes import escape, get_logger
 Draw = Callable[[Mapping[str, int]], None]
 
 LINE_INTERVAL = 1.0
-"""Seconds between two plain lines."""
+"""Seconds between two progress lines in a pipe."""
 
 
 class DemoOutput:
@@ -41,7 +44,7 @@ class DemoOutput:
 
     @property
     def seconds(self) -> float:
-        """Since the curtain rose."""
+        """Seconds since the start."""
         return time.perf_counter() - self._start
 
     def line(self, text: str = "", bold: bool = False) -> None:
@@ -50,7 +53,7 @@ class DemoOutput:
 
     @contextmanager
     def bars(self, totals: Mapping[str, int]) -> Iterator[Draw]:
-        """A bar for each name. The function that it gives is told how far each is, as often as you like."""
+        """A progress bar per name. The returned function updates all bars."""
         if self._quiet or not sys.stdout.isatty():
             yield self._lines(sum(totals.values()))
             return
@@ -85,12 +88,12 @@ class DemoOutput:
 
 
 DELAY = 1.0
-"""Seconds before a reminder may run."""
+"""Delay of a reminder in seconds."""
 PAGE = 1000
 
 
 class DemoJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids of all that was written down."""
+    """The ids of all enqueued jobs."""
 
     mail: list[str]
     reminders: list[str]
@@ -116,7 +119,7 @@ class DemoJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KilledWorker(msgspec.Struct, frozen=True):
-    """What the worker that was killed had in its hands (id -> fence), and when it died."""
+    """The jobs that the killed worker held (id -> fence), and the time of its death."""
 
     held: Mapping[str, int]
     at: int
@@ -157,7 +160,10 @@ def _check_all_jobs(ledger: Ledger, enqueued: DemoJobs, jobs: Mapping[str, Job])
     )
     running = sum(each.running for each in counts)
     ok = not (missing or wrong or others or running) and (done, failed) == (len(enqueued.ids) - 1, 1)
-    what = f"{len(enqueued.ids):,} were written down: {done:,} done, {failed} dead, {missing} missing, {others + running} unfinished"
+    what = (
+        f"{len(enqueued.ids):,} enqueued: {done:,} done, {failed} dead, {missing} missing, "
+        f"{others + running} unfinished"
+    )
     return DemoCheck("all jobs", ok, what)
 
 
@@ -169,7 +175,7 @@ def _check_single_jobs(jobs: Mapping[str, Job], enqueued: DemoJobs) -> Iterator[
     ranks = [starts[priority] for priority in sorted(starts)]
     ordered = all(max(sooner) <= min(later) for sooner, later in pairwise(ranks))
     ok = ordered and len(ranks) == 3 and sum(map(len, ranks)) == len(enqueued.mail)
-    how = "the urgent ones first" if ordered else "not in the order of their priority"
+    how = "in order of priority" if ordered else "not in order of priority"
     yield DemoCheck("mail", ok, f"{', then '.join(f'{len(rank):,}' for rank in ranks) or 'none'}: {how}")
 
     reminders = [jobs[id] for id in enqueued.reminders if id in jobs]
@@ -178,7 +184,7 @@ def _check_single_jobs(jobs: Mapping[str, Job], enqueued: DemoJobs) -> Iterator[
     yield DemoCheck(
         "reminders",
         least >= micros(DELAY),
-        f"{len(waits)} ran {least / 1e6:.2f} s after they were written down, or later",
+        f"{len(waits)} started at least {least / 1e6:.2f} s after they were enqueued",
     )
 
     call = jobs[enqueued.call]
@@ -186,13 +192,13 @@ def _check_single_jobs(jobs: Mapping[str, Job], enqueued: DemoJobs) -> Iterator[
     yield DemoCheck(
         "call",
         ok,
-        f"{call.state} at attempt {call.attempts}, after {call.failures} failures: {_decoded(call.result)}",
+        f"{call.state} on attempt {call.attempts}, after {call.failures} failures: {_decoded(call.result)}",
     )
 
     fax = jobs[enqueued.fax]
     ok = fax.reason is Reason.EXHAUSTED and (fax.error or "").startswith("OSError: no line to")
     yield DemoCheck(
-        "fax", ok, f"a dead letter after {fax.attempts} attempts: {(fax.error or '').partition(chr(10))[0]}"
+        "fax", ok, f"dead letter after {fax.attempts} attempts: {(fax.error or '').partition(chr(10))[0]}"
     )
 
 
@@ -203,7 +209,7 @@ def _check_graph(jobs: Mapping[str, Job], enqueued: DemoJobs) -> DemoCheck:
     return DemoCheck(
         "graph",
         ok,
-        f"read, then {len(counts)} counted side by side, then a total of {_decoded(total.result)} words",
+        f"read, then {len(counts)} counts in parallel, then a total of {_decoded(total.result)} words",
     )
 
 
@@ -221,23 +227,26 @@ def _check_ferries(app: App, enqueued: DemoJobs, jobs: Mapping[str, Job], killed
     took = (max(job.finished_at or 0 for job in ferries) - killed.at) / 1e6
     late = _late_settle(app, killed)
     ok = len(back) == len(ferries) == len(killed.held) and late == "refused"
-    what = f"{len(back)} of {len(killed.held)} that the dead worker held were done by another within {took:.1f} s; its own answer is {late}"
+    what = (
+        f"{len(back)} of {len(killed.held)} jobs of the killed worker were completed by another worker "
+        f"within {took:.1f} s; a late result is {late}"
+    )
     return DemoCheck("ferries", ok, what)
 
 
 def _late_settle(app: App, killed: KilledWorker) -> str:
-    """What the dead worker would hear if it came back and said that it is done."""
+    """Settle a job with the fence of the killed worker, as if that worker had only been slow."""
     id, fence = next(iter(killed.held.items()))
     try:
         app.engine.call(commands.Settle(id, fence, commands.Done(b'"I am late"')))
     except LostClaim:
         return "refused"
-    return "taken"
+    return "accepted"
 
 
 def _check_ledger(ledger: Ledger) -> DemoCheck:
     problems = ledger.check()
-    return DemoCheck("ledger", not problems, "; ".join(problems) or "recounted, and everything adds up")
+    return DemoCheck("ledger", not problems, "; ".join(problems) or "verified, no problems")
 
 
 def _decoded(data: bytes | None) -> str:
@@ -247,40 +256,46 @@ def _decoded(data: bytes | None) -> str:
 TARGET = "towpath.cli.demo_tasks:app"
 FERRIES, REMINDERS = 100, 20
 LEASE = 2.0
-"""Seconds that the jobs of a dead worker stay its own."""
+"""Seconds after which the jobs of the killed worker may be claimed by another."""
 STALL_LIMIT = 20.0
-"""Seconds without any change after which the demonstration gives up, and says what is missing."""
+"""Seconds without any change after which the demonstration stops and reports the missing jobs."""
 
 
 @command("demo")
 @click.option(
-    "--jobs", type=click.IntRange(300, 1_000_000), default=10_000, show_default=True, help="How much mail."
+    "--jobs",
+    type=click.IntRange(300, 1_000_000),
+    default=10_000,
+    show_default=True,
+    help="Number of mail jobs.",
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The new file for the ledger; else in a temporary directory.",
+    help="New file for the ledger. Default: a file in a temporary directory.",
 )
 @pass_session
 def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
-    """A demonstration with real work.
+    """Run a demonstration on a new ledger.
 
-    Some thousand jobs on a fresh ledger: priorities, delays, a retry, a dead letter, a graph, and a worker
-    that is killed. What happened is read back from the ledger; exit code 1 if it is not as promised. The
-    ledger stays, to look at it."""
-    if keep is not None and (keep.exists() or not keep.absolute().parent.is_dir()):
-        raise bad_input(f"{keep} is there already, or its directory is not.", "Name a new file.")
-    # The worker logs failures, and here they are on purpose.
+    Some thousand jobs with priorities, delays, a retry, a dead letter, a graph, and a worker process that is
+    killed. The result is verified by reading the ledger; exit code 1 if it is wrong. The ledger is kept for
+    other commands."""
+    if keep is not None and keep.exists():
+        raise bad_input(f"{keep} exists already.", "Use the name of a new file.")
+    if keep is not None and not keep.absolute().parent.is_dir():
+        raise bad_input(f"{keep.absolute().parent} is not a directory.", "Use a directory that exists.")
+    # The worker logs failures; here they are intended.
     get_logger("towpath").addHandler(logging.NullHandler())
     path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="towpath-demo-")) / "work.db"
     output = DemoOutput(session.json)
     app.engine.url = f"sqlite:///{quote(str(path))}"
     with app:
-        # This process looks after the ledger. It could be the doomed one, but then somebody would have to
-        # notice that first.
+        # Make this process the caretaker. If it were the worker that is killed, another process would first
+        # have to take over, and the demonstration would take longer.
         app.engine.start_caretaker()
-        output.line(f"A new ledger: {path}, every commit synced to disk\n", bold=True)
+        output.line(f"New ledger {path}; every commit is synced to disk\n", bold=True)
         enqueued, wrote = enqueue_jobs(output, jobs)
         killed = kill_a_worker(output)
         asyncio.run(run_worker(output, enqueued))
@@ -308,8 +323,8 @@ def demo(session: Session, /, jobs: int, keep: Path | None) -> int:
 
 
 def enqueue_jobs(output: DemoOutput, jobs: int) -> tuple[DemoJobs, float]:
-    """The ids of all jobs, and the seconds that the mail took."""
-    output.line("All work is written down first.", bold=True)
+    """Enqueue all jobs. Returns their ids and the seconds that the mail took."""
+    output.line("Enqueue all jobs", bold=True)
     urgencies = [demo_tasks.send.options(priority=priority) for priority in ("low", "normal", "high")]
     mail: list[str] = []
     with output.bars({"mail": jobs}) as draw:
@@ -328,8 +343,8 @@ def enqueue_jobs(output: DemoOutput, jobs: int) -> tuple[DemoJobs, float]:
     )
     assert graph.then is not None
     ferries = demo_tasks.ferry.enqueue_many(demo_tasks.ferry.of(n) for n in range(FERRIES))
-    output.line(f"  a reminder: {reminders[0].explain()}")
-    output.line(f"  the end of a graph: {graph.then.explain()}")
+    output.line(f"  explain a reminder: {reminders[0].explain()}")
+    output.line(f"  explain the last job of the graph: {graph.then.explain()}")
     enqueued = DemoJobs(
         mail=mail,
         reminders=[handle.id for handle in reminders],
@@ -344,8 +359,8 @@ def enqueue_jobs(output: DemoOutput, jobs: int) -> tuple[DemoJobs, float]:
 
 
 def kill_a_worker(output: DemoOutput) -> KilledWorker:
-    """A real worker process takes all ferries, and is killed in the middle of them."""
-    output.line("\nA worker process takes the ferries ...", bold=True)
+    """Start a worker process that claims all ferries, and kill it with SIGKILL while they run."""
+    output.line("\nStart a worker process for the ferries, and kill it", bold=True)
     words = ["worker", TARGET, "--queues", "ferries", "--concurrency", str(FERRIES), "--lease", f"{LEASE}s"]
     child = ChildProcess(
         ["--url", app.engine.url, *words, "--processes", "1", "--name", "doomed"], quiet=True
@@ -360,24 +375,25 @@ def kill_a_worker(output: DemoOutput) -> KilledWorker:
             if len(held) == FERRIES:
                 break
             if child.code is not None or time.monotonic() > deadline:
-                step = f"See what it says: {_command_line(*words)}"
+                step = f"Run it by hand to see its output: {_command_line(*words)}"
                 raise Failure(
-                    f"The worker process did not take the ferries (exit code {child.code}).", REFUSED, step
+                    f"The worker process did not claim the ferries (exit code {child.code}).", REFUSED, step
                 )
             app.ledger.wait(seen, 0.2)
         child.process.kill()
     finally:
         child.close()
     output.line(
-        f"  process {child.process.pid} held {len(held)} jobs, then kill -9; for the ledger they still run"
+        f"  process {child.process.pid} held {len(held)} jobs and was killed with SIGKILL; their leases "
+        "still run"
     )
     output.line(f"  {app.ledger.explain(held[0].id)}")
     return KilledWorker({job.id: job.fence for job in held}, app.engine.clock.now())
 
 
 async def run_worker(output: DemoOutput, enqueued: DemoJobs) -> None:
-    """A worker in this process does the rest, and the bars show what the ledger counts."""
-    output.line("\nAnother worker does all the rest, and the ferries when their lease is over.", bold=True)
+    """Run a worker in this process until all jobs have finished. The bars show the counts of the ledger."""
+    output.line("\nRun all jobs with another worker; the ferries follow when their leases expire", bold=True)
     totals = {
         "mail": len(enqueued.mail),
         "reminders": REMINDERS,
@@ -406,7 +422,7 @@ async def run_worker(output: DemoOutput, enqueued: DemoJobs) -> None:
 
 
 def _mail_seconds(ledger: Ledger, enqueued: DemoJobs) -> float:
-    """Seconds from the first start to the last end."""
+    """Seconds from the first start to the last end of a mail job."""
     mail = jobs_of(ledger, enqueued.mail).values()
     return (max(job.finished_at or 0 for job in mail) - min(job.started_at or 0 for job in mail)) / 1e6
 
@@ -414,16 +430,17 @@ def _mail_seconds(ledger: Ledger, enqueued: DemoJobs) -> float:
 def print_summary(
     output: DemoOutput, checks: Sequence[DemoCheck], cost: dict[str, float], tries: Sequence[str]
 ) -> None:
-    output.line("\nWhat happened, read back from the ledger", bold=True)
+    output.line("\nResult, read from the ledger", bold=True)
     for check in checks:
         output.line(f"  {'ok   ' if check.ok else 'WRONG'} {check.name:<9}  {check.what}")
     each, rate = cost["written_us"] + cost["run_us"], 1e6 / max(cost["run_us"], 0.1)
     output.line(
-        f"\nIt took {output.seconds:.1f} s. A piece of mail cost {each:.0f} µs on disk: {cost['written_us']:.0f} to write it down, "
-        f"{cost['run_us']:.0f} to claim, run and settle it ({rate:,.0f} a second)."
+        f"\nTotal {output.seconds:.1f} s. A mail job took {each:.0f} µs: {cost['written_us']:.0f} to "
+        "enqueue, "
+        f"{cost['run_us']:.0f} to claim, run and settle ({rate:,.0f} jobs per second)."
     )
     output.line(
-        "\nThe ledger stays where it is. Try next: look at the dead letter, bring it back, and run it",
+        "\nThe ledger is kept. Next, list the dead letter, retry it, and run it",
         bold=True,
     )
     for line in tries:
@@ -431,7 +448,7 @@ def print_summary(
 
 
 def _command_line(*words: str) -> str:
-    """A command for this ledger as one types it."""
+    """A command for this ledger, as typed in a shell."""
     beside = sys.argv[0] if Path(sys.argv[0]).stem == "towpath" else f"{sys.executable} -m towpath"
     program = "towpath" if shutil.which("towpath") else beside
     return f"{program} --url {shlex.quote(app.engine.url)} {shlex.join(words)}"

@@ -1,5 +1,5 @@
-"""The app of the demonstration: tasks as they would stand in a program of yours. `towpath demo` says which
-ledger, and what happens."""
+"""Tasks of `towpath demo`, written as in any program. The demonstration sets the URL and enqueues the
+jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def remind(whom: str) -> str:
 
 @app.task(name="call", queue="calls", backoff=0.2)
 def call(number: str) -> str:
-    """Nobody answers before the third attempt."""
+    """Fails twice, then succeeds."""
     if current().attempt < 3:
         raise ConnectionError(f"{number} does not answer")
     return "hello"
@@ -30,8 +30,7 @@ def call(number: str) -> str:
 
 @app.task(name="fax", queue="faxes", max_attempts=2, backoff=0.2)
 def fax(number: str) -> str:
-    """Two attempts are not enough, so it becomes a dead letter. When somebody brings it back, the line is
-    repaired."""
+    """Fails twice and becomes a dead letter. It succeeds when it is retried by hand."""
     if current().attempt <= 2:
         raise OSError(f"no line to {number}")
     return "received"
@@ -55,7 +54,7 @@ async def total() -> int:
 
 @app.task(name="ferry", queue="ferries")
 async def ferry(passenger: int) -> int:
-    """The first crossing takes so long that its worker is killed meanwhile; the second does not."""
+    """The first attempt runs until its worker is killed; the second returns at once."""
     if current().attempt == 1:
         await asyncio.sleep(3600)
     return passenger

@@ -1,4 +1,4 @@
-"""`workers`: who works on a ledger, and words for them from afar."""
+"""`workers`, `lanes` and `breakers`: list them, and control them from any machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group("workers", cls=CliGroup)
 def workers() -> None:
-    """Workers on this ledger: list, pause, resume and end them. NAME may have * in it; * alone means all."""
+    """List, pause, resume and drain workers. NAME may contain *; * alone matches all."""
 
 
 @contextmanager
@@ -39,7 +39,8 @@ def _data(view: WorkerView) -> dict[str, Any]:
 @workers.command("list")
 @pass_session
 def list_workers(session: Session, /) -> int:
-    """Who is there, as each said at most ten seconds ago, and which pauses are in force."""
+    """List running workers, each as of its last heartbeat (at most ten seconds old), and the pauses in
+    effect."""
     with _open_workers(session) as fleet:
         found, paused = fleet.list(), fleet.paused()
     print_result(
@@ -53,7 +54,7 @@ def list_workers(session: Session, /) -> int:
 def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) -> object:
     pauses = [f"Paused: {name} ({why})" if why else f"Paused: {name}" for name, why in sorted(paused.items())]
     if not found:
-        return ["Nobody works here now.", *pauses]
+        return ["No worker is running.", *pauses]
     at, rows = now(), []
     for each in found:
         state = "draining" if each.draining else "paused" if each.paused else "working"
@@ -77,18 +78,18 @@ def _worker_table(found: Sequence[WorkerView], paused: dict[str, str | None]) ->
 
 @workers.command("pause")
 @click.argument("name")
-@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@click.option("--why", help="Reason, shown by `explain`.")
 @pass_session
 def pause_worker(session: Session, /, name: str, why: str | None) -> int:
-    """Start nothing new until `resume`. What runs goes on; workers of that name that start later are paused
-    too."""
+    """Stop workers from starting jobs until `resume`. Running jobs continue. Workers of that name that start
+    later are paused too."""
     with _open_workers(session) as fleet:
-        told = fleet.pause(name, why)
-    who = join_names([each.name for each in told]) if told else "nobody who is there now"
+        matching = fleet.pause(name, why)
+    affected = join_names([each.name for each in matching]) if matching else "no running worker matches"
     print_result(
         session.json,
-        {"paused": name, "why": why, "workers": [each.name for each in told]},
-        f"{name} is paused: {who}",
+        {"paused": name, "why": why, "workers": [each.name for each in matching]},
+        f"{name} is paused: {affected}",
     )
     return OK
 
@@ -97,7 +98,7 @@ def pause_worker(session: Session, /, name: str, why: str | None) -> int:
 @click.argument("name")
 @pass_session
 def resume_worker(session: Session, /, name: str) -> int:
-    """Lift the pauses with this name. A pattern lifts all that it covers."""
+    """Remove the pauses with this name. A pattern removes all pauses that it matches."""
     with _open_workers(session) as fleet:
         lifted = list(fleet.resume(name))
         left = fleet.paused()
@@ -111,16 +112,19 @@ def resume_worker(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def drain(session: Session, /, name: str) -> int:
-    """Finish what runs and end. As after a first SIGTERM; who starts later is not concerned."""
+    """Let workers finish their running jobs and end.
+
+    As after a first SIGTERM. Workers that start later are not affected.
+    """
     with _open_workers(session) as fleet:
-        told = fleet.drain(name)
+        matching = fleet.drain(name)
         known = [each.name for each in fleet.list()]
-    if not told:
+    if not matching:
         raise not_found(f"There is no worker {name}.", f"Workers: {join_names(known)}")
     print_result(
         session.json,
-        {"draining": [each.owner for each in told]},
-        f"Told to end: {join_names([each.name for each in told])}",
+        {"draining": [each.owner for each in matching]},
+        f"Draining: {join_names([each.name for each in matching])}",
     )
     return OK
 
@@ -131,7 +135,7 @@ if TYPE_CHECKING:
 
 @click.group("lanes", cls=CliGroup)
 def lanes() -> None:
-    """Lanes of the workers: list, pause and resume them."""
+    """List, pause and resume lanes of workers."""
 
 
 @contextmanager
@@ -150,10 +154,10 @@ def _open_lanes(session: Session, name: str = "") -> Iterator[Lanes]:
 @lanes.command("list")
 @pass_session
 def list_lanes(session: Session, /) -> int:
-    """The lanes of the workers that are there, as each said at most ten seconds ago, and those that are
-    paused."""
-    with _open_lanes(session) as desk:
-        found = desk.list()
+    """List lanes of running workers, each as of its last heartbeat (at most ten seconds old), and paused
+    lanes."""
+    with _open_lanes(session) as lanes_api:
+        found = lanes_api.list()
     data = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found]
     print_result(session.json, {"lanes": data}, lambda: _lane_table(found))
     return OK
@@ -161,7 +165,7 @@ def list_lanes(session: Session, /) -> int:
 
 def _lane_table(found: Sequence[LaneView]) -> object:
     if not found:
-        return "No worker that is there has lanes, and none is paused."
+        return "No running worker has lanes, and no lane is paused."
     rows = [
         (
             each.name,
@@ -181,13 +185,15 @@ def _lane_table(found: Sequence[LaneView]) -> object:
 
 @lanes.command("pause")
 @click.argument("name")
-@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@click.option("--why", help="Reason, shown by `explain`.")
 @pass_session
 def pause_lane(session: Session, /, name: str, why: str | None) -> int:
-    """Start nothing of this lane until `resume`, in every worker that has it. What runs goes on; its slots
-    are lent."""
-    with _open_lanes(session, name) as desk:
-        desk.pause(name, why)
+    """Start no job of this lane until `resume`.
+
+    In every worker that has it. Running jobs continue; other lanes may use its slots.
+    """
+    with _open_lanes(session, name) as lanes_api:
+        lanes_api.pause(name, why)
     print_result(session.json, {"lane": name, "paused": True, "why": why}, f"lane {name} is paused")
     return OK
 
@@ -196,11 +202,11 @@ def pause_lane(session: Session, /, name: str, why: str | None) -> int:
 @click.argument("name")
 @pass_session
 def resume_lane(session: Session, /, name: str) -> int:
-    """Let a paused lane go on."""
-    with _open_lanes(session, name) as desk:
-        paused = desk.resume(name)
-    said = "goes on" if paused else "was not paused"
-    print_result(session.json, {"lane": name, "paused": False, "was_paused": paused}, f"lane {name} {said}")
+    """Resume a paused lane."""
+    with _open_lanes(session, name) as lanes_api:
+        paused = lanes_api.resume(name)
+    became = "is resumed" if paused else "was not paused"
+    print_result(session.json, {"lane": name, "paused": False, "was_paused": paused}, f"lane {name} {became}")
     return OK
 
 
@@ -209,13 +215,12 @@ if TYPE_CHECKING:
     from towpath.operations.breakers import Record
 
 UNBOUNDED = 100 * 365 * 86400 * 1_000_000
-"""Longer than anybody means by a time: open until somebody closes it."""
+"""Microseconds. A later end means: open until `close`."""
 
 
 @click.group("breakers", cls=CliGroup)
 def breakers() -> None:
-    """Circuit breakers: look at them, open and close them. Tasks have them; a change holds for the whole
-    fleet."""
+    """List, open, close and reset circuit breakers. A change applies to all workers of the ledger."""
 
 
 @contextmanager
@@ -228,7 +233,8 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
             if name not in known:
                 raise not_found(
                     f"There is no breaker {name}.",
-                    f"Breakers: {join_names(known)}. A worker declares those of its tasks.",
+                    f"Breakers: {join_names(known)}. A worker creates the breakers of its tasks when it "
+                    "starts.",
                 )
         yield app
 
@@ -258,7 +264,7 @@ def breaker_data(record: Record) -> dict[str, Any]:
 @breakers.command("list")
 @pass_session
 def list_all(session: Session, /) -> int:
-    """Every breaker with its state, its numbers and the gates that it shuts."""
+    """List breakers with state, counts, and the queues and parts that they close."""
     with _open_app(session) as app:
         found = app.breakers.list()
     print_result(
@@ -269,14 +275,17 @@ def list_all(session: Session, /) -> int:
 
 def _breaker_table(found: list[Record]) -> object:
     if not found:
-        return "There are no breakers. Tasks have them: @app.task(breaker=...)."
+        return "There are no breakers. Declare one with @app.task(breaker=...)."
     at, rows = now(), []
     for record in found:
         data = breaker_data(record)
         left = None if data["until"] is None else f"in {format_span(max(0, record.status.until - at))}"
         failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
         if data["ratio"] is not None:
-            failed = f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at {data['ratio']:.0%}"
+            failed = (
+                f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at "
+                f"{data['ratio']:.0%}"
+            )
         gates = ", ".join(
             gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates
         )
@@ -286,14 +295,14 @@ def _breaker_table(found: list[Record]) -> object:
 
 @breakers.command("open")
 @click.argument("name")
-@click.option("--for", "span", type=Span(), help="So long, then probes may try. Without it: until `close`.")
-@click.option("--why", default="", help="The reason, for whoever asks why nothing runs.")
+@click.option("--for", "span", type=Span(), help="Time until probes may run. Default: until `close`.")
+@click.option("--why", default="", help="Reason, shown by `explain`.")
 @pass_session
 def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
-    """Nothing passes it from now on, in the whole fleet; what runs goes on, what waits stays."""
+    """Open a breaker: its jobs do not start, in all workers. Running jobs continue; waiting jobs stay."""
     with _open_app(session, name) as app:
         record = app.breakers.open(name, why, None if span is None else span / 1_000_000)
-    until = "until somebody closes it" if span is None else f"until {format_time(record.status.until)}"
+    until = "until it is closed by hand" if span is None else f"until {format_time(record.status.until)}"
     return _print_breaker(session, record, f"{name} is open {until}")
 
 
@@ -301,7 +310,7 @@ def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
 @click.argument("name")
 @pass_session
 def close_one(session: Session, /, name: str) -> int:
-    """Let everything pass at once; the failures so far are forgotten."""
+    """Close a breaker and clear its failure count. Its jobs may start at once."""
     with _open_app(session, name) as app:
         return _print_breaker(session, app.breakers.close(name), f"{name} is closed")
 
@@ -310,10 +319,10 @@ def close_one(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def reset_one(session: Session, /, name: str) -> int:
-    """Close it and forget it. A worker whose tasks have it declares it anew when it starts."""
+    """Close a breaker and delete it. A worker whose tasks use it creates it again when it starts."""
     with _open_app(session, name) as app:
         app.breakers.reset(name)
-    print_result(session.json, {"name": name, "reset": True}, f"{name} is forgotten")
+    print_result(session.json, {"name": name, "reset": True}, f"{name} is deleted")
     return OK
 
 

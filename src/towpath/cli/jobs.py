@@ -1,4 +1,4 @@
-"""Commands about many jobs: which ones (`Where`), and the loop over `more` that ends when nothing changes."""
+"""`jobs` and `dead`: list, show, explain, retry, cancel and purge jobs by id or by selectors."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ STATES = click.Choice([state.value for state in State])
 
 
 class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """The selectors a user gave. Nothing at all is a usage error: nobody means everything by saying
-    nothing."""
+    """Ids or selectors from the command line. Without any it is a usage error; `--all` selects every job."""
 
     ids: tuple[str, ...] = ()
     queue: str | None = None
@@ -65,21 +64,18 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
         given = {name: getattr(self, name) for name in ("queue", "part", "kind", "group", "key")}
         given |= {"created_before": self.created_before, "finished_before": self.finished_before}
         chosen = tuple(State(state) for state in self.state) or tuple(states)
-        if (
-            not self.ids
-            and not self.everything
-            and not self.state
-            and all(value is None for value in given.values())
-        ):
+        by_field = any(value is not None for value in given.values())
+        if not (self.ids or self.everything or self.state or by_field):
             raise click.UsageError(
-                "Say which: ids, or --queue, --kind and the like, or --all.", click.get_current_context()
+                "Select jobs: ids, or --queue, --kind and similar options, or --all.",
+                click.get_current_context(),
             )
-        if self.ids and (self.everything or any(value is not None for value in given.values())):
-            raise click.UsageError("Either ids or selectors, not both.", click.get_current_context())
+        if self.ids and (self.everything or by_field):
+            raise click.UsageError("Use either ids or selectors, not both.", click.get_current_context())
         return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **given)
 
     def describe(self, which: str) -> str:
-        """The selection in a sentence; `which` is the kind of jobs the command is about."""
+        """The selection as text; `which` names the states that the command is about."""
         of = [
             f"{name} {getattr(self, name)}"
             for name in ("queue", "part", "kind", "group", "key")
@@ -91,38 +87,40 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
 def selectors(states: bool = True) -> Callable[[F], F]:
     """The options that fill a `Where`."""
     chosen = [
-        click.option("--queue", help="Of this queue, or pattern with *."),
-        click.option("--part", help="Of this part."),
-        click.option("--kind", help="Of this kind (task name)."),
-        click.option("--group", help="Of this group."),
-        click.option("--key", help="With this key."),
+        click.option("--queue", help="Queue, or pattern with *."),
+        click.option("--part", help="Part of the queue."),
+        click.option("--kind", help="Kind (task name)."),
+        click.option("--group", help="Group id."),
+        click.option("--key", help="Key."),
         click.option(
-            "--created-before", type=Moment(past=True), help="Older than a time, or than a span such as 7d."
+            "--created-before",
+            type=Moment(past=True),
+            help="Created before a time, or longer ago than a span such as 7d.",
         ),
         click.option(
             "--finished-before",
             type=Moment(past=True),
             help="Finished before a time, or longer ago than a span.",
         ),
-        click.option("--all", "everything", is_flag=True, help="All of them, whatever the queue."),
+        click.option("--all", "everything", is_flag=True, help="All jobs of all queues."),
     ]
     if states:
         chosen.insert(
             5,
-            click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like."),
+            click.option("--state", type=STATES, multiple=True, help="State. Repeatable."),
         )
-    return combine(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask."))
+    return combine(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
 
 
 def require_jobs(ledger: Ledger, ids: Sequence[str]) -> None:
-    """Before anything is done: a mistyped id should not be half of a success."""
+    """Raise before any change if an id is unknown, so that a mistyped id causes no partial change."""
     unknown = [id for id in ids if ledger.get(id) is None]
     if len(unknown) == 1:
         raise UnknownJob(id=unknown[0])
     if unknown:
         raise not_found(
-            f"There are no jobs {join_names(unknown)}; nothing was done.",
-            "`towpath jobs list` shows what is there.",
+            f"There are no jobs {join_names(unknown)}; nothing was changed.",
+            "`towpath jobs list` lists the jobs.",
         )
 
 
@@ -135,8 +133,7 @@ def require_queue(ledger: Ledger, queue: str | None) -> None:
 
 
 def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], int]:
-    """Bring back all that match. What is refused would match again and again, so it ends when nothing more
-    comes back."""
+    """Retry all matching jobs in batches. Refused jobs match again, so stop when a batch revives none."""
     revived, refused = 0, dict[str, str]()
     while True:
         answer = apply_one(ledger, commands.Revive(where=where))
@@ -174,11 +171,11 @@ def purge_matching(ledger: Ledger, where: Selector) -> dict[str, Any]:
 
 
 def describe_revived(data: dict[str, Any]) -> list[str]:
-    lines = [f"{data['revived']} came back"] + [
+    lines = [f"{data['revived']} retried"] + [
         f"refused: {each['id']}: {each['why']}" for each in data["refused"][:20]
     ]
     if len(data["refused"]) > 20:
-        lines.append(f"and {len(data['refused']) - 20} more were refused; --json lists them")
+        lines.append(f"{len(data['refused']) - 20} more were refused; --json lists them")
     return lines
 
 
@@ -188,11 +185,11 @@ COLUMNS = ("id", "queue", "kind", "state", "reason", "attempts", "age", "error")
 
 @click.group("jobs", cls=CliGroup)
 def jobs() -> None:
-    """Look at jobs, and bring them back, stop or delete them."""
+    """List, show, explain, retry, cancel and delete jobs."""
 
 
 class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `list`, named as `Query` names them."""
+    """The options of `jobs list`."""
 
     queue: str | None
     part: str | None
@@ -221,23 +218,25 @@ class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @jobs.command("list")
-@click.option("--queue", help="Of this queue, or pattern with *.")
-@click.option("--part", help="Of this part.")
-@click.option("--state", type=STATES, multiple=True, help="In this state; as often as you like.")
-@click.option("--kind", help="Of this kind (task name).")
-@click.option("--group", help="Of this group.")
-@click.option("--key", help="With this key.")
-@click.option("--owner", help="Held by this worker.")
-@click.option("--correlation-id", help="With this correlation id.")
-@click.option("--header", type=Header(), help="With this header: NAME=VALUE.")
+@click.option("--queue", help="Queue, or pattern with *.")
+@click.option("--part", help="Part of the queue.")
+@click.option("--state", type=STATES, multiple=True, help="State. Repeatable.")
+@click.option("--kind", help="Kind (task name).")
+@click.option("--group", help="Group id.")
+@click.option("--key", help="Key.")
+@click.option("--owner", help="Worker that holds the job.")
+@click.option("--correlation-id", help="Correlation id.")
+@click.option("--header", type=Header(), help="Header NAME=VALUE.")
 @click.option("--since", type=Moment(past=True), help="Created since a time, or within a span such as 2h.")
 @click.option("--until", type=Moment(past=True), help="Created before a time, or longer ago than a span.")
-@click.option("--oldest-first", is_flag=True, help="In the order they came; else the newest first.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("--page", help="Go on from here: the `next` of an earlier answer.")
+@click.option("--oldest-first", is_flag=True, help="Oldest first. Default: newest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs."
+)
+@click.option("--page", help="Continue from here: `next` of an earlier result.")
 @pass_session
 def list_jobs(session: Session, /, **options: Any) -> int:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     return run_list(session, JobListOptions(**options))
 
 
@@ -248,7 +247,7 @@ def run_list(session: Session, wanted: JobListOptions) -> int:
     data = {"jobs": [job_data(job) for job in page.jobs], "next": page.next}
     print_result(session.json, data, lambda: _table(page.jobs))
     if page.next is not None and not session.json:
-        print_stderr([f"There are more: add --page {page.next}"])
+        print_stderr([f"More jobs: add --page {page.next}"])
     return OK
 
 
@@ -278,7 +277,7 @@ def _row(job: Job, at: int) -> tuple[object, ...]:
 @click.argument("id")
 @pass_session
 def show_job(session: Session, /, id: str) -> int:
-    """Everything the ledger knows about one job."""
+    """Show everything that is stored about one job."""
     with session.ledger() as ledger:
         job = _get(ledger, id)
         why = explained(ledger, id, now()).sentence
@@ -339,7 +338,7 @@ def _format_job(job: Job, why: str) -> list[str]:
 @click.argument("id")
 @pass_session
 def explain(session: Session, /, id: str) -> int:
-    """Why a job does not run, in one sentence."""
+    """Explain in one sentence why a job does not run."""
     with session.ledger() as ledger:
         found = explained(ledger, id, now())
     data = {
@@ -358,9 +357,9 @@ def explain(session: Session, /, id: str) -> int:
 @selectors()
 @pass_session
 def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Bring failed and canceled jobs back.
+    """Retry failed and canceled jobs.
 
-    By id or by selectors. Jobs that failed because one of these did come back too. Exit code 1 if any is
+    By id or by selectors. Jobs that failed because of one of these are retried too. Exit code 1 if any is
     refused."""
     return run_retry(session, JobSelection(ids=ids, **options), yes, (State.FAILED, State.CANCELED))
 
@@ -372,7 +371,7 @@ def run_retry(session: Session, where: JobSelection, yes: bool, states: tuple[St
             require_jobs(ledger, where.ids)
         else:
             require_queue(ledger, where.queue)
-            confirm(f"This brings back {where.describe(' or '.join(states))}.", yes)
+            confirm(f"This retries {where.describe(' or '.join(states))}.", yes)
         data, code = revive_matching(ledger, selector)
     print_result(session.json, data, describe_revived(data))
     return code
@@ -385,8 +384,8 @@ def run_retry(session: Session, where: JobSelection, yes: bool, states: tuple[St
 def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
     """Cancel jobs by id or by selectors.
 
-    Those that wait are canceled, those that run are asked to stop. Exit code 1 if one of the ids has finished
-    already."""
+    Waiting jobs are canceled; running jobs receive a request to stop. Exit code 1 if a named job has already
+    finished."""
     where = JobSelection(ids=ids, **options)
     unfinished = tuple(state for state in State if state not in FINISHED)
     selector = where.selector(unfinished)
@@ -400,8 +399,8 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
             require_queue(ledger, where.queue)
             confirm(f"This cancels {where.describe('unfinished')}.", yes)
         data = {**cancel_matching(ledger, selector), "finished": over}
-    lines = [f"{data['canceled']} canceled, {data['requested']} asked to stop"]
-    print_result(session.json, data, [*lines, *(f"{each['id']} is {each['state']} already" for each in over)])
+    lines = [f"{data['canceled']} canceled, {data['requested']} running jobs requested to stop"]
+    print_result(session.json, data, [*lines, *(f"{each['id']} is already {each['state']}" for each in over)])
     return REFUSED if any(each["state"] != State.CANCELED for each in over) else OK
 
 
@@ -412,7 +411,7 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
 def purge(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
     """Delete finished jobs for good.
 
-    By id or by selectors. Unfinished ones are left alone.
+    By id or by selectors. Unfinished jobs are not deleted.
     """
     return run_purge(session, JobSelection(ids=ids, **options), yes, FINISHED)
 
@@ -439,18 +438,21 @@ FAILED = (State.FAILED,)
 
 @click.group("dead", cls=CliGroup)
 def dead() -> None:
-    """Dead letters: jobs that failed for good. They stay until somebody decides."""
+    """List, retry and delete dead letters: jobs that failed for good. They are kept until retried or
+    purged."""
 
 
 @dead.command("list")
-@click.option("--queue", help="Of this queue, or pattern with *.")
-@click.option("--kind", help="Of this kind (task name).")
+@click.option("--queue", help="Queue, or pattern with *.")
+@click.option("--kind", help="Kind (task name).")
 @click.option("--since", type=Moment(past=True), help="Created since a time, or within a span such as 2h.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("--page", help="Go on from here: the `next` of an earlier answer.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs."
+)
+@click.option("--page", help="Continue from here: `next` of an earlier result.")
 @pass_session
 def list_dead(session: Session, /, **options: Any) -> int:
-    """Failed jobs with their errors, newest first."""
+    """List failed jobs with their errors, newest first."""
     rest: dict[str, Any] = dict.fromkeys(
         ("part", "group", "key", "owner", "correlation_id", "header", "until")
     )
@@ -462,7 +464,7 @@ def list_dead(session: Session, /, **options: Any) -> int:
 @selectors(states=False)
 @pass_session
 def retry_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) -> int:
-    """Bring failed jobs back.
+    """Retry failed jobs.
 
     By id, all of a queue or kind, or --all. Exit code 1 if any is refused.
     """
@@ -482,7 +484,7 @@ def purge_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: 
 
 
 def _dead_selection(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> JobSelection:
-    """An id that is not a dead letter is a mistake here, though `jobs` would take it."""
+    """The selection of `dead retry` and `dead purge`. An id that is not a dead letter is an error."""
     if ids:
         with session.ledger() as ledger:
             for id in ids:

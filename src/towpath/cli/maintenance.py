@@ -1,4 +1,4 @@
-"""`backup` and `check`: looking after the file."""
+"""`backup`, `check` and `ledger`: copy, verify, migrate and vacuum a ledger."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from towpath.cli.targets import existing_url, usable_url, without_password
 @click.argument("path", type=click.Path(path_type=Path))
 @pass_session
 def backup(session: Session, /, path: Path) -> int:
-    """Copy the ledger to a new file while work goes on. The copy is complete as of one moment, or not there
-    at all."""
+    """Copy the ledger to a new file while workers run. The copy is a consistent snapshot; a failed copy
+    leaves no file."""
     with session.ledger() as ledger:
         pages = _copy(ledger, path, quiet=session.json)
     size = path.stat().st_size
@@ -32,8 +32,13 @@ def backup(session: Session, /, path: Path) -> int:
 def _copy(ledger: Ledger, path: Path, quiet: bool) -> int:
     copy = getattr(ledger, "backup", None)
     if copy is None:
-        step = "`pg_dump --schema=towpath` saves it as of one moment; `towpath ledger copy` makes an SQLite file of it."
-        raise Failure("A PostgreSQL ledger is backed up by the server's own tools.", REFUSED, step)
+        step = (
+            "`pg_dump --schema=towpath` saves a consistent snapshot; `towpath ledger copy` copies it to an "
+            "SQLite file."
+        )
+        raise Failure(
+            "`towpath backup` does not support PostgreSQL; use the tools of the server.", REFUSED, step
+        )
     total = 0
 
     def count(done: int, pages: int) -> None:
@@ -60,16 +65,16 @@ def _copy(ledger: Ledger, path: Path, quiet: bool) -> int:
 @command("check")
 @pass_session
 def check(session: Session, /) -> int:
-    """Recount the whole ledger.
+    """Verify the whole ledger.
 
-    The store examines its file too. Exit code 1 if anything does not add up.
-    """
+    Compares counts and references with the jobs; SQLite also checks its file. Exit code 1 if there are
+    problems."""
     with session.ledger() as ledger:
         problems = find_problems(ledger)
     lines = (
         [*problems, "Stop every process, keep a copy, restore a backup."]
         if problems
-        else ["Everything adds up."]
+        else ["No problems found."]
     )
     data: dict[str, Any] = {"ok": not problems, "problems": problems}
     print_result(session.json, data, lines)
@@ -87,7 +92,7 @@ if TYPE_CHECKING:
 
 @click.group("ledger", cls=CliGroup)
 def ledger() -> None:
-    """The ledger as a whole: its schema, its room, its copy in another place."""
+    """Migrate, check, vacuum and copy the ledger."""
 
 
 ledger.add_command(check)
@@ -96,36 +101,36 @@ ledger.add_command(check)
 @ledger.command("migrate")
 @pass_session
 def migrate(session: Session, /) -> int:
-    """Bring the schema up to this version, or make it.
+    """Create the schema, or migrate it to this version.
 
-    Every process does it when it opens the ledger. By itself it is for a role that may do more than your
-    workers."""
+    Every process does this when it opens the ledger. Use this command when the role of your workers may not
+    change the schema."""
     from towpath.operations import maintenance
 
     url = usable_url(session.url)
     before, after = maintenance.migrate(url)
-    words = f"has schema {after} already" if before == after else f"went from schema {before} to {after}"
-    print_result(session.json, {"from": before, "to": after}, f"{without_password(url)} {words}")
+    change = f"already has schema {after}" if before == after else f"migrated from schema {before} to {after}"
+    print_result(session.json, {"from": before, "to": after}, f"{without_password(url)} {change}")
     return OK
 
 
 @ledger.command("vacuum")
 @pass_session
 def vacuum(session: Session, /) -> int:
-    """Give back room that finished work left.
+    """Free the space of deleted jobs.
 
-    PostgreSQL: folds the counts and runs VACUUM (ANALYZE) on the ledger's tables, beside whatever runs.
-    SQLite: writes the file anew, without its free pages; it needs as much room again for a while, and
-    everybody who writes waits."""
+    PostgreSQL: merges the counts and runs VACUUM (ANALYZE) on the ledger's tables while workers run. SQLite:
+    rewrites the file without its free pages; this needs the same space once more for a time, and writers
+    wait."""
     from towpath.operations import maintenance
 
     url = existing_url(session.url)
-    told = maintenance.vacuum(url)
+    freed = maintenance.vacuum(url)
     print_result(
         session.json,
-        told,
+        freed,
         f"{without_password(url)}: "
-        + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in told.items()),
+        + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in freed.items()),
     )
     return OK
 
@@ -134,30 +139,35 @@ def vacuum(session: Session, /) -> int:
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.option(
-    "--force", is_flag=True, help="Also while workers or leases are alive. Leases are copied as they are."
+    "--force", is_flag=True, help="Copy even if workers or leases are active. Leases are copied unchanged."
 )
 @pass_session
 def copy(session: Session, /, source: str, target: str, force: bool) -> int:
     """Copy the ledger at the URL SRC to the empty one at DST.
 
-    SQLite to PostgreSQL, back, or one kind to the same. Ids, order, history, leases, dependencies, all
-    settings are kept; at the end counts and a hash over everything are compared. Nobody may use SRC
-    meanwhile, and nobody can use DST before it is complete. If it is interrupted, the same command goes on
-    where it was."""
+    Both may be SQLite or PostgreSQL. Ids, order, history, leases, dependencies and settings are kept; at the
+    end counts and a hash over all rows are compared. No process may use SRC during the copy, and DST cannot
+    be opened before the copy is complete. After an interruption the same command continues the copy."""
     from towpath.operations import maintenance
 
     usable_url(target)
     busy = maintenance.occupants(existing_url(source))
     if busy and not force:
-        step = "`towpath workers drain` ends workers; leases of who was killed run out by themselves. --force copies anyway."
+        step = (
+            "End the workers with `towpath workers drain`; leases of killed workers expire by themselves. "
+            "--force copies anyway."
+        )
         raise Failure(f"{without_password(source)} is in use: {join_names(busy)}.", REFUSED, step)
     with _progress(quiet=session.json) as progress:
         copied = maintenance.copy(source, target, progress)
     rows = sum(copied.rows.values())
-    words = "the rest was copied" if copied.resumed else "copied"
-    people = f"{without_password(target)}: {words}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 {copied.sha256})"
+    how = "copy continued and completed" if copied.resumed else "copied"
+    text = (
+        f"{without_password(target)}: {how}, {copied.rows['job']:,} jobs, {rows:,} rows, verified (sha256 "
+        f"{copied.sha256})"
+    )
     print_result(
-        session.json, {"rows": copied.rows, "sha256": copied.sha256, "resumed": copied.resumed}, people
+        session.json, {"rows": copied.rows, "sha256": copied.sha256, "resumed": copied.resumed}, text
     )
     return OK
 

@@ -1,4 +1,4 @@
-"""The options that describe a new job, shared by `put` and `enqueue`, and the `Spec` they make."""
+"""`put`, `enqueue`, `get`, `ack`, `nack` and `extend`: create jobs, and consume messages by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFLICTS = {"keep": KeyPolicy.UNIQUE, "replace": KeyPolicy.REPLACE, "serial": K
 
 
 class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As the options say it; None where nothing was said."""
+    """The options of `put` and `enqueue` that describe a new job; None where an option was not given."""
 
     delay: int | None = None
     at: int | None = None
@@ -58,11 +58,11 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.key is None and (self.on_conflict is not None or self.window is not None):
             raise InvalidInput(
-                field="--on-conflict and --window", value="without --key", expected="a --key they are about"
+                field="--on-conflict and --window", value="without --key", expected="--key as well"
             )
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `Spec` that were given."""
+        """The given options as fields of a `Spec`."""
         given: dict[str, Any] = {
             "delay": self.delay,
             "ready_at": self.at,
@@ -85,7 +85,7 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {**fields, "id": self.id or new_id()}
 
     def call_options(self, queue: str | None) -> dict[str, Any]:
-        """The same as `task.options(...)` takes it: spans in seconds, the time as a datetime."""
+        """The given options as arguments of `task.options(...)`: spans in seconds, the time as a datetime."""
         spans = {name: getattr(self, name) for name in ("delay", "ttl", "window", "timeout", "retention")}
         given = {name: value / 1_000_000 for name, value in spans.items() if value is not None}
         same = ("priority", "part", "key", "on_conflict", "id", "correlation_id", "max_attempts", "group")
@@ -100,36 +100,40 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 spec_options = combine(
-    click.option("--delay", type=Span(), help="Not before this span has passed."),
-    click.option("--at", type=Moment(past=False), help="Not before this time (ISO 8601)."),
-    click.option("--ttl", type=Span(), help="Give it up if it has not started after this span."),
+    click.option("--delay", type=Span(), help="Start only after this span."),
+    click.option("--at", type=Moment(past=False), help="Start only after this time (ISO 8601)."),
+    click.option("--ttl", type=Span(), help="Expire if not started within this span."),
     click.option(
         "--priority",
         type=Priority(),
-        help="high, normal, low, a name of the settings, or a number; smaller is sooner.",
+        help="high, normal, low, a name from the settings, or a number; smaller starts sooner.",
     ),
-    click.option("--part", help="The slice of the queue with limits of its own, such as a customer."),
-    click.option("--key", help="At most one unfinished job has this key."),
+    click.option("--part", help="Partition of the queue with its own limits, such as a customer."),
+    click.option("--key", help="Unique key: at most one unfinished job has it."),
     click.option(
-        "--on-conflict", type=click.Choice(list(CONFLICTS)), help="What a second job with the key does: keep."
+        "--on-conflict",
+        type=click.Choice(list(CONFLICTS)),
+        help="If the key is taken. Default: keep (the first job stays).",
     ),
-    click.option("--window", type=Span(), help="The key stays taken so long after the append."),
-    click.option("--id", help="An id of your own; the same id twice is one job."),
-    click.option("--header", type=Header(), multiple=True, help="NAME=VALUE, as often as you like."),
-    click.option("--correlation-id", help="A name for all that belongs together."),
-    click.option("--max-attempts", type=int, help="Failures after which it is a dead letter: 20."),
-    click.option("--timeout", type=Span(), help="How long one attempt may take."),
-    click.option("--retention", type=Span(), help="How long it is kept after it is done."),
+    click.option("--window", type=Span(), help="Time after the append during which the key stays taken."),
+    click.option("--id", help="Your own id. A second append with the same id creates no job."),
+    click.option("--header", type=Header(), multiple=True, help="Header NAME=VALUE. Repeatable."),
+    click.option("--correlation-id", help="Common id of related jobs."),
     click.option(
-        "--after", multiple=True, metavar="ID", help="Wait until this job is done; as often as you like."
+        "--max-attempts", type=int, help="Failed attempts after which it becomes a dead letter. Default: 20."
     ),
-    click.option("--group", help="The open group it joins."),
+    click.option("--timeout", type=Span(), help="Time limit of one attempt."),
+    click.option("--retention", type=Span(), help="Time for which the finished job is kept."),
+    click.option(
+        "--after", multiple=True, metavar="ID", help="Start only after this job is done. Repeatable."
+    ),
+    click.option("--group", help="Open group to join."),
 )
 
 
 def append(ledger: Ledger, spec: Spec) -> dict[str, Any]:
-    """Append one job; what became of it. `new` is false where its id or key was taken: `id` is then the job
-    that has it."""
+    """Append one job and return its id. `new` is false if its id or key was taken; `id` is then the id of the
+    existing job."""
     before = ledger.get(spec.id) is not None
     answer = apply_one(ledger, commands.Append((spec,)))
     assert isinstance(answer, commands.Appended)
@@ -157,25 +161,25 @@ def apply_one(ledger: Ledger, command: commands.Command) -> commands.Result:
     "arguments",
     type=Json(object_only=True),
     default="{}",
-    help='The arguments: {"to": "ada"}, or @file.',
+    help='Arguments as a JSON object, such as {"to": "ada"}, or @file.',
 )
-@click.option("--queue", help="The queue; with --app the task's own if left out.")
+@click.option("--queue", help="Queue. Default with --app: the queue of the task.")
 @click.option(
-    "--app", "target", metavar="MODULE:APP", help="Check kind and arguments against the tasks of this app."
+    "--app", "target", metavar="MODULE:APP", help="Check KIND and arguments against the tasks of this app."
 )
 @spec_options
 @pass_session
 def enqueue(
     session: Session, /, kind: str, arguments: bytes, queue: str | None, target: str | None, **options: Any
 ) -> int:
-    """Enqueue a job for the task KIND. Without --app nobody checks that such a task exists, and --queue is
-    needed."""
+    """Enqueue a job for the task KIND. Without --app the existence of the task is not checked, and --queue is
+    required."""
     wanted = SpecOptions(**options)
     if target is not None:
         placed = _append_by_task(session, target, kind, arguments, wanted.call_options(queue))
     elif queue is None:
         raise click.UsageError(
-            "Missing option '--queue' (or '--app', which knows the task's queue).",
+            "Missing option '--queue' (or '--app', which defines the task's queue).",
             click.get_current_context(),
         )
     else:
@@ -189,12 +193,16 @@ def enqueue(
 def _append_by_task(
     session: Session, target: str, kind: str, arguments: bytes, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The spec that the task itself would make: its queue, its options, its key; the arguments checked by its
-    signature."""
+    """Append the job that the task itself would enqueue: its queue, options and key. Its signature checks the
+    arguments."""
     app = load_app(target, session.url)
     task = app.tasks.get(kind)
     if task is None:
-        raise bad_input(f"{target} has no task {kind}.", f"Its tasks: {join_names(sorted(app.tasks))}")
+        known = sorted(app.tasks)
+        # The default name of a task is module.function; users often type the function alone.
+        close = [name for name in known if name.rpartition(".")[2] == kind]
+        guess = f"Did you mean {close[0]}? " if len(close) == 1 else ""
+        raise bad_input(f"{target} has no task {kind}.", f"{guess}Tasks: {join_names(known)}")
     args, kwargs = task.codec.decode(arguments)
     spec = task.options(**options).spec_for(args, kwargs)
     with app:
@@ -202,19 +210,20 @@ def _append_by_task(
 
 
 POLL_INTERVAL = 0.25
-"""Seconds after which a waiting `get` looks again, for jobs that come due without anybody's commit."""
+"""Seconds between two claims of a waiting `get`: a job can become ready without a commit that would wake
+it."""
 
 
 @command("put")
 @click.argument("queue")
 @click.argument("data", required=False)
 @click.option(
-    "--content-type", help="What the data is; else JSON if it parses as JSON, text or bytes if not."
+    "--content-type", help="Content type. Default: JSON if DATA parses as JSON, else text or bytes."
 )
 @spec_options
 @pass_session
 def put(session: Session, /, queue: str, data: str | None, content_type: str | None, **options: Any) -> int:
-    """Put a message into a queue. DATA is taken as it is; `-` reads stdin; without it the message is
+    """Put a message into a queue. DATA is stored unchanged; `-` reads stdin; without DATA the message is
     empty."""
     payload = sys.stdin.buffer.read() if data == "-" else os.fsencode(data or "")
     kind = content_type or {"json": "application/json", "text": "text/plain"}.get(
@@ -229,22 +238,22 @@ def put(session: Session, /, queue: str, data: str | None, content_type: str | N
 
 @command("get")
 @click.argument("queue")
-@click.option("--wait", type=Span(), default="0", help="Wait so long for a message; else take what is there.")
+@click.option("--wait", type=Span(), default="0", help="Maximum time to wait for a message. Default: 0.")
 @click.option(
     "--lease",
     type=Span(),
     default="30",
     show_default=True,
-    help="How long it is yours before others may have it.",
+    help="Time after which another consumer may claim the message.",
 )
-@click.option("-n", "count", type=click.IntRange(1, 10_000), default=1, help="At most so many at once.")
-@click.option("--name", help="Who takes them, as `jobs show` will say.")
+@click.option("-n", "count", type=click.IntRange(1, 10_000), default=1, help="Maximum number of messages.")
+@click.option("--name", help="Name of the consumer in `jobs show`.")
 @pass_session
 def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name: str | None) -> int:
-    """Take messages from QUEUE (or a pattern with *). Each has a receipt, ID:FENCE, for `ack`, `nack` and
+    """Claim messages from QUEUE (or a pattern with *). Each has a receipt, ID:FENCE, for `ack`, `nack` and
     `extend`.
 
-    With --json one document per line. Exit code 3 if there is none.
+    With --json one document per line. Exit code 3 if no message is available.
     """
     want = commands.Want(queue, count)
     claim = commands.Claim(owner=name or f"towpath get {os.getpid()}", wants=(want,), lease=lease)
@@ -261,8 +270,8 @@ def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name
 
 
 def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[ClaimedJob]:
-    """Claim, and look again until the time is up. Upkeep goes before it: without a worker nobody else takes
-    back lost leases."""
+    """Claim repeatedly until a message is claimed or the time is over. Upkeep is applied first: without a
+    worker no other process releases expired leases."""
     deadline = time.monotonic() + wait
     while True:
         seen = ledger.version()
@@ -281,13 +290,11 @@ def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
     if as_json:
         return
     if "*" not in queue and "," not in queue and queue not in known:
-        print_stderr(
-            [f"There is no message: nothing was ever put into {queue}. Queues: {join_names(sorted(known))}"]
-        )
+        print_stderr([f"No message: queue {queue} does not exist. Queues: {join_names(sorted(known))}"])
     elif queue in known and known[queue].paused:
-        print_stderr([f"There is no message: {queue} is paused. `towpath queues resume {queue}` opens it."])
+        print_stderr([f"No message: queue {queue} is paused. To resume it: `towpath queues resume {queue}`"])
     else:
-        print_stderr(["There is no message."])
+        print_stderr(["No message."])
 
 
 def _show_claim(session: Session, claim: ClaimedJob) -> None:
@@ -306,40 +313,39 @@ def _show_claim(session: Session, claim: ClaimedJob) -> None:
         "payload": value,
         "payload_encoding": encoding,
     }
-    people = {
+    fields = {
         "id": job.id,
         "fence": job.fence,
         "receipt": receipt,
         "attempt": job.attempts,
         "lease until": format_time(job.lease_until),
     }
-    # A header must not stand in the place of what is ours.
+    # A header must not replace a field of the same name.
     headers = {
-        f"header {name}" if name in (*people, "payload") else name: value
+        f"header {name}" if name in (*fields, "payload") else name: value
         for name, value in job.headers.items()
     }
-    print_result(session.json, data, format_pairs({**people, **headers, "payload": format_body(job.payload)}))
+    print_result(session.json, data, format_pairs({**fields, **headers, "payload": format_body(job.payload)}))
 
 
 @command("ack")
 @click.argument("receipt", type=ReceiptType())
-@click.option("--result", type=Json(), help="JSON to keep with the job as its result; @file reads a file.")
+@click.option("--result", type=Json(), help="JSON to store as the result; @file reads a file.")
 @pass_session
 def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
-    """The message is done. Its state note (what `Message.state` saved) goes with it, in the same
-    transaction."""
+    """Mark a message as done. The note of `Message.state` is deleted in the same transaction."""
     note = commands.Note(key=f"state/{receipt.id}", value=None)
     return _settle(session, commands.Settle(receipt.id, receipt.fence, commands.Done(result), notes=(note,)))
 
 
 @command("nack")
 @click.argument("receipt", type=ReceiptType())
-@click.option("--delay", type=Span(), default="0", help="Not again before this span has passed.")
-@click.option("--reason", help="Why; `jobs show` will say it.")
-@click.option("--defer", is_flag=True, help="Not a failure, only not now: spends no attempt of its budget.")
+@click.option("--delay", type=Span(), default="0", help="Deliver again only after this span.")
+@click.option("--reason", help="Reason, shown by `jobs show`.")
+@click.option("--defer", is_flag=True, help="Deliver later without counting a failed attempt.")
 @pass_session
 def nack(session: Session, /, receipt: Receipt, delay: int, reason: str | None, defer: bool) -> int:
-    """Give the message back. After its last allowed failure it becomes a dead letter."""
+    """Return a message to its queue. After --max-attempts failures it becomes a dead letter."""
     outcome: commands.Outcome = (
         commands.SnoozeOutcome(delay) if defer else commands.RetryOutcome(delay, reason)
     )
@@ -351,10 +357,10 @@ def _settle(session: Session, settle: commands.Settle) -> int:
         _require_job(ledger, settle.id)
         answer = apply_one(ledger, settle)
     assert isinstance(answer, commands.Settled)
-    # A receipt that was used before gets the answer it got then, which need not be what is asked now.
+    # A used receipt returns the first result again, which may differ from the outcome requested now.
     if (answer.state is State.DONE) is not isinstance(settle.outcome, commands.Done):
-        step = "Each delivery has its own receipt; `towpath jobs show` says where the message is now."
-        raise Failure(f"This receipt was used before: the message became {answer.state} then.", REFUSED, step)
+        step = "Each delivery has its own receipt. `towpath jobs show` shows the state of the message."
+        raise Failure(f"This receipt was used before; the message became {answer.state}.", REFUSED, step)
     print_result(session.json, {"id": answer.id, "state": answer.state}, f"{answer.id} is {answer.state}")
     return OK
 
@@ -364,7 +370,7 @@ def _settle(session: Session, settle: commands.Settle) -> int:
 @click.argument("span", type=Span(), metavar="SECONDS")
 @pass_session
 def extend(session: Session, /, receipt: Receipt, span: int) -> int:
-    """Keep the message for SECONDS from now."""
+    """Extend the lease of a message to SECONDS from now."""
     renew = commands.Renew(((receipt.id, receipt.fence),), span)
     with session.ledger() as ledger:
         _require_job(ledger, receipt.id)
@@ -374,8 +380,8 @@ def extend(session: Session, /, receipt: Receipt, span: int) -> int:
         raise LostClaim(id=receipt.id, fence=receipt.fence)
     asked = next((reason for _, reason in answer.cancel), None)
     data = {"id": receipt.id, "lease_until": format_time(answer.until), "cancel_requested": asked}
-    stop = f"; it was asked to stop ({asked})" if asked else ""
-    print_result(session.json, data, f"{receipt.id} is yours until {format_time(answer.until)}{stop}")
+    stop = f"; cancellation was requested ({asked})" if asked else ""
+    print_result(session.json, data, f"{receipt.id} is leased until {format_time(answer.until)}{stop}")
     return OK
 
 

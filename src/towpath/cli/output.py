@@ -1,5 +1,5 @@
-"""What a command shows: JSON for machines, tables and sentences for people. rich is imported only for
-people."""
+"""Output of commands: JSON for programs, tables and sentences for people. rich is imported only for
+tables."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_NAME = 40
-"""Columns for the names of `pairs`; a longer name, of a header for one, is not cut but moves its value."""
+"""Width of the names in `format_pairs`. A longer name is not cut; its value moves to the right."""
 _SPANS = ("timeout", "retention", "lease_len")
 _BODIES = ("payload", "result", "cursor")
 
 
 def print_json(data: object) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     click.echo(escape_json(msgspec.json.encode(data).decode()))
     sys.stdout.flush()
 
 
-def print_result(as_json: bool, data: object, people: str | list[str] | Callable[[], object]) -> None:
-    """The same fact for a machine or for people. `people` is one line, a list of lines, or a function that
-    returns these or something rich. A line stays one line whatever is in it."""
+def print_result(as_json: bool, data: object, text: str | list[str] | Callable[[], object]) -> None:
+    """Print `data` as JSON, or else `text`: a line, a list of lines, or a function that returns these or a
+    rich object. Line breaks inside a line are escaped."""
     if as_json:
         print_json(data)
         return
-    shown = people() if callable(people) else people
+    shown = text() if callable(text) else text
     if isinstance(shown, str | list):
         click.echo("\n".join(map(escape, [shown] if isinstance(shown, str) else shown)))
     elif shown is not None:
@@ -44,14 +44,14 @@ def print_result(as_json: bool, data: object, people: str | list[str] | Callable
 
 
 def console() -> Console:
-    """Colours only on a terminal and without NO_COLOR (rich sees to both). In a pipe lines are not broken."""
+    """A rich console. In a pipe lines are not wrapped; rich itself drops colours there and with NO_COLOR."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> object:
-    """On a terminal a table; in a pipe plain columns without lines, so that grep and awk can use them."""
+    """A rich table on a terminal; in a pipe plain columns, for grep and awk."""
     from rich.table import Table
     from rich.text import Text
 
@@ -76,8 +76,7 @@ def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], num
 
 
 def format_pairs(values: Mapping[str, object]) -> list[str]:
-    """Lines with names and values. Further lines of a value are indented, so that none of them looks like
-    another name."""
+    """Lines with names and values. Further lines of a value are indented, so that none looks like a name."""
     shown = [(escape(name), _text(value).split("\n")) for name, value in values.items()]
     width = min(max((len(name) for name, _ in shown), default=0), MAX_NAME)
     lines = [
@@ -115,7 +114,7 @@ def to_seconds(span: int | None) -> float | None:
 
 
 def format_span(span: int | None) -> str:
-    """A span for people: `350ms`, `2.5s`, `12m`, `3h`, `5d`."""
+    """A span as text: `350ms`, `2.5s`, `12m`, `3h`, `5d`."""
     if span is None:
         return "-"
     size = span / 1_000_000
@@ -130,12 +129,12 @@ def format_age(at: int | None, now: int) -> str:
 
 
 def format_rate(value: Rate | None) -> str | None:
-    """As `--rate` takes it."""
+    """A rate in the form that `--rate` accepts."""
     return None if value is None else str(value)
 
 
 def decode_body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:
-    """(value, encoding): JSON as it is, other text as text, the rest as base64."""
+    """(value, encoding): JSON decoded, other UTF-8 as text, everything else as base64."""
     if data is None:
         return None, "none"
     if content_type == "application/json":
@@ -150,7 +149,7 @@ def decode_body(data: bytes | None, content_type: str = "application/json") -> t
 
 
 def format_body(data: bytes | None) -> str:
-    """Bytes for people."""
+    """A body as text; bytes that are not UTF-8 as their size and the first 32 in hex."""
     if data is None:
         return "-"
     try:
@@ -160,8 +159,7 @@ def format_body(data: bytes | None) -> str:
 
 
 def job_data(job: Job, bodies: bool = True) -> dict[str, Any]:
-    """A job for machines: times as ISO 8601, spans as seconds, bodies as `body` says with `<name>_encoding`
-    beside them."""
+    """A job as JSON data: times as ISO 8601, spans in seconds, each body with its `<name>_encoding`."""
     data: dict[str, Any] = {}
     for name in job.__struct_fields__:
         value = getattr(job, name)

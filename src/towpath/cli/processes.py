@@ -1,5 +1,7 @@
-"""Child processes that end with their parent: started apart from the terminal's signals, stopped politely,
-then not."""
+"""Child processes of `worker --processes`, `dev` and `demo`.
+
+A child has its own process group, so that Ctrl-C reaches it only through the parent, once. It stops when its
+parent ends. `dev` restarts its child when a file changes that the child has imported."""
 
 from __future__ import annotations
 
@@ -21,21 +23,20 @@ from towpath.cli.base import OK, print_stderr
 from towpath.cli.targets import module_files
 
 PARENT_PIPE = "TOWPATH_PARENT_PIPE"
-"""The variable with the number of a pipe that closes when the parent is gone."""
+"""Environment variable: number of a pipe that closes when the parent ends."""
 FORCED_STOP = 2.0
-"""Seconds for a child that was asked twice."""
+"""Seconds between the second stop signal and SIGKILL."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ChildProcess:
-    """`towpath` itself with other arguments, in a process group of its own: Ctrl-C reaches it only through
-    us, once."""
+    """A process that runs `towpath` with other arguments, in its own process group."""
 
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False
     ) -> None:
         self.stop_requested = False
-        """Was it asked to stop?"""
+        """True once a stop signal was sent."""
         near, self._parent_pipe = os.pipe()
         output = subprocess.DEVNULL if quiet else None
         command = [sys.executable, "-m", "towpath", *arguments]
@@ -54,7 +55,7 @@ class ChildProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
         return self.process.poll()
 
     def stop(self, how: int = signal.SIGTERM) -> None:
@@ -63,7 +64,7 @@ class ChildProcess:
             self.process.send_signal(how)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Has it ended within the time?"""
+        """True if the process ended within the time."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -71,7 +72,8 @@ class ChildProcess:
         return True
 
     def close(self, grace: float = 0.0) -> int:
-        """Ask it to end, ask it to leave at once, end it; its exit code."""
+        """Stop the process and return its exit code: SIGTERM, after `grace` a second SIGTERM, then
+        SIGKILL."""
         for patience in (grace, FORCED_STOP):
             self.stop()
             if self.wait(patience):
@@ -84,7 +86,7 @@ class ChildProcess:
 
 
 def stop_with_parent() -> None:
-    """In a child: if the parent dies without a word, do as if it had said to stop."""
+    """In a child: send SIGTERM to this process when the parent ends."""
     number = os.environ.pop(PARENT_PIPE, None)
     if number is None:
         return
@@ -102,8 +104,11 @@ def stop_with_parent() -> None:
 def forward_signals(
     children: list[ChildProcess], asked: threading.Event, reload: bool = False
 ) -> Iterator[None]:
-    """Pass every stop signal on to the children, and remember that one came. Each one counts: the second means at once. With
-    `reload` SIGHUP is passed on too, unless it says that the terminal was closed: the children have none."""
+    """Forward every stop signal to the children and set `asked`. The second signal makes a worker leave at
+    once.
+
+    With `reload` SIGHUP is forwarded too. A SIGHUP because the terminal was closed is forwarded as
+    SIGTERM."""
     terminal = os.isatty(0)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -126,7 +131,7 @@ def forward_signals(
 
 
 IMPORTS_FILE = "TOWPATH_DEV_FILES"
-"""The variable with the file into which the child writes what it has imported."""
+"""Environment variable: the file into which the child writes the names of its imported files."""
 POLL_INTERVAL = 0.5
 RESTART_GRACE = 5.0
 
@@ -134,7 +139,7 @@ FileTimes = dict[Path, int | None]
 
 
 def run_with_reload(arguments: list[str], target: str) -> int:
-    """Until a stop signal; the exit code."""
+    """Run the child until a stop signal; restart it after a change of a file. Returns the exit code."""
     asked = threading.Event()
     children: list[ChildProcess] = []
     with tempfile.TemporaryDirectory(prefix="towpath-dev-") as folder, forward_signals(children, asked):
@@ -146,17 +151,17 @@ def run_with_reload(arguments: list[str], target: str) -> int:
             children[:] = [child]
             changed = _wait_for_change(child, times, asked, report)
             if changed is None:
-                child.wait()  # it was asked to stop and has its own grace; a second Ctrl-C reaches it too
+                child.wait()  # its own --grace applies; a second Ctrl-C is forwarded too
             child.close(RESTART_GRACE)
             if changed is not None:
-                print_stderr([f"Changed: {changed}. Starting again."])
+                print_stderr([f"Changed: {changed}. Restarting the worker."])
     return OK
 
 
 def _wait_for_change(
     child: ChildProcess, times: FileTimes, asked: threading.Event, report: Path
 ) -> Path | None:
-    """The file that changed; None if we are asked to stop."""
+    """Return the file that changed, or None after a stop signal."""
     told = False
     while not asked.wait(POLL_INTERVAL):
         times = _reported(report) | times
@@ -166,7 +171,7 @@ def _wait_for_change(
         if child.code is not None and not told:
             told = True
             print_stderr(
-                [f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C ends)."]
+                [f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C stops)."]
             )
     return None
 
@@ -184,7 +189,8 @@ def _mtime(path: Path) -> int | None:
 
 
 class ImportReporter:
-    """In the child: keeps the list of the program's files up to date for as long as it lives."""
+    """In the child of `dev`: writes the list of the program's files, and updates it while the process
+    runs."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -194,16 +200,17 @@ class ImportReporter:
 
     @classmethod
     def of_dev(cls) -> ImportReporter | None:
-        """None unless `dev` started this process."""
+        """A reporter if `dev` started this process, else None."""
         target = os.environ.pop(IMPORTS_FILE, None)
         return None if target is None else cls(Path(target))
 
     def loaded(self) -> None:
-        """The program is imported: what it consists of, as of now."""
+        """Add the files of all modules imported so far."""
         self._add(project_files(sys.modules.copy().values()))
 
     def failed(self, failure: BaseException) -> None:
-        """The program could not be imported: the files on the way to the error are what will be corrected."""
+        """The import failed: add the files of its traceback as well, because the fix will be in one of
+        them."""
         files: set[str] = set(project_files(sys.modules.copy().values()))
         error: BaseException | None = failure
         while error is not None:
@@ -214,7 +221,7 @@ class ImportReporter:
         self._add(file for file in files if Path(file).is_file())
 
     def _keep(self) -> None:
-        """A program may import more while it works."""
+        """Repeat, because a program may import more modules while it runs."""
         while True:
             time.sleep(POLL_INTERVAL)
             self.loaded()
@@ -228,17 +235,17 @@ class ImportReporter:
 
 
 def _replace_file(path: Path, lines: Iterable[str]) -> None:
-    """Whole or not at all: the parent reads it at any time."""
+    """Replace the file atomically, because the parent may read it at any time."""
     beside = path.with_suffix(".new")
     try:
         beside.write_text("\n".join(lines), "utf-8")
         beside.replace(path)
     except OSError:
-        pass  # the parent is gone, and with it the directory
+        pass  # the parent has ended and removed the directory
 
 
 def project_files(modules: Iterable[object]) -> list[str]:
-    """The source files of modules that are neither Python's, nor installed, nor ours."""
+    """Source files of modules outside the standard library, installed packages and Towpath."""
     known = get_paths()
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     foreign = tuple(os.path.join(folder, "") for folder in (*folders, str(Path(__file__).parents[1])))

@@ -1,4 +1,4 @@
-"""`queues` and `parts`: what they hold, and the gates in front of them."""
+"""`queues`, `parts` and `groups`: list them, pause and resume them, set their limits."""
 
 from __future__ import annotations
 
@@ -35,39 +35,43 @@ def queues() -> None:
 
 @click.group("parts", cls=CliGroup)
 def parts() -> None:
-    """Parts of a queue, each with limits of its own."""
+    """List parts of a queue, pause them, set their limits."""
 
 
 _gate_options = combine(
     click.option(
-        "--cap", type=Whole(optional=True), help="At most so many run at once, everywhere; none lifts it."
+        "--cap",
+        type=Whole(optional=True),
+        help="Maximum number of running jobs, over all workers; none removes the limit.",
     ),
     click.option(
         "--rate",
         type=RateType(optional=True),
-        help="At most so many start: 10/s, 100/m, 5/10s; none lifts it.",
+        help="Maximum rate of starts: 10/s, 100/m, 5/10s; none removes the limit.",
     ),
     click.option(
-        "--burst", type=click.IntRange(1, 1_000_000), help="With --rate: so many may start at once."
+        "--burst",
+        type=click.IntRange(1, 1_000_000),
+        help="With --rate: number of jobs that may start at once.",
     ),
     click.option(
-        "--not-before", type=Moment(past=False), help="Nothing starts before this time, or for this span."
+        "--not-before", type=Moment(past=False), help="Start no job before this time, or for this span."
     ),
 )
 
 
 def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """What was said, as SetQueue and SetPart take it: left out stays as it is, `none` lifts the limit."""
+    """The given options as fields of SetQueue and SetPart: omitted is UNSET, `none` is None."""
     burst = options.pop("burst", None)
     if burst is not None:
         if not isinstance(options.get("rate"), Rate):
-            raise click.UsageError("--burst goes with --rate.", click.get_current_context())
+            raise click.UsageError("--burst needs --rate.", click.get_current_context())
         options["rate"] = Rate(options["rate"].count, options["rate"].period, burst)
     values = {
         name: UNSET if value is None else None if value == NONE else value for name, value in options.items()
     }
     if all(value is UNSET for value in values.values()):
-        raise click.UsageError("Nothing to set.", click.get_current_context())
+        raise click.UsageError("Nothing to set. Add at least one option.", click.get_current_context())
     return values
 
 
@@ -114,7 +118,7 @@ def _print_settings(as_json: bool, data: dict[str, Any], sentence: str) -> int:
 @queues.command("list")
 @pass_session
 def list_queues(session: Session, /) -> int:
-    """Every queue with what waits in it and its limits."""
+    """List queues with waiting and running jobs and their limits."""
     with session.ledger() as ledger:
         views, depths = sorted(ledger.queues().items()), warn_depths(ledger)
     data = [queue_data(view, depths.get(name)) for name, view in views]
@@ -154,11 +158,11 @@ def _queue_table(views: list[QueueView], depths: dict[str, int]) -> object:
 
 @queues.command("pause")
 @click.argument("queue")
-@click.option("--why", help="The reason, for whoever asks why nothing runs.")
-@click.option("--new", is_flag=True, help="Also a queue that nobody has used yet.")
+@click.option("--why", help="Reason, shown by `explain`.")
+@click.option("--new", is_flag=True, help="Create the queue if it does not exist.")
 @pass_session
 def pause_queue(session: Session, /, queue: str, why: str | None, new: bool) -> int:
-    """Nothing new starts in this queue until `resume`; what runs goes on, what is put waits."""
+    """Start no job of this queue until `resume`. Running jobs continue; new jobs are accepted and wait."""
     with session.ledger(make=new) as ledger:
         if not new:
             _known_queue(ledger, queue)
@@ -170,34 +174,40 @@ def pause_queue(session: Session, /, queue: str, why: str | None, new: bool) -> 
 @click.argument("queue")
 @pass_session
 def resume_queue(session: Session, /, queue: str) -> int:
-    """Let a paused queue go on."""
+    """Resume a paused queue."""
     with session.ledger() as ledger:
         _known_queue(ledger, queue)
         apply_one(ledger, commands.SetQueue(queue=queue, paused=False, why=None))
-        return _print_settings(session.json, _read_queue_data(ledger, queue), f"{queue} goes on")
+        return _print_settings(session.json, _read_queue_data(ledger, queue), f"{queue} is resumed")
 
 
 @queues.command("set")
 @click.argument("queue")
 @click.option(
-    "--capacity", type=Whole(optional=True), help="At most so many wait; more are refused. none lifts it."
+    "--capacity",
+    type=Whole(optional=True),
+    help="Maximum number of waiting jobs; more are refused. none removes the limit.",
 )
 @click.option(
-    "--warn-depth", type=Whole(optional=True), help="When so many wait, the log says so, once. none lifts it."
+    "--warn-depth",
+    type=Whole(optional=True),
+    help="Number of waiting jobs at which a warning is logged once. none removes it.",
 )
 @_gate_options
 @click.option(
-    "--retention", type=Span(optional=True), help="How long done and canceled jobs are kept; none: 7 days."
+    "--retention",
+    type=Span(optional=True),
+    help="Time for which done and canceled jobs are kept. none restores the default, 7 days.",
 )
 @click.option(
     "--keep",
     type=Whole(optional=True),
-    help="At most so many done and canceled jobs are kept; none: a million.",
+    help="Maximum number of done and canceled jobs kept. none restores the default, a million.",
 )
-@click.option("--why", help="The reason, for whoever asks; none takes it away.")
+@click.option("--why", help="Reason, shown by `explain`; none removes it.")
 @pass_session
 def set_queue(session: Session, /, queue: str, **options: Any) -> int:
-    """Set limits of a queue. What is left out stays as it is. A queue that is not there is made."""
+    """Set limits of a queue. Omitted options keep their values. The queue is created if it does not exist."""
     given = _given_settings(options)
     depth = given.pop("warn_depth")
     command = commands.SetQueue(queue=queue, **given)
@@ -217,10 +227,10 @@ def set_queue(session: Session, /, queue: str, **options: Any) -> int:
 
 
 def _known_queue(ledger: Ledger, queue: str) -> None:
-    commands.SetQueue(queue=queue)  # refuses what no queue can be called
+    commands.SetQueue(queue=queue)  # raises InvalidInput for an invalid name
     known = ledger.queues()
     if queue not in known:
-        step = f"Queues: {join_names(sorted(known))}. `pause --new` and `set` make one before its first job."
+        step = f"Queues: {join_names(sorted(known))}. `queues pause --new` and `queues set` create one."
         raise not_found(f"There is no queue {queue}.", step)
 
 
@@ -228,7 +238,10 @@ def _known_queue(ledger: Ledger, queue: str) -> None:
 @click.argument("queue")
 @pass_session
 def list_parts(session: Session, /, queue: str) -> int:
-    """The parts of a queue that have jobs ready or running, or limits of their own."""
+    """List parts of a queue.
+
+    Parts with ready or running jobs, or with their own limits.
+    """
     with session.ledger() as ledger:
         require_queue(ledger, queue)
         views = sorted(ledger.parts(queue).items())
@@ -246,7 +259,7 @@ def list_parts(session: Session, /, queue: str) -> int:
         "why",
     )
 
-    def people() -> object:
+    def text() -> object:
         rows = []
         for _, view in views:
             limits = (
@@ -261,17 +274,17 @@ def list_parts(session: Session, /, queue: str) -> int:
         numbers = ("ready", "running", "capacity", "cap", "weight")
         return table(columns, rows, numbers=numbers) if rows else f"{queue} has no parts."
 
-    print_result(session.json, {"parts": [part_data(view) for _, view in views]}, people)
+    print_result(session.json, {"parts": [part_data(view) for _, view in views]}, text)
     return OK
 
 
 @parts.command("pause")
 @click.argument("queue")
 @click.argument("part")
-@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@click.option("--why", help="Reason, shown by `explain`.")
 @pass_session
 def pause_part(session: Session, /, queue: str, part: str, why: str | None) -> int:
-    """Nothing new starts in this part until `resume`. A part that is not there is made."""
+    """Start no job of this part until `resume`. The part is created if it does not exist."""
     return _set_part(session, commands.SetPart(queue=queue, part=part, paused=True, why=why), "is paused")
 
 
@@ -280,9 +293,9 @@ def pause_part(session: Session, /, queue: str, part: str, why: str | None) -> i
 @click.argument("part")
 @pass_session
 def resume_part(session: Session, /, queue: str, part: str) -> int:
-    """Let a paused part go on."""
+    """Resume a paused part."""
     return _set_part(
-        session, commands.SetPart(queue=queue, part=part, paused=False, why=None), "goes on", known=True
+        session, commands.SetPart(queue=queue, part=part, paused=False, why=None), "is resumed", known=True
     )
 
 
@@ -292,19 +305,21 @@ def resume_part(session: Session, /, queue: str, part: str) -> int:
 @click.option(
     "--capacity",
     type=Whole(optional=True),
-    help="At most so many of its jobs wait; more are refused. none lifts it.",
+    help="Maximum number of waiting jobs; more are refused. none removes the limit.",
 )
 @click.option(
     "--append-rate",
     type=RateType(optional=True),
-    help="At most so many are appended: 10/s, 10/s:20; none lifts it.",
+    help="Maximum rate of appends: 10/s, 10/s:20; none removes the limit.",
 )
 @_gate_options
-@click.option("--weight", type=click.IntRange(1, 1000), help="Its share of turns beside the other parts: 1.")
-@click.option("--why", help="The reason, for whoever asks; none takes it away.")
+@click.option(
+    "--weight", type=click.IntRange(1, 1000), help="Share of starts relative to other parts. Default: 1."
+)
+@click.option("--why", help="Reason, shown by `explain`; none removes it.")
 @pass_session
 def set_part(session: Session, /, queue: str, part: str, **options: Any) -> int:
-    """Set limits of a part. What is left out stays as it is. A part that is not there is made."""
+    """Set limits of a part. Omitted options keep their values. The part is created if it does not exist."""
     return _set_part(session, commands.SetPart(queue=queue, part=part, **_given_settings(options)), "is set")
 
 
@@ -323,15 +338,15 @@ def _set_part(session: Session, command: commands.SetPart, became: str, known: b
 
 @click.group("groups", cls=CliGroup)
 def groups() -> None:
-    """Groups of jobs with one fate."""
+    """Show, pause and resume groups of jobs."""
 
 
 @groups.command("pause")
 @click.argument("id")
-@click.option("--why", help="The reason, for whoever asks why nothing runs.")
+@click.option("--why", help="Reason, shown by `explain`.")
 @pass_session
 def pause_group(session: Session, /, id: str, why: str | None) -> int:
-    """Start nothing of this group until `resume`. What runs goes on."""
+    """Start no job of this group until `resume`. Running jobs continue."""
     return _set_group_state(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
 
 
@@ -339,8 +354,8 @@ def pause_group(session: Session, /, id: str, why: str | None) -> int:
 @click.argument("id")
 @pass_session
 def resume_group(session: Session, /, id: str) -> int:
-    """Let a paused group go on."""
-    return _set_group_state(session, commands.Seal(id), "goes on", (GroupState.SEALED, GroupState.CLOSED))
+    """Resume a paused group."""
+    return _set_group_state(session, commands.Seal(id), "is resumed", (GroupState.SEALED, GroupState.CLOSED))
 
 
 def _set_group_state(
@@ -363,7 +378,7 @@ def _set_group_state(
 @click.argument("id")
 @pass_session
 def show_group(session: Session, /, id: str) -> int:
-    """The state of a group and the counts of its members. `jobs list --group ID` lists them."""
+    """Show the state of a group and the counts of its jobs. `jobs list --group ID` lists the jobs."""
     with session.ledger() as ledger:
         view = ledger.group(id)
     if view is None:

@@ -1,4 +1,4 @@
-"""`schedules`: the jobs that come again."""
+"""`schedules`: list, pause, change and trigger the schedules of repeated jobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @click.group("schedules", cls=CliGroup)
 def schedules() -> None:
-    """Schedules: jobs that come again. Programs declare them; here they are looked at and changed while work
-    goes on."""
+    """List, change and trigger schedules of repeated jobs. Programs declare them; a change here needs no
+    restart."""
 
 
 @contextmanager
 def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
-    """The App that edits them. With a name, only if there is such a schedule."""
+    """Open an App. Raises if `name` is given and no such schedule exists."""
     from towpath.app import App
     from towpath.operations import schedules as library
 
@@ -59,7 +59,7 @@ def schedule_data(schedule: Schedule) -> dict[str, Any]:
 @schedules.command("list")
 @pass_session
 def list_all(session: Session, /) -> int:
-    """Every schedule with its times and its next fire."""
+    """List schedules with their times and the next run."""
     from towpath.operations import schedules as library
 
     with _open_app(session) as app:
@@ -87,7 +87,7 @@ def _table(found: list[Schedule]) -> object:
 @click.argument("name")
 @pass_session
 def pause(session: Session, /, name: str) -> int:
-    """It does not fire until `resume`."""
+    """Enqueue no job of this schedule until `resume`."""
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
@@ -98,28 +98,32 @@ def pause(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def resume(session: Session, /, name: str) -> int:
-    """Fire again from the next time on; what passed meanwhile was not missed."""
+    """Resume a schedule at its next time. Times during the pause do not count as missed."""
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
         changed = library.resume(app.engine, name)
-        return _print_schedule(session, changed, f"{name} goes on, next at {format_time(changed.next_at)}")
+        return _print_schedule(session, changed, f"{name} is resumed, next at {format_time(changed.next_at)}")
 
 
 @schedules.command("set")
 @click.argument("name")
-@click.option("--cron", help="Five fields, such as '*/5 * * * *'.")
-@click.option("--every", type=Span(), help="A fixed interval instead.")
-@click.option("--tz", help="The time zone of --cron, such as Europe/Berlin.")
+@click.option("--cron", help="Cron expression with five fields, such as '*/5 * * * *'.")
+@click.option("--every", type=Span(), help="Fixed interval instead of --cron.")
+@click.option("--tz", help="Time zone of --cron, such as Europe/Berlin.")
 @click.option(
-    "--missed", type=click.Choice(["skip", "once", "all"]), help="What becomes of fires nobody was there for."
+    "--missed",
+    type=click.Choice(["skip", "once", "all"]),
+    help="Handling of times at which no worker was running.",
 )
-@click.option("--args", "arguments", type=Json(object_only=True), help="The arguments of its jobs.")
+@click.option(
+    "--args", "arguments", type=Json(object_only=True), help="Arguments of its jobs as a JSON object."
+)
 @pass_session
 def set_times(
     session: Session, /, name: str, arguments: bytes | None, every: int | None, **options: Any
 ) -> int:
-    """Change a schedule. It stays so until the program declares something new."""
+    """Change a schedule. The change stays until the program declares other values."""
     from towpath.operations import schedules as library
 
     changes = {
@@ -128,7 +132,7 @@ def set_times(
         "args": None if arguments is None else decode_body(arguments)[0],
     }
     if all(value is None for value in changes.values()):
-        raise click.UsageError("Nothing to set.", click.get_current_context())
+        raise click.UsageError("Nothing to set. Add at least one option.", click.get_current_context())
     with _open_app(session, name) as app:
         changed = library.set_schedule(app.engine, name, **changes)
         return _print_schedule(session, changed, f"{name}: next at {format_time(changed.next_at)}")
@@ -138,12 +142,13 @@ def set_times(
 @click.argument("name")
 @pass_session
 def remove(session: Session, /, name: str) -> int:
-    """Forget it. A program that still declares it brings it back with its next start: pause it instead."""
+    """Delete a schedule. A program that still declares it creates it again at its next start; pause it
+    instead."""
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
         library.remove(app.engine, name)
-    print_result(session.json, {"name": name, "removed": True}, f"{name} is gone")
+    print_result(session.json, {"name": name, "removed": True}, f"{name} is deleted")
     return OK
 
 
@@ -151,7 +156,7 @@ def remove(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def trigger(session: Session, /, name: str) -> int:
-    """One more job now, whatever the times say; prints its id."""
+    """Enqueue one job now, independent of the times, and print its id."""
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:

@@ -1,4 +1,4 @@
-"""`stats`: what every queue holds, once or live."""
+"""`stats`: the number of jobs by queue and state, once or continuously."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from towpath.fleet import WorkerView, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
 MAX_RUNNING_ROWS = 20
-"""Running jobs that are shown one by one."""
+"""Maximum number of running jobs shown as rows."""
 MIN_INTERVAL = 0.1
-"""Seconds between two looks at least, however busy the ledger is."""
+"""Minimum seconds between two reads, however often the ledger changes."""
 
 
 @command("stats")
@@ -27,22 +27,23 @@ MIN_INTERVAL = 0.1
 @click.option(
     "--watch",
     is_flag=True,
-    help="Again after every change, with what runs and how far it is, until Ctrl-C. With --json one document per line.",
+    help="Repeat after every change, with running jobs and their progress, until Ctrl-C. "
+    "With --json one document per line.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
-    help="With --watch: at least this often, in seconds.",
+    help="With --watch: maximum seconds between two reads. Default: 1.",
 )
-@click.option("--count", type=click.IntRange(1), help="With --watch: end after so many looks.")
+@click.option("--count", type=click.IntRange(1), help="With --watch: end after this number of reads.")
 @pass_session
 def stats(
     session: Session, /, queue: tuple[str, ...], watch: bool, interval: float, count: int | None
 ) -> int:
-    """What every queue holds.
+    """Show the number of jobs by queue and state.
 
-    Jobs by state, the age of the oldest ready job, and what is paused. QUEUE: only these.
+    Also the age of the oldest ready job, and pauses. QUEUE selects queues.
     """
     with session.ledger() as ledger:
         if watch:
@@ -76,7 +77,7 @@ def queue_counts(view: QueueView, at: int) -> dict[str, Any]:
 
 def _table(data: dict[str, Any]) -> object:
     if not data["queues"]:
-        return "There are no queues yet. `towpath put QUEUE DATA` makes one."
+        return "There are no queues yet. `towpath put QUEUE DATA` creates one."
     rows = []
     for entry in data["queues"]:
         age = entry["oldest_ready_seconds"]
@@ -85,13 +86,13 @@ def _table(data: dict[str, Any]) -> object:
         rows.append([entry["queue"], *(entry[state] for state in State), oldest, note])
     if len(rows) > 1:
         rows.append(["(all)", *(data["total"][state] for state in State), "", ""])
-    # The last column only if there is something in it: the rest fits a terminal of 80.
+    # Omit the last column if it is empty: the others fit into 80 columns.
     shown = len(COLUMNS) if any(row[-1] for row in rows) else len(COLUMNS) - 1
     return table(COLUMNS[:shown], [row[:shown] for row in rows], numbers=(*State, "oldest"))
 
 
 class RunningJobs:
-    """The running jobs of all workers that say how far they are, and how fast they are between two looks."""
+    """Running jobs with their progress, and their speed since the previous read."""
 
     def __init__(self, ledger: Ledger, only: tuple[str, ...]) -> None:
         self._ledger, self._only = ledger, only
@@ -99,7 +100,7 @@ class RunningJobs:
         self._workers: dict[str, WorkerView] = {}
 
     def lanes(self, running: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-        """How many run in each lane that somebody has, by kind."""
+        """The number of running jobs per lane and kind, for the lanes of running workers."""
         lanes = sorted({lane.name for worker in self._workers.values() for lane in worker.lanes})
         return {name: Counter(entry["kind"] for entry in running if entry["lane"] == name) for name in lanes}
 
@@ -123,7 +124,7 @@ class RunningJobs:
 
 
 def _render(data: dict[str, Any]) -> object:
-    """The queues, a line for each job that says how far it is, and all that runs in a sentence."""
+    """The table of queues, a row per running job with progress, and a summary of running jobs."""
     from rich.console import Group
 
     running, parts = data["running"], [_table(data)]
@@ -158,27 +159,27 @@ def _render(data: dict[str, Any]) -> object:
 def _watch(
     session: Session, ledger: Ledger, only: tuple[str, ...], interval: float, count: int | None
 ) -> None:
-    """A change wakes it; ages grow without one, so it also looks by the clock."""
-    looks, running_jobs = 0, RunningJobs(ledger, only)
+    """Print again after each change, and after `interval`, because ages grow without a change."""
+    reads, running_jobs = 0, RunningJobs(ledger, only)
     if session.json or not console().is_terminal:
-        while count is None or looks < count:
+        while count is None or reads < count:
             seen, data = ledger.version(), _read_live(ledger, only, running_jobs)
             if session.json:
                 print_json(data)
             else:
                 console().print(_render(data))
-            looks += 1
-            if looks != count:
+            reads += 1
+            if reads != count:
                 _wait_for_change(ledger, seen, interval)
         return
     from rich.live import Live
 
     with Live(console=console(), auto_refresh=False) as live:
-        while count is None or looks < count:
+        while count is None or reads < count:
             seen, data = ledger.version(), _read_live(ledger, only, running_jobs)
             live.update(_render(data), refresh=True)  # type: ignore[arg-type]
-            looks += 1
-            if looks != count:
+            reads += 1
+            if reads != count:
                 _wait_for_change(ledger, seen, interval)
 
 

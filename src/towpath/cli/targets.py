@@ -1,5 +1,4 @@
-"""From a URL to a ledger, and from `module:app` to an App, with a clear word for everything that can be
-wrong."""
+"""Resolve a URL to a ledger and `module:app` to an App. Every failure is a `Failure` with a next step."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ def file_of(url: str) -> Path | None:
 
 
 def is_missing(path: Path) -> bool:
-    """Could a new ledger be made there? Where only a log is left, opening the ledger raises the right
-    error."""
+    """True if a new ledger could be created there. If only a write-ahead log is left, opening the ledger
+    raises `OrphanedLog`, so False is returned."""
     return path.parent.is_dir() and not path.exists() and not path.with_name(f"{path.name}-wal").exists()
 
 
@@ -44,7 +43,7 @@ def without_password(url: str) -> str:
 
 
 def resolve_url(url: str | None) -> tuple[str, str]:
-    """The URL and where it came from."""
+    """The URL and its origin: `--url`, a variable, a file or the default."""
     from towpath.settings import resolve
 
     found = resolve(url)
@@ -56,32 +55,36 @@ def open_target(given: str | None, make: bool) -> Ledger:
 
 
 def usable_url(given: str | None) -> str:
-    """The URL, unless it names something that a command cannot share with anybody."""
+    """The URL. Raises if it has too few slashes or names a ledger in memory, which only one process can
+    use."""
     url, origin = resolve_url(given)
     check_slashes(url, origin)
     if urlsplit(url).scheme == "memory":
-        step = "Name a file: --url sqlite:///work.db"
+        step = "Use a file: --url sqlite:///work.db"
         raise bad_input(
-            f"{url} (from {origin}) lives and dies with one process; the command line cannot share it.", step
+            f"{url} (from {origin}) is in the memory of one process; the command line cannot open it.", step
         )
     return url
 
 
 def check_slashes(url: str, origin: str) -> None:
     if url.startswith("sqlite:") and not url.startswith("sqlite:///"):
-        step = "sqlite:///file.db is relative, sqlite:////absolute/file.db absolute."
+        step = "sqlite:///file.db is relative, sqlite:////absolute/file.db is absolute."
         raise bad_input(f"{url} (from {origin}) has too few slashes.", step)
 
 
 def existing_url(given: str | None) -> str:
-    """The URL of a ledger that exists: a typing error must not make a new, empty one."""
+    """The URL of an existing ledger. A mistyped URL must not create an empty ledger."""
     url = usable_url(given)
     path = file_of(url)
     if path is not None and is_missing(path):
-        step = "Check the URL; the first `towpath put`, `towpath enqueue` or worker makes a new ledger."
+        step = "Check the URL. The first `towpath put`, `towpath enqueue` or worker creates a ledger."
         raise unavailable(f"There is no ledger at {path} ({url}, from {resolve_url(given)[1]}).", step)
     if is_server(url) and not server_has_ledger(url):
-        step = "Check the URL, and ?schema= in it; `towpath ledger migrate`, a `towpath put` or a worker makes a new ledger."
+        step = (
+            "Check the URL and its ?schema=. `towpath ledger migrate`, the first `towpath put` or a worker "
+            "creates a ledger."
+        )
         raise unavailable(
             f"There is no ledger in {without_password(url)} (from {resolve_url(given)[1]}).", step
         )
@@ -95,7 +98,7 @@ def server_has_ledger(url: str) -> bool:
 
 
 def load_object(target: str) -> Any:
-    """The object `module:attribute` names. The working directory comes first on the path, as for `python
+    """Import the object `module:attribute`. The working directory is first on the path, as for `python
     -m`."""
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
@@ -106,27 +109,29 @@ def load_object(target: str) -> Any:
     for name in attribute.split("."):
         if not hasattr(found, name):
             apps = [key for key, value in vars(_module(module)).items() if _is_app(value)]
-            step = f"Its apps: {', '.join(apps)}." if apps else f"It has none: add `{name} = towpath.App()`."
+            step = (
+                f"Apps in it: {', '.join(apps)}." if apps else f"It has no App: add `{name} = towpath.App()`."
+            )
             raise bad_input(f"Module {module} has no {attribute}.", step)
         found = getattr(found, name)
     return found
 
 
 def load_app(target: str, url: str | None = None) -> App:
-    """The App `module:attribute` names. `url` is for apps that leave theirs open; one that has its own must
-    agree."""
+    """Import the App `module:attribute`. `url` is used by an App without a URL; an App with another URL is an
+    error."""
     if url is not None:
         os.environ["TOWPATH_URL"] = url
     found = load_object(target)
     if _is_app(getattr(found, "towpath", None)):  # a bridge, such as a Celery app
         found = found.towpath
     if not _is_app(found):
-        step = "Name the object that `towpath.App(...)` made."
+        step = "Name the object that `towpath.App(...)` returned."
         raise bad_input(f"{target} is a {type(found).__name__}, not an App.", step)
     if url is not None and found.engine.url != url:
         raise bad_input(
-            f"{target} opens {without_password(found.engine.url)} by itself, not {without_password(url)}.",
-            "Leave --url out, or the URL in the program.",
+            f"{target} sets its own URL {without_password(found.engine.url)}, not {without_password(url)}.",
+            "Remove --url, or remove the URL from the program.",
         )
     return found
 
@@ -142,7 +147,7 @@ def _module(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            step = f"Is it spelled right, and is {os.getcwd()} the directory it lies in?"
+            step = f"Check the spelling, and that it is importable from {os.getcwd()}."
             raise bad_input(f"There is no module {name}.", step) from error
         raise _import_failure(name, error) from error
     except (Exception, SystemExit) as error:
@@ -150,10 +155,13 @@ def _module(name: str) -> Any:
 
 
 def _import_failure(name: str, error: BaseException) -> Failure:
-    """The module is there but fails while it is imported: that is the user's own program, so say where in
-    it."""
+    """The module raised while it was imported. The next step names the line of the user's program."""
     where = _location_of(error)
-    step = f"{where}. TOWPATH_DEBUG=1 shows the whole way there." if where else "TOWPATH_DEBUG=1 shows where."
+    step = (
+        f"{where}. TOWPATH_DEBUG=1 prints the traceback."
+        if where
+        else "TOWPATH_DEBUG=1 prints the traceback."
+    )
     return bad_input(f"Module {name} cannot be imported: {type(error).__name__}: {error}", step)
 
 
@@ -170,7 +178,7 @@ def _location_of(error: BaseException) -> str:
 
 
 def module_files(target: str) -> list[Path]:
-    """Where the module of `module:attribute` is or would be."""
+    """The files that the module of `module:attribute` has or could have."""
     module = target.partition(":")[0]
     try:
         spec = find_spec(module.partition(".")[0])

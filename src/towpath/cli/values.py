@@ -1,5 +1,4 @@
-"""What users type, as values: spans, moments, rates, JSON, receipts. Each refuses with an example of what is
-right."""
+"""Types of arguments and options: spans, times, rates, JSON, receipts. An error names a valid example."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from towpath.errors import InvalidInput
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|m|h|d|w)?")
 _UNITS = {"us": 1e-6, "ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 NONE = "none"
-"""The word that lifts a limit."""
+"""The value that removes a limit."""
 
 
 def now() -> int:
@@ -60,8 +59,8 @@ class Span(_ParamType):
 
 
 class Moment(_ParamType):
-    """Ledger time from an ISO date and time (UTC unless it says otherwise), or a span before (`past`) or
-    after now."""
+    """Ledger time from an ISO 8601 time (UTC unless it has an offset), or a span before (`past`) or after
+    now."""
 
     name = "time"
 
@@ -117,7 +116,7 @@ class Priority(_ParamType):
 
 
 class Json(_ParamType):
-    """JSON, kept as the bytes that were typed; `@file` reads a file."""
+    """JSON, checked but stored as typed; `@file` reads a file."""
 
     name = "json"
 
@@ -147,7 +146,7 @@ class Json(_ParamType):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What `get` gives and `ack` takes: `id:fence`."""
+    """A receipt, `id:fence`: printed by `get`, taken by `ack`, `nack` and `extend`."""
 
     id: str
     fence: int

@@ -1,4 +1,4 @@
-"""`worker --metrics`: somebody who answers Prometheus, and a clear word if nobody can."""
+"""`worker` and `dev`: run an app's tasks in one or several processes, with metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -49,23 +49,26 @@ metrics_options = combine(
         "--metrics",
         metavar="PORT",
         type=click.IntRange(0, LAST_PORT),
-        help="Answer Prometheus on this port; 0 takes a free one. With --processes each has its own: PORT, PORT+1, ...",
+        help="Serve Prometheus metrics on this port; 0 selects a free port. "
+        "With --processes each process has its own port: PORT, PORT+1, ...",
     ),
     click.option(
-        "--metrics-host", metavar="HOST", help="The address to answer on: 127.0.0.1. Needs --metrics."
+        "--metrics-host",
+        metavar="HOST",
+        help="Address to serve metrics on. Default: 127.0.0.1. Needs --metrics.",
     ),
 )
 
 
 class Exporter(msgspec.Struct, frozen=True):
-    """Where the metrics of a worker are to be had."""
+    """Host and port of a worker's metrics."""
 
     port: int
     host: str
 
     @classmethod
     def of(cls, port: int | None, host: str | None) -> Exporter | None:
-        """As given on the command line."""
+        """The exporter of `--metrics` and `--metrics-host`; None without `--metrics`."""
         if port is None:
             if host is not None:
                 raise click.UsageError("--metrics-host needs --metrics PORT.", click.get_current_context())
@@ -73,20 +76,18 @@ class Exporter(msgspec.Struct, frozen=True):
         return cls(port, host or "127.0.0.1")
 
     def of_process(self, number: int) -> Exporter:
-        """The metrics of a process are its own, and so is its port. `number` is from 1."""
+        """The exporter of process `number`, counted from 1: each process has its own metrics and port."""
         return Exporter(self.port and self.port + number - 1, self.host)
 
     def arguments(self) -> list[str]:
         return ["--metrics", str(self.port), "--metrics-host", self.host]
 
     def check(self, processes: int) -> None:
-        """Can they all answer? A process that cannot would be started again and again."""
+        """Raise if a process could not bind its port: that process would be restarted for ever."""
         _require_prometheus()
         if self.of_process(processes).port > LAST_PORT:
             last = f"{processes} processes need the ports {self.port} to {self.port + processes - 1}"
-            raise bad_input(
-                f"{last}; the last there is, is {LAST_PORT}.", "Begin with a smaller --metrics PORT."
-            )
+            raise bad_input(f"{last}; the highest port is {LAST_PORT}.", "Use a smaller --metrics PORT.")
         for number in range(1, processes + 1):
             place = self.of_process(number)
             try:
@@ -100,18 +101,18 @@ class Exporter(msgspec.Struct, frozen=True):
     def refused(self, error: Exception) -> Failure:
         if isinstance(error, socket.gaierror | UnicodeError):
             return bad_input(
-                f"There is no host {self.host!r} to answer on.",
-                "--metrics-host takes an address of this machine.",
+                f"Metrics cannot be served: there is no host {self.host!r}.",
+                "Use an address of this machine for --metrics-host.",
             )
-        # Not the error's own text, to which Python may add the address again.
+        # Python may append the address to the text of the error, so use the plain text of its number.
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        step = "Name another port: --metrics PORT. 0 takes any that is free."
+        step = "Use another port: --metrics PORT. 0 selects a free port."
         return Failure(f"Metrics cannot be served at {self.host}, port {self.port}: {why}.", step=step)
 
 
 @contextmanager
 def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
-    """Answer while the block lasts, with what the program itself has put into the default registry too."""
+    """Serve the default registry, including the program's own metrics, while the block runs."""
     if exporter is None:
         yield
         return
@@ -121,8 +122,10 @@ def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
     try:
         remove = install(app.bus, app.ledger, clock=app.engine.clock)
     except ValueError as error:
-        message = "The program has installed towpath.observe.metrics itself already."
-        raise bad_input(message, "Leave `install` out there, or --metrics here.") from error
+        message = "The program has already installed towpath.observe.metrics."
+        raise bad_input(
+            message, "Remove `install` from the program, or --metrics from the command."
+        ) from error
     try:
         try:
             stop = serve(exporter.port, exporter.host)
@@ -145,15 +148,15 @@ def _require_prometheus() -> None:
 
 
 POLL_INTERVAL = 0.2
-"""Seconds between two looks at the children."""
+"""Seconds between two checks of the child processes."""
 RESTART_DELAYS = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""Seconds before a process that died is started again, the last one again and again."""
+"""Seconds before a failed process is restarted; the last value repeats."""
 STABLE_AFTER = 60.0
-"""A process that lived so long starts anew with the shortest pause."""
+"""Seconds after which a running process resets its restart delay."""
 
 
 class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """As given; None means the settings decide."""
+    """The options of `worker` as given; None leaves the value to the settings."""
 
     queues: str | None
     concurrency: int | None
@@ -164,7 +167,7 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
     burst: bool = False
 
     def given(self) -> dict[str, Any]:
-        """What `app.run` takes, where None leaves it to the settings. Raises InvalidInput."""
+        """Keyword arguments for `app.run`. Raises InvalidInput."""
         queues = (
             None
             if self.queues is None
@@ -183,7 +186,7 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
         return {**options, "burst": self.burst}
 
     def arguments(self) -> list[str]:
-        """The same for a child's command line."""
+        """The same options as arguments of a child's command line."""
         spans = {"--lease": self.lease, "--grace": self.grace}
         given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
         given |= {
@@ -197,19 +200,25 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 worker_options = combine(
     click.option(
-        "--queues", metavar="A,B", help="Only these queues or patterns; else those of the app's tasks."
+        "--queues",
+        metavar="A,B",
+        help="Queues or patterns to consume. Default: the queues of the app's tasks.",
     ),
     click.option(
         "--lane",
         "lanes",
         multiple=True,
         metavar="NAME[:N]=A,B",
-        help="Queues with N slots of their own. Repeatable.",
+        help="A lane: queues with N reserved slots. Repeatable.",
     ),
-    click.option("--concurrency", type=click.IntRange(1, 10_000), help="At most so many jobs at once: 32."),
-    click.option("--lease", type=Span(), help="How long a job stays ours without a heartbeat: 30 s."),
-    click.option("--grace", type=Span(), help="How long running jobs may take to end after a stop: 30 s."),
-    click.option("--name", help="The worker's name, as `jobs show` says it."),
+    click.option(
+        "--concurrency", type=click.IntRange(1, 10_000), help="Maximum number of jobs at once. Default: 32."
+    ),
+    click.option("--lease", type=Span(), help="Lease of a job without a heartbeat. Default: 30 s."),
+    click.option(
+        "--grace", type=Span(), help="Time for running jobs to finish after a stop signal. Default: 30 s."
+    ),
+    click.option("--name", help="Name of the worker in `workers list` and `jobs show`."),
 )
 
 
@@ -217,10 +226,14 @@ worker_options = combine(
 @click.argument("target", metavar="MODULE:APP")
 @worker_options
 @click.option(
-    "--processes", type=click.IntRange(1, 1000), help="So many processes, each with --concurrency jobs: 1."
+    "--processes",
+    type=click.IntRange(1, 1000),
+    help="Number of processes, each with --concurrency jobs. Default: 1.",
 )
 @click.option(
-    "--burst", is_flag=True, help="End once nothing is running or could run now. Jobs for later stay."
+    "--burst",
+    is_flag=True,
+    help="End when no job is running and none can start now. Jobs scheduled for later stay.",
 )
 @metrics_options
 @pass_session
@@ -236,8 +249,8 @@ def worker(
 ) -> int:
     """Run the jobs of an app's tasks.
 
-    Until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once. Nothing is lost
-    either way. SIGHUP has the settings read again."""
+    The first SIGINT or SIGTERM stops claiming and lets running jobs finish. The second ends the worker at
+    once; its jobs run again on another worker. SIGHUP reloads the settings."""
     stop_with_parent()
     wanted = WorkerArguments(**options, burst=burst)
     given = wanted.given()
@@ -259,30 +272,26 @@ def worker(
     if wanted.name is not None:
         app.engine.name = wanted.name
     handler = logging.StreamHandler()
-    handler.addFilter(EscapeFilter())  # the program's own lines may hold a job's text as well
-    # What the program has set up itself stays as it is.
+    handler.addFilter(EscapeFilter())  # the program's own log lines may contain text of a job
+    # Without effect if the program has configured logging itself.
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
     app.bus.subscribe(WorkerStarted, lambda started: _print_banner(target, app.engine.url, started))
-    # Closed at the end, so that another process can do the upkeep at once.
+    # Closing releases the caretaker role, so that another process can take it at once.
     with app, serve_metrics(app, exporter):
         app.run(**given)
     return OK
 
 
 def _print_banner(target: str, url: str, started: WorkerStarted) -> None:
-    queues = ",".join(started.queues)
-    print_stderr(
-        [
-            f"Worker {os.getpid()} of {target} on {without_password(url)}, queues {queues}. Ctrl-C lets jobs finish and ends."
-        ]
-    )
+    place = f"{target} on {without_password(url)}, queues {','.join(started.queues)}"
+    print_stderr([f"Worker {os.getpid()} of {place}. Ctrl-C: finish running jobs and stop."])
 
 
 def _run_processes(session: Session, processes: list[list[str]]) -> int:
-    """A parent that starts the processes, starts those again that die, and passes signals on. It ends when
-    each of them has ended well: after a burst, or because all were drained."""
+    """Start the processes, restart failed ones and forward signals. Returns when every process has ended with
+    exit code 0: after a burst, or because it was drained."""
     asked = threading.Event()
     slots = [_ProcessSlot(arguments, number) for number, arguments in enumerate(processes, 1)]
     children: list[ChildProcess] = []
@@ -293,8 +302,7 @@ def _run_processes(session: Session, processes: list[list[str]]) -> int:
             children[:] = [slot.child for slot in slots if slot.child is not None]
             for child in children:
                 if asked.is_set() and not child.stop_requested:
-                    # The signal came while this one was being started, and it was not among those that heard
-                    # of it.
+                    # The signal arrived while this child was being started, so it was not forwarded.
                     child.stop()
             time.sleep(POLL_INTERVAL)
         for slot in slots:
@@ -317,12 +325,12 @@ def _child_arguments(
 
 
 class _ProcessSlot:
-    """One of the processes, and its successors."""
+    """One process and its restarts."""
 
     def __init__(self, arguments: list[str], number: int) -> None:
         self._arguments, self._number = arguments, number
         self.finished = False
-        """Has it done all that it was for?"""
+        """True once the process ended with exit code 0; it is not restarted."""
         self.child: ChildProcess | None = None
         self.code: int | None = OK
         self.restarts = self._deaths = 0
@@ -337,8 +345,7 @@ class _ProcessSlot:
         if self.child is not None and (code := self.child.code) is not None:
             self.code = self.child.close()
             self.child = None
-            # A child that ended well did so because it was told to: its burst is over, or somebody drained
-            # it.
+            # Exit code 0: its burst is over, or it was drained.
             self.finished = code == OK
             if stopping or self.finished:
                 return
@@ -346,7 +353,7 @@ class _ProcessSlot:
             pause = RESTART_DELAYS[min(max(self._deaths, 1), len(RESTART_DELAYS)) - 1]
             self._due, self.restarts = now + pause, self.restarts + 1
             print_stderr(
-                [f"Worker process {self._number} ended with code {code}; a new one starts in {pause:g} s."]
+                [f"Worker process {self._number} ended with code {code}; it restarts in {pause:g} s."]
             )
         if self.child is None and not (stopping or self.finished) and now >= self._due:
             self.child, self._since = ChildProcess(self._arguments), now
@@ -357,8 +364,7 @@ class _ProcessSlot:
 @worker_options
 @pass_session
 def dev(session: Session, /, target: str, **options: Any) -> int:
-    """A worker that restarts when your code changes.
+    """Run a worker that restarts when your code changes.
 
-    Like `worker`, in a child process; the files of your program that it has imported are looked at twice a
-    second."""
+    Like `worker`, in a child process. The imported files of your program are checked twice a second."""
     return run_with_reload(_child_arguments(session, target, WorkerArguments(**options), 1), target)

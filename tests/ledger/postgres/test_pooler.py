@@ -274,10 +274,10 @@ def test_doctor_says_what_happens(
     shell("put", "orders", "{}", "--url", postgres_url)
     ups, findings = told(f"{pooler.url(postgres_url)}?pooled=true")
     assert ups == "by polling: the URL says pooled=true"
-    assert "Pick-up takes up to a second." in findings
+    assert "A job may wait up to one second before it starts." in findings
     ups, findings = told(pooler.url(postgres_url))
     assert ups == "by polling: a transaction pooler is in between, and the URL does not say so"
-    assert "Say so with ?pooled=true" in findings
+    assert "Add ?pooled=true to the URL" in findings
     with pooler_of(postgres, postgres_place, "session", 20) as sessions:
         assert told(sessions.url(postgres_url))[0] == "by LISTEN and NOTIFY"
     assert leftovers(pooler, postgres_url) == []
