@@ -39,8 +39,10 @@ def _data(view: WorkerView) -> dict[str, Any]:
 @workers.command("list")
 @pass_session
 def list_workers(session: Session, /) -> int:
-    """List running workers, each as of its last heartbeat (at most ten seconds old), and the pauses in
-    effect."""
+    """List running workers, and the pauses in effect.
+
+    Each worker as of its last heartbeat, which is at most ten seconds old.
+    """
     with _open_workers(session) as fleet:
         found, paused = fleet.list(), fleet.paused()
     print_result(
@@ -154,8 +156,10 @@ def _open_lanes(session: Session, name: str = "") -> Iterator[Lanes]:
 @lanes.command("list")
 @pass_session
 def list_lanes(session: Session, /) -> int:
-    """List lanes of running workers, each as of its last heartbeat (at most ten seconds old), and paused
-    lanes."""
+    """List lanes of running workers, and paused lanes.
+
+    Each lane as of the last heartbeat of its workers, which is at most ten seconds old.
+    """
     with _open_lanes(session) as lanes_api:
         found = lanes_api.list()
     data = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found]
@@ -264,7 +268,10 @@ def breaker_data(record: Record) -> dict[str, Any]:
 @breakers.command("list")
 @pass_session
 def list_all(session: Session, /) -> int:
-    """List breakers with state, counts, and the queues and parts that they close."""
+    """List breakers with their states and counts.
+
+    Also the queues and parts that each breaker closes.
+    """
     with _open_app(session) as app:
         found = app.breakers.list()
     print_result(

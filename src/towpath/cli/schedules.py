@@ -156,7 +156,7 @@ def remove(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def trigger(session: Session, /, name: str) -> int:
-    """Enqueue one job now, independent of the times, and print its id."""
+    """Enqueue one job of a schedule now, and print its id."""
     from towpath.operations import schedules as library
 
     with _open_app(session, name) as app:
