@@ -1,4 +1,4 @@
-"""backup, check, doctor, bench."""
+"""backup, check, doctor, bench: maintenance commands."""
 
 from __future__ import annotations
 

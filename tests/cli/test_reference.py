@@ -77,7 +77,9 @@ def test_every_command_has_json_and_help(path: str) -> None:
     assert command.help
     bare = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
     assert bare == []
-    assert len(command.get_short_help_str(60)) < 60
+    short = command.get_short_help_str(60)
+    assert len(short) < 60
+    assert not short.endswith("..."), "the first sentence does not fit into the list of commands"
 
 
 def test_a_wrong_example_would_be_noticed() -> None:
