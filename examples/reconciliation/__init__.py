@@ -1,2 +1,2 @@
-"""Affiliates report what their posts have earned; the platforms know the truth. `python -m reconciliation`
-shows it at work."""
+"""An example application: affiliates report the numbers of their posts, and each report is compared with the
+platform. `python -m reconciliation` runs a demonstration."""

@@ -1,5 +1,5 @@
-"""The door for affiliates: a small HTTP API. `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`,
-`GET /queues`."""
+"""A small HTTP API for affiliates: `POST /reports`, `GET /reports/<id>`, `GET /affiliates/<name>`, `GET
+/queues`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 def post_report(body: Any) -> Answer:
-    """202 with the job, 400 with what is wrong, 429 when too much waits already."""
+    """202 with the job, 400 with the error, 429 if the queue is full."""
     if not isinstance(body, dict):
         return 400, {"error": "a JSON object is expected"}
     for name, kind in FIELDS.items():
@@ -70,7 +70,7 @@ def get_affiliate(name: str) -> Answer:
 
 
 def get_queues() -> Answer:
-    """What waits and runs, platform by platform."""
+    """The number of waiting and running jobs per platform."""
     found = {platform: work.app.queue(work.queue_of(platform)).stats().counts for platform in work.PLATFORMS}
     return 200, {
         platform: {

@@ -1,8 +1,7 @@
-"""The demonstration: four platforms, each with a trouble of its own, the HTTP API, two workers of which one
-is killed, a live table.
+"""The demonstration: four platforms with different faults, the HTTP API, two workers of which one is killed.
 
-It ends by itself, and says whether every report has had its effect exactly once, and whether an outage was
-left to its breaker."""
+At the end it checks that every report took effect exactly once, and that the breaker stopped requests during
+the outage."""
 
 from __future__ import annotations
 
@@ -27,24 +26,24 @@ from .rules import Numbers
 
 REPORTS = 120
 LONGEST = 60.0
-"""Seconds after which it gives up."""
+"""Seconds after which the demonstration ends with a failure."""
 CHEATS = ("mallory", "eve")
 HONEST = ("ada", "bob", "cleo")
 DOWN, BUSY, SLOW_TO_KNOW, LOCKED = work.PLATFORMS
-"""What is wrong with each."""
+"""The platforms, named by their faults."""
 SHOWN = ("waiting", "running", "done", "failed")
 
 
 def run() -> int:
     platforms = {
-        DOWN: Platform(latency=0.02, down=True),  # out of order at first
-        BUSY: Platform(latency=0.02, per_second=10),  # 429 for whoever asks more often
-        SLOW_TO_KNOW: Platform(latency=0.02),  # does not know some posts yet
-        LOCKED: Platform(latency=0.02, status=403),  # our key is wrong at first
+        DOWN: Platform(latency=0.02, down=True),  # an outage at first
+        BUSY: Platform(latency=0.02, per_second=10),  # 429 for more requests
+        SLOW_TO_KNOW: Platform(latency=0.02),  # some posts are unknown at first
+        LOCKED: Platform(latency=0.02, status=403),  # rejects the key at first
     }
     with Simulator(platforms) as simulator, work.app, Api() as api:
         work.prepare()
-        # This process looks after the ledger, so that the jobs of a killed worker are back at once.
+        # Make this process the caretaker, so that the jobs of a killed worker become ready at once.
         work.app.engine.start_caretaker()
         for n in range(REPORTS):
             submit(api.url, platforms, n, random.Random(n))
@@ -60,7 +59,7 @@ def run() -> int:
 
 
 def submit(url: str, platforms: dict[str, Platform], n: int, chance: random.Random) -> None:
-    """A report of somebody, and what the platform will say about it."""
+    """Submit a report of a random affiliate, and set the numbers of the platform."""
     name, affiliate = chance.choice(list(platforms)), chance.choice(CHEATS + HONEST)
     views = chance.randrange(1_000, 40_000)
     truth = Numbers(views, views // 10, views // 100)
@@ -100,7 +99,7 @@ def start_worker(n: int, platforms: str) -> subprocess.Popen[bytes]:
 
 
 class Story:
-    """Shows how it goes and lets things happen, until nothing is left to do."""
+    """Shows the progress and triggers the events of the demonstration, until all jobs have finished."""
 
     def __init__(self, workers: list[subprocess.Popen[bytes]], platforms: dict[str, Platform]) -> None:
         self._workers = workers
@@ -108,7 +107,7 @@ class Story:
         self.happened: list[str] = []
         self.killed = self.mended = False
         self.untouched = 0
-        """Reports of the platform that is down which nobody had taken when it came back."""
+        """Reports of the platform in outage without an attempt at the end of the outage."""
 
     def watch(self) -> None:
         began, db = time.monotonic(), store.connect(work.DATABASE)
@@ -123,7 +122,7 @@ class Story:
         db.close()
 
     def _go_on(self, seconds: float, counts: dict[str, dict[str, int]]) -> bool:
-        """Let the next thing happen if it is time to; is it the end?"""
+        """Trigger the next event if its condition is met. Returns True at the end."""
         finished = sum(each["done"] + each["failed"] for each in counts.values())
         at_work = {name for name, each in counts.items() if each["waiting"] or each["running"]}
         if not self.killed:
@@ -132,32 +131,31 @@ class Story:
                 self._workers[0].wait()
                 self.killed = True
                 self.happened.append(
-                    f"{seconds:4.1f} s: worker-1 was killed with the jobs it held; they are ready again "
-                    "at once"
+                    f"{seconds:4.1f} s: worker-1 was killed with the jobs it held; they are ready again"
                 )
         elif not self.mended:
             if at_work <= {DOWN}:
                 self._mend(seconds, counts)
         elif sum(each["failed"] for each in counts.values()):
-            # Also those that were refused just before, and that ended only now.
+            # Includes jobs that were rejected before the new key and finished only now.
             work.app.engine.call(Revive(where=Selector(queue=work.queue_of(LOCKED), states=(State.FAILED,))))
         else:
             return not at_work
         return False
 
     def _mend(self, seconds: float, counts: dict[str, dict[str, int]]) -> None:
-        """Everybody else is done; the reports of the one that is down have waited for this."""
+        """End the outage and the rejection, once all jobs of the other platforms have finished."""
         waiting = work.app.ledger.find(Query(queue=work.queue_of(DOWN), limit=1000)).jobs
         self.untouched = sum(job.attempts == 0 for job in waiting)
         [record] = [each for each in work.app.breakers.list() if each.breaker.name == DOWN]
         asked = self._platforms[DOWN].answered[503]
         self.happened += [
-            f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} said 429 "
+            f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} returned 429 "
             f"{self._platforms[BUSY].answered[429]} times",
             f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.status.trips} times: "
-            f"{asked} requests, {self.untouched} of {len(waiting)} reports untouched",
-            f"{seconds:4.1f} s: {LOCKED} has our new key, {counts[LOCKED]['failed']} dead letters are "
-            "brought back",
+            f"{asked} requests, {self.untouched} of {len(waiting)} reports without an attempt",
+            f"{seconds:4.1f} s: {LOCKED} accepts the new key; "
+            f"{counts[LOCKED]['failed']} dead letters are retried",
         ]
         self._platforms[DOWN].down, self._platforms[LOCKED].status = False, 200
         self.mended = True
@@ -169,7 +167,7 @@ def counts_of(platform: str) -> dict[str, int]:
 
 
 class Screen:
-    """The table, again and again in the same place; in a pipe a line twice a second."""
+    """On a terminal a table that is redrawn in place; in a pipe a line twice a second."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -212,8 +210,8 @@ def breaker_states() -> dict[str, str]:
 
 
 def sum_up(story: Story) -> int:
-    """Was every report recorded once, and did each change trust once? Whoever replays the records must come
-    to the same."""
+    """Check that every report was recorded once and changed trust once, by replaying the records. Returns the
+    exit code."""
     db = store.connect(work.DATABASE)
     records = list(db.execute("SELECT affiliate, status FROM reconciliation ORDER BY rowid"))
     trust = dict(db.execute("SELECT name, trust FROM affiliate"))

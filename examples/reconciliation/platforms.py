@@ -1,5 +1,4 @@
-"""Platforms to try it with: an HTTP server that is slow, says 429, breaks down and does not know yet, as it
-is told to."""
+"""Simulated platforms: an HTTP server with configurable latency, 429 responses, outages and unknown posts."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from .serving import QuietHandler, Served
 
 @dataclass
 class Platform:
-    """What it knows of each post, and how it behaves."""
+    """The numbers of each post, and the faults of the platform."""
 
     posts: dict[str, Numbers] = field(default_factory=dict)
     latency: float = 0.0
     down: bool = False
     per_second: int | None = None
-    """More requests than this are answered with 429."""
+    """Requests per second above which the response is 429."""
     unknown_for: dict[str, int] = field(default_factory=dict)
-    """Posts that it does not know yet, and for how many more requests."""
+    """Posts that are unknown for the given number of further requests."""
     status: int = 200
-    """Any other answers every request, such as 403."""
+    """Another value, such as 403, is the response to every request."""
     asked: list[str] = field(default_factory=list)
     answered: Counter[int] = field(default_factory=Counter)
-    """How often with which status."""
+    """Number of responses by status."""
     _window: tuple[int, int] = (0, 0)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -73,7 +72,7 @@ class Simulator(Served):
                 if status == 429:
                     self.send_header("Retry-After", "1")
                 self.send_header("Content-Length", str(len(data)))
-                with contextlib.suppress(ConnectionError):  # whoever asked may have been killed
+                with contextlib.suppress(ConnectionError):  # the client may have been killed
                     self.end_headers()
                     self.wfile.write(data)
 

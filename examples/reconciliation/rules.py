@@ -1,5 +1,5 @@
-"""The rules of the business, as pure functions: what is suspicious, how claims compare with the truth, what
-that does to trust."""
+"""Business rules as pure functions: suspicious claims, comparison of claims with the truth, effect on
+trust."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Status = Literal["matched", "low", "medium", "high", "overclaimed", "missing", "
 Priority = Literal["high", "normal", "low"]
 
 OVERCLAIM, CRITICAL = 0.20, 0.50
-"""A claim so far above the truth is an overclaim; and so far, one that somebody must look at today."""
+"""Shares by which a claim exceeds the truth: an overclaim, and a critical overclaim."""
 STEPS: tuple[tuple[float, Status], ...] = ((0.05, "matched"), (0.10, "low"), (0.20, "medium"))
-"""How far claims may be off, in either direction. What is further off is `high`."""
+"""Maximum difference in either direction for each status. A larger difference is `high`."""
 START = 0.5
-"""The trust in somebody new."""
+"""Trust in a new affiliate."""
 TRUST: dict[Status, float] = {
     "matched": 0.01,
     "low": -0.01,
@@ -28,7 +28,7 @@ TRUST: dict[Status, float] = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """What somebody claims, or what a platform says. None: it does not know."""
+    """Numbers of a claim or of a platform. None is unknown."""
 
     views: int | None
     clicks: int | None
@@ -53,7 +53,7 @@ def classify(claimed: Numbers, true: Numbers) -> Verdict:
         return Verdict("missing")
     if len(known) < len(pairs):
         return Verdict("incomplete")
-    # What nobody saw and somebody claims is off by the whole.
+    # A claim above a truth of 0 differs by 100 %.
     off = [(said - truth) / truth if truth else float(said > 0) for said, truth in known]
     worst = max(off, key=abs)
     if max(off) >= OVERCLAIM:
@@ -62,12 +62,12 @@ def classify(claimed: Numbers, true: Numbers) -> Verdict:
 
 
 def trust_after(trust: float, status: Status) -> float:
-    """Trust is between 0 and 1. Nobody at 0 is taken for somebody new."""
+    """The new trust, between 0 and 1. A trust of 0 stays distinct from a new affiliate."""
     return round(min(1.0, max(0.0, trust + TRUST[status])), 4)
 
 
 def flags(claimed: Numbers, before: Numbers | None = None, evidence: bool = False) -> list[str]:
-    """What is odd about a claim, before anybody has asked the platform."""
+    """Reasons why a claim is suspicious, before the platform is asked."""
     views, clicks, conversions = claimed.views or 0, claimed.clicks or 0, claimed.conversions or 0
     past = (before.views or 0) if before is not None else 0
     found = {
@@ -82,7 +82,7 @@ def flags(claimed: Numbers, before: Numbers | None = None, evidence: bool = Fals
 
 
 def priority(trust: float, odd: list[str]) -> Priority:
-    """Who is suspicious is looked at first, who is trusted last."""
+    """Suspicious reports run first, reports of trusted affiliates last."""
     if odd or trust < 0.5:
         return "high"
     return "low" if trust >= 0.75 else "normal"

@@ -1,4 +1,4 @@
-"""A small HTTP server on this machine, for as long as a `with` lasts."""
+"""A small local HTTP server that runs while a `with` block runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Self
 
 class QuietHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Served:
-    """`url` is where it answers, at a port that was free."""
+    """A server on a free port; `url` is its address."""
 
     def __init__(self, handler: type[QuietHandler]) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""The application's own tables. They are in the ledger's file, so that a job's end and what it means for an
+"""The application's own tables. They are in the ledger's file, so that the end of a job and its effect on an
 affiliate are one commit.
 
 `apsw` and not `sqlite3`: two SQLite libraries on one file in one process can lose commits.
@@ -34,7 +34,7 @@ def connect(path: str) -> apsw.Connection:
 
 def trust(db: apsw.Connection, affiliate: str) -> float:
     found = db.execute("SELECT trust FROM affiliate WHERE name = ?", (affiliate,)).get
-    # Not `found or START`: a trust of 0 is a trust.
+    # Not `found or START`, because 0 is a valid trust.
     return START if found is None else float(found)
 
 
@@ -46,8 +46,8 @@ def previous(db: apsw.Connection, post: str) -> Numbers | None:
 
 
 def record(db: apsw.Connection, report: dict[str, Any], verdict: Verdict, now: int) -> None:
-    """The verdict on a report and its effect on trust. It is called in the transaction that ends the job. A
-    second job for the same report (somebody asked again) finds the row and changes nothing."""
+    """Record the verdict on a report and its effect on trust, in the transaction that ends the job. A second
+    job for the same report finds the row and changes nothing."""
     after = trust_after(trust(db, report["affiliate"]), verdict.status)
     db.execute(
         "INSERT INTO reconciliation VALUES (:report, :affiliate, :post, :status, :worst, :views, "

@@ -35,18 +35,18 @@ from .rules import Numbers, Status
 DATABASE = os.environ.get("RECONCILIATION_DB", "reconciliation.db")
 ADDRESS = os.environ.get("RECONCILIATION_PLATFORMS", "http://127.0.0.1:8100")
 MINUTE = float(os.environ.get("RECONCILIATION_MINUTE", "60"))
-"""Seconds. The demonstration has shorter minutes."""
+"""Seconds per minute. The demonstration uses shorter minutes."""
 COOLDOWN = float(os.environ.get("RECONCILIATION_COOLDOWN", "300"))
-"""Seconds for which a platform that is down is left alone."""
+"""Seconds without requests after a breaker has opened."""
 
 PLATFORMS = ("clicktube", "instapix", "snapreel", "tiktalk")
 CAPACITY = 5000
-"""More reports of a platform than this do not wait: whoever submits is told to come back (429)."""
+"""Maximum number of waiting reports per platform; above it a submission is refused with 429."""
 CAP = 4
-"""So many requests go to one platform at a time, from all workers together. A platform that is slow or down
-holds up no other."""
+"""Maximum number of requests to one platform at a time, over all workers, so that a slow platform does not
+delay others."""
 LOOKS: dict[Status, tuple[float, int]] = {"missing": (30.0, 5), "incomplete": (15.0, 1)}
-"""Minutes until a platform is asked again (times the number of the look), and how often."""
+"""Minutes until the next request (times the number of the request), and the maximum number of requests."""
 
 app = towpath.App(f"sqlite:///{DATABASE}")
 
@@ -66,8 +66,7 @@ def reconcile(
         "conversions": conversions,
     }
     now = app.engine.clock.now() // 1_000_000
-    # The row, the trust and the end of the job are one transaction: all of it or nothing, wherever the worker
-    # is killed.
+    # The row, the trust and the end of the job are one transaction, so a killed worker leaves all or nothing.
     current().commit(lambda db: store.record(db, row, verdict, now))
     return {"status": verdict.status, "worst": verdict.worst}
 
@@ -77,7 +76,7 @@ def queue_of(platform: str) -> str:
 
 
 def task_for(platform: str) -> Task[..., dict[str, Any]]:
-    """Each platform has a queue, a breaker and a limit of its own."""
+    """Each platform has its own queue, breaker and limit."""
     app.resource(platform, min=1, max=CAP)
     options = app.task(
         name=f"reconcile.{platform}",
@@ -85,8 +84,7 @@ def task_for(platform: str) -> Task[..., dict[str, Any]]:
         breaker=Breaker(platform, failures=5, window=60, cooldown=COOLDOWN, probes=2),
         resource=platform,
         max_attempts=20,
-        # Half a minute at first: a post that always fails does not reach five failures in a minute all by
-        # itself.
+        # Half a minute at first, so that one post that always fails cannot open the breaker by itself.
         backoff=Policy(default=Exponential(base=micros(MINUTE / 2), factor=2.0, cap=micros(10 * MINUTE))),
     )
     return options(reconcile)
@@ -106,22 +104,22 @@ def fetch(platform: str, post: str) -> Numbers:
                 return Numbers(None, None, None)
             if error.code == 429:
                 raise Retry(
-                    f"{platform} is asked too often", after=retry_after(error), throttled=True
+                    f"{platform} limits the rate of requests", after=retry_after(error), throttled=True
                 ) from None
             if error.code < 500:
-                raise Fail(f"{platform} refuses us: {error}") from None
-            raise ConnectionError(f"{platform} is out of order: {error}") from None
+                raise Fail(f"{platform} rejects the key: {error}") from None
+            raise ConnectionError(f"{platform} is unavailable: {error}") from None
 
 
 def retry_after(error: urllib.error.HTTPError) -> float | None:
-    """The seconds that it names. A date would be one of another clock: then our own pauses hold."""
+    """The seconds of Retry-After; None for a date, which would depend on another clock."""
     said = error.headers.get("Retry-After", "")
     return float(said) if said.isdecimal() else None
 
 
 def look_again(status: Status) -> None:
-    """Come back later, unless this was the last look. How often we looked survives the worker, as part of the
-    job's state."""
+    """Snooze the job, unless this was the last request. The number of requests is stored in the job's state,
+    so it survives the worker."""
     minutes, most = LOOKS[status]
     state = current().state
     looks = (state.value or {}).get(status, 0) + 1
@@ -131,15 +129,15 @@ def look_again(status: Status) -> None:
 
 
 def prepare() -> None:
-    """Once, before anything else: the tables and the limits."""
+    """Create the tables and set the limits, once before anything else."""
     store.connect(DATABASE).close()
     for platform in PLATFORMS:
         app.queue(queue_of(platform)).configure(capacity=CAPACITY, warn_depth=CAPACITY // 5, cap=CAP)
 
 
 def submit(db: apsw.Connection, report: dict[str, Any], evidence: bool = False) -> dict[str, Any]:
-    """Have a report reconciled. The job is the submission: there is no second place where it could get lost.
-    Its id is that of the report, so that the same report again is the same job. Raises `QueueFull`."""
+    """Enqueue the job of a report. Its id is derived from the report, so that a repeated submission creates
+    no second job. Raises `QueueFull`."""
     claimed = Numbers(report["views"], report["clicks"], report["conversions"])
     odd = rules.flags(claimed, store.previous(db, report["post"]), evidence)
     urgency = rules.priority(store.trust(db, report["affiliate"]), odd)

@@ -121,13 +121,13 @@ def test_nothing_fails_silently(tmp_path: Path) -> None:
     """An exception that nobody expects, and what fails for good: both are in the log, and the dead letter is
     listed with its error."""
     with fleet(tmp_path, 1, ONE) as found:
-        said = "ConnectionError: clicktube is out of order"
+        said = "ConnectionError: clicktube is unavailable"
         found.until(lambda: f"failed at attempt 1 and will be tried again: {said}" in found.log)
         found.one.down, found.one.status = False, 403
         found.until(lambda: "failed for good at attempt" in found.log)
         command = [sys.executable, "-m", "towpath", "--url", found.app.engine.url, "dead", "list"]
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert "clicktube refuses us" in listed.stdout
+        assert "clicktube rejects the key" in listed.stdout
 
 
 LISTED = [

@@ -131,7 +131,7 @@ def test_one_platform_down(stage: Stage) -> None:
     assert {(job.status().state, job.status().reason) for job in held[:5]} == {
         (State.SCHEDULED, Reason.RETRY)
     }
-    assert "out of order" in (held[0].status().error or "")
+    assert "is unavailable" in (held[0].status().error or "")
     assert {(job.status().state, job.status().attempts) for job in held[5:]} == {(State.READY, 0)}
     assert str(held[9].explain()).endswith("(5 failures in 60 s)")
     # Two probes after five minutes, of which one fails; that is all that an hour costs.
@@ -170,7 +170,7 @@ def test_too_many_requests(stage: Stage) -> None:
     jobs = [stage.submit(f"r{n}") for n in range(10)]
     stage.bench.drain()
     assert {(job.status().reason, job.status().failures) for job in jobs} == {(Reason.RETRY, 1)}
-    assert "clicktube is asked too often" in (jobs[0].status().error or "")
+    assert "clicktube limits the rate of requests" in (jobs[0].status().error or "")
     assert stage.one.answered[429] == 10
     stage.one.per_second = None
     stage.bench.advance(1.1)
@@ -194,7 +194,7 @@ def test_a_refusal_is_a_dead_letter(stage: Stage, caplog: pytest.LogCaptureFixtu
     stage.bench.drain()
     status = job.status()
     assert (status.state, status.reason) == (State.FAILED, Reason.FATAL)
-    assert "clicktube refuses us" in (status.error or "")
+    assert "clicktube rejects the key" in (status.error or "")
     assert stage.rows() == []
     stage.one.status = 200
     job.retry()
