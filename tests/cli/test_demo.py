@@ -123,7 +123,7 @@ def test_a_file_that_is_there_is_not_touched(shell: Shell) -> None:
 
 
 def test_every_check_can_fail(tmp_path: Path) -> None:
-    """Everything is written down, and nobody works."""
+    """All jobs are enqueued, and no worker runs."""
     app.engine.url = f"sqlite:///{tmp_path / 'work.db'}"
     with app:
         written, _ = demo.enqueue_jobs(DemoOutput(as_json=True), 300)

@@ -1,4 +1,4 @@
-"""Text that a stranger chose: it reaches no terminal and no log raw, and JSON gives it back as it was."""
+"""Untrusted text: escaped on terminals and in logs, unchanged for a reader of JSON."""
 
 from __future__ import annotations
 

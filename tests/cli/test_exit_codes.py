@@ -136,7 +136,7 @@ def open_directory() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-AS_SOMEBODY_ELSE = """
+AS_ANOTHER_USER = """
 # Import everything before the user id changes: another user may not be able to read Python's files.
 import os, sys, importlib.util, locale, apsw, towpath.settings, towpath.ledger.sqlite
 import towpath.cli, towpath.cli.base, towpath.cli.messages, towpath.cli.stats, towpath.cli.targets
@@ -154,7 +154,7 @@ def test_a_read_only_ledger(open_directory: Path) -> None:
     for each in open_directory.iterdir():
         each.chmod(0o444)
     open_directory.chmod(0o555)
-    told = python(open_directory, AS_SOMEBODY_ELSE, "put", "orders", "x")
+    told = python(open_directory, AS_ANOTHER_USER, "put", "orders", "x")
     assert told.code == 4
     assert "check the permissions" in told.err
     assert "directory must be writable" in told.err

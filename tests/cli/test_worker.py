@@ -238,7 +238,7 @@ def test_only_the_files_of_the_program_are_watched() -> None:
 
 
 class Newborn(ChildProcess):
-    """While it is being started, the parent is told to stop."""
+    """The parent receives a stop signal while this child is being started."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.stop_requested, self.looks = False, 0

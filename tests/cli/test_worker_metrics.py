@@ -1,4 +1,4 @@
-"""worker --metrics: a real worker, scraped over a real socket; and what it says if it cannot answer."""
+"""worker --metrics: a real worker, scraped over a real socket, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALLS = SHOP + "\nfrom towpath.observe.metrics import install\ninstall(app.bu
 
 @contextmanager
 def taken(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port on which somebody else answers."""
+    """A port that another server uses."""
     with socket.create_server((host, 0)) as other:
         yield other.getsockname()[1]
 
@@ -37,7 +37,7 @@ def free(count: int) -> int:
 
 
 def scraped(url: str, words: str) -> str:
-    """The metrics as soon as they have these words: a job is counted right after its commit, not with it."""
+    """The metrics once they contain this text: a job is counted after its commit, not with it."""
     for _ in range(2000):
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")

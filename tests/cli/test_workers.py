@@ -1,4 +1,4 @@
-"""`workers`, SIGHUP, and a worker whose terminal is closed: real processes, told from outside."""
+"""`workers`, SIGHUP, and a worker whose terminal is closed: real processes."""
 
 from __future__ import annotations
 

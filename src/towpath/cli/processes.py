@@ -162,14 +162,14 @@ def _wait_for_change(
     child: ChildProcess, times: FileTimes, asked: threading.Event, report: Path
 ) -> Path | None:
     """Return the file that changed, or None after a stop signal."""
-    told = False
+    reported = False
     while not asked.wait(POLL_INTERVAL):
         times = _reported(report) | times
         for path, then in times.items():
             if _mtime(path) != then:
                 return path
-        if child.code is not None and not told:
-            told = True
+        if child.code is not None and not reported:
+            reported = True
             print_stderr(
                 [f"The worker ended with code {child.code}. Waiting for a change of the code (Ctrl-C stops)."]
             )
