@@ -115,43 +115,15 @@ MOST_PUBLIC_METHODS = 18
 MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
 """Classes with more public methods. An App is the one door for users; its methods delegate."""
 MOST_PARAMETERS = 7
-MOST_FILES = 170
-"""Of the package without testing/ and contrib/."""
+MOST_FILES = 160
+"""Of the package without testing/ and contrib/. The goal is 150."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 
-_PAIR = "the command and the outcome or the value in the ledger's language; users see one of them"
-_OF_THE_LEDGER = "a row of the oracle, named as the table's"
 MAY_SHARE_A_NAME: Mapping[str, str] = {
-    "Cancel": _PAIR,
-    "Claim": _PAIR,
-    "Fail": _PAIR,
-    "Retry": _PAIR,
-    "Snooze": _PAIR,
-    "Finishing": _OF_THE_LEDGER,
-    "GateRow": _OF_THE_LEDGER,
-    "GroupRow": _OF_THE_LEDGER,
-    "PartRow": _OF_THE_LEDGER,
-    "QueueRow": _OF_THE_LEDGER,
-    **dict.fromkeys(
-        [
-            "Call",
-            "Facts",
-            "Gate",
-            "Group",
-            "Host",
-            "Limits",
-            "Line",
-            "Queue",
-            "Running",
-            "Staff",
-            "State",
-            "Turn",
-            "WorkerOptions",
-            "_Value",
-        ],
-        "not renamed yet",
-    ),
+    "Cancel": "the command of the ledger, and the exception by which a handler ends its job",
+    "Running": "not renamed yet",
+    "State": "not renamed yet",
 }
 """Names of classes that several modules define, and why."""
 
