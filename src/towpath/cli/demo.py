@@ -256,7 +256,8 @@ def _decoded(data: bytes | None) -> str:
 TARGET = "towpath.cli.demo_tasks:app"
 FERRIES, REMINDERS = 100, 20
 LEASE = 2.0
-"""Seconds after which the jobs of the killed worker may be claimed by another."""
+"""Seconds after which the jobs of the killed worker become ready at the latest; its end is usually noticed
+earlier."""
 STALL_LIMIT = 20.0
 """Seconds without any change after which the demonstration stops and reports the missing jobs."""
 
@@ -383,17 +384,14 @@ def kill_a_worker(output: DemoOutput) -> KilledWorker:
         child.process.kill()
     finally:
         child.close()
-    output.line(
-        f"  process {child.process.pid} held {len(held)} jobs and was killed with SIGKILL; their leases "
-        "still run"
-    )
+    output.line(f"  process {child.process.pid} held {len(held)} jobs and was killed with SIGKILL")
     output.line(f"  {app.ledger.explain(held[0].id)}")
     return KilledWorker({job.id: job.fence for job in held}, app.engine.clock.now())
 
 
 async def run_worker(output: DemoOutput, enqueued: DemoJobs) -> None:
     """Run a worker in this process until all jobs have finished. The bars show the counts of the ledger."""
-    output.line("\nRun all jobs with another worker; the ferries follow when their leases expire", bold=True)
+    output.line("\nRun all jobs with another worker, including the ferries of the killed one", bold=True)
     totals = {
         "mail": len(enqueued.mail),
         "reminders": REMINDERS,
