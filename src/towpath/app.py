@@ -18,7 +18,7 @@ from towpath.ledger import Ledger
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
 from towpath.operations.schedules import CronOptions, Scheduled, Scheduler, Schedules, make_schedule
-from towpath.operations.service import Configuration, RunOptions, Service
+from towpath.operations.service import ActiveSettings, RunOptions, Service
 from towpath.operations.workers import Lanes, Workers
 from towpath.runtime.engine import Engine
 from towpath.settings import Settings, resolve
@@ -31,7 +31,7 @@ from towpath.tasks.registry import Registry
 from towpath.tasks.task import AsyncTask, Call, Decorator, Task, make_task
 
 if TYPE_CHECKING:
-    from towpath.operations.progress import KindHistory, Live, Snapshot
+    from towpath.operations.progress import KindHistory, LiveProgress, Snapshot
     from towpath.queues.message import Queue
     from towpath.testing.app import Bench
 
@@ -62,13 +62,13 @@ class App:
     ) -> None:
         if url is not None and ledger is not None:
             raise InvalidInput(field="url", value=url, expected="either a URL or an opened ledger")
-        self._configuration = Configuration(resolve(url, {"name": name, "priorities": priorities}), clock)
+        self._configuration = ActiveSettings(resolve(url, {"name": name, "priorities": priorities}), clock)
         settings = self.settings
         place = settings.url if ledger is None else type(ledger).__name__
         self.engine = Engine(place, settings.name, clock, ledger, settings.priorities)
         """The open ledger, its committer and the services built on them. For the rooms of this package."""
         self._registry = Registry(self.engine)
-        self._live: Live | None = None
+        self._live: LiveProgress | None = None
         self.engine.due.append(Scheduler(self.engine).due)
 
     def __repr__(self) -> str:
@@ -158,9 +158,9 @@ class App:
         return Schedules(self.engine, self._plain_arguments)
 
     @property
-    def breakers(self) -> breakers.Desk:
+    def breakers(self) -> breakers.BreakerControls:
         """The circuit breakers in the ledger, to look at and to open and close by hand."""
-        return breakers.Desk(self.engine)
+        return breakers.BreakerControls(self.engine)
 
     def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments as the JSON they are stored as, checked if the task is known here."""
@@ -225,10 +225,10 @@ class App:
     def progress(self, group: str | None = None) -> Snapshot:
         """The running jobs of this process, their progress, and how many jobs wait, without a query. The
         measurement starts with the first call."""
-        from towpath.operations.progress import Live
+        from towpath.operations.progress import LiveProgress
 
         if self._live is None or self._live.bus is not self.bus:
-            self._live = Live(self.engine)
+            self._live = LiveProgress(self.engine)
         return self._live.snapshot(group)
 
     def show_progress(

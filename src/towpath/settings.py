@@ -32,7 +32,7 @@ MAX_NESTING = 32
 """Tables and lists in each other; arguments of schedules are the only deep ones."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class QueueSettings(msgspec.Struct, frozen=True):
     """What a file says of a queue. What it does not name is UNSET."""
 
     setting: SetQueue
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
-    limits: Mapping[str, Limits] = {}
+    limits: Mapping[str, QueueSettings] = {}
     """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and
     when it reloads."""
     schedules: Mapping[str, Mapping[str, Any]] = {}
@@ -276,7 +276,7 @@ def _tables(name: str, value: Any, where: str) -> Mapping[str, Any]:
     return {queue: _limits_of(queue, fields, where) for queue, fields in value.items()}
 
 
-def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> Limits:
+def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> QueueSettings:
     limits = dict(fields)
     try:
         depth = limits.pop("warn_depth", msgspec.UNSET)
@@ -286,7 +286,7 @@ def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> Limits:
             limits["rate"] = Rate.of(limits["rate"])
         if "retention" in limits:
             limits["retention"] = checks.micros(limits["retention"], "retention")
-        return Limits(SetQueue(queue=queue, **limits), depth)
+        return QueueSettings(SetQueue(queue=queue, **limits), depth)
     except InvalidInput as error:
         details = {**error.details, "field": f"{error.details['field']} of queue {queue}, {where}"}
         raise InvalidInput(**details) from None
@@ -321,14 +321,14 @@ def _without_none(value: Any) -> Any:
     return None if value == "none" else value
 
 
-def merged(queue: str, before: Limits | None, now: Limits | None) -> Limits:
+def merged(queue: str, before: QueueSettings | None, now: QueueSettings | None) -> QueueSettings:
     """The limits that hold now; one that held before and is not named any more is lifted."""
     limits: dict[str, Any] = {**dict.fromkeys(_named(before)), **_named(now)}
     depth = limits.pop("warn_depth", msgspec.UNSET)
-    return Limits(SetQueue(queue=queue, **limits), depth)
+    return QueueSettings(SetQueue(queue=queue, **limits), depth)
 
 
-def _named(limits: Limits | None) -> dict[str, Any]:
+def _named(limits: QueueSettings | None) -> dict[str, Any]:
     """Those that are named there."""
     if limits is None:
         return {}

@@ -13,8 +13,8 @@ from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Se
 from towpath.core.checks import SECOND
 from towpath.core.job import ClaimedJob as Given
 from towpath.events import BatchCommitted
-from towpath.operations.schedules import write_down
-from towpath.operations.service import at_rest
+from towpath.operations.schedules import store_schedules
+from towpath.operations.service import is_idle
 from towpath.testing.clock import ManualClock
 
 
@@ -201,7 +201,7 @@ def test_schedules_that_are_due_belong_to_it() -> None:
         @app.every(3600, missed="once")
         def tick() -> None: ...
 
-        write_down(app.engine, app._registry.schedules)
+        store_schedules(app.engine, app._registry.schedules)
         app.run(burst=True)
         assert states(app) == {}
         clock.advance(7200)
@@ -235,12 +235,12 @@ def test_all_fires_that_were_missed_belong_to_it(
 def test_rest_is_read_from_the_ledger(app: App) -> None:
     app.engine.call(Append((Spec(id="a", queue="q"),)))
     now = app.engine.clock.now()
-    assert not at_rest(app.ledger, "q", now)
-    assert at_rest(app.ledger, "other,r*", now)
+    assert not is_idle(app.ledger, "q", now)
+    assert is_idle(app.ledger, "other,r*", now)
     claim = taken(app, 600)
-    assert not at_rest(app.ledger, "other,q*", now)
+    assert not is_idle(app.ledger, "other,q*", now)
     app.engine.call(Settle(claim.id, claim.fence, Done()))
-    assert at_rest(app.ledger, "*", now)
+    assert is_idle(app.ledger, "*", now)
 
 
 def test_a_ledger_that_cannot_be_read_now_is_asked_again(
@@ -255,9 +255,9 @@ def test_a_ledger_that_cannot_be_read_now_is_asked_again(
         asked.append(1)
         if len(asked) == 1:
             raise errors.LedgerBusy(path="here", seconds=1)
-        return at_rest(*args)  # type: ignore[arg-type]
+        return is_idle(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(service, "at_rest", sometimes)
+    monkeypatch.setattr(service, "is_idle", sometimes)
     with App(f"sqlite:///{tmp_path / 'work.db'}") as app:
         app.task(queue="hall")(print)
         app.run(burst=True)

@@ -19,7 +19,7 @@ from towpath.core.checks import SECOND
 from towpath.core.job import Release
 from towpath.errors import InvalidInput, NotInJob
 from towpath.events import BreakerChanged, Collected
-from towpath.operations.breakers import Desk, attempt
+from towpath.operations.breakers import BreakerControls, attempt
 from towpath.tasks.outcomes import BreakerOpen
 from towpath.testing import ManualClock
 from towpath.testing.app import Bench
@@ -286,7 +286,7 @@ def test_by_hand_from_an_event_loop(bench: Bench) -> None:
 
 
 def test_both_forms_have_the_same_signature() -> None:
-    methods = dict(inspect.getmembers(Desk, inspect.isfunction))
+    methods = dict(inspect.getmembers(BreakerControls, inspect.isfunction))
     plain = [name for name in methods if not name.startswith(("_", "a"))]
     assert sorted(plain) == ["close", "list", "open", "phase", "reset"]
     for name in plain:

@@ -237,11 +237,11 @@ def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, servi
     for _ in range(2):
         _gate(bench).configure(cap=20)
         bench.clock.advance(1)
-        bench.app.engine.components.rounds.due(bench.clock.now())
+        bench.app.engine.components.breaker_upkeep.due(bench.clock.now())
         assert _gate(bench).stats().cap == 2
     bench.app.engine.call(SetPart(queue="default", part="breaker:x", not_before=0))
     bench.clock.advance(1)
-    bench.app.engine.components.rounds.due(bench.clock.now())
+    bench.app.engine.components.breaker_upkeep.due(bench.clock.now())
     calls = service.calls
     assert bench.drain() == 0
     assert service.calls == calls
@@ -270,7 +270,7 @@ def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, serv
     stuck = bench.app.engine.call(Claim(owner="stuck", wants=(Want("default", 9),), lease=24 * 3600 * SECOND))
     assert isinstance(stuck, Claimed)
     assert len(stuck.claims) == 2
-    rounds, limits = bench.app.engine.components.rounds, []
+    rounds, limits = bench.app.engine.components.breaker_upkeep, []
     for seconds in (1, 31, 1):
         bench.clock.advance(seconds)
         rounds.due(bench.clock.now())

@@ -18,7 +18,7 @@ from towpath.commands import Progress
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
 from towpath.operations.display import drawn, sentence
-from towpath.operations.progress import Live, Tally, size_of
+from towpath.operations.progress import LiveProgress, Tally, size_of
 from towpath.tasks.attempt import Attempt
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
@@ -115,7 +115,7 @@ def test_nobody_listens_before_somebody_asks(app: App) -> None:
 
 def test_a_picture_needs_no_query_but_the_first_look(app: App) -> None:
     now = [0.0]
-    live = Live(app.engine, lambda: now[0])
+    live = LiveProgress(app.engine, lambda: now[0])
     app.queue("q").put(b"1")
     assert live.snapshot().waiting == {"q": 1}
     app.queue("q").put(b"2")
@@ -208,7 +208,7 @@ def test_many_transfers_are_cut_short(app: App) -> None:
 
 def test_rates_of_a_transfer_come_from_what_it_moved_while_watched(app: App) -> None:
     now = [0.0]
-    live = Live(app.engine, lambda: now[0])
+    live = LiveProgress(app.engine, lambda: now[0])
     stepped, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
     @app.task
@@ -268,5 +268,5 @@ def test_what_a_handler_in_another_process_says_is_seen(app: App) -> None:
 
     job = msgspec.structs.replace(fetch.enqueue().status(), fence=1)
     attempt = Attempt(app._registry, ClaimedJob(job), fetch)
-    assert attempt.heard(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
+    assert attempt.receive(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
     assert attempt.running.at == (4, 10)

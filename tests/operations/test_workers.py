@@ -19,7 +19,7 @@ from towpath.core.bandwidth import BandwidthLimits
 from towpath.errors import InvalidInput
 from towpath.operations.schedules import list_schedules
 from towpath.operations.service import worker_options
-from towpath.operations.workers import TTL, Badge
+from towpath.operations.workers import TTL, Registration
 from towpath.testing import ManualClock
 
 
@@ -236,7 +236,7 @@ def test_the_end_of_a_burst_is_not_asked_of_a_closed_app(caplog: pytest.LogCaptu
     app.task(name="t")(lambda: 1)
     service = app._service({"burst": True})
     app.close()
-    service._look_around()
+    service._check_burst()
     assert caplog.records == []
 
 
@@ -315,20 +315,23 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
         for owner in ("a#1", "b#1"):
-            badge = Badge(app.engine, owner)
-            badge.enter()
-            badge.report(queues=("*",), concurrency=1, running=0)
+            registration = Registration(app.engine, owner)
+            registration.register()
+            registration.report(queues=("*",), concurrency=1, running=0)
         app.engine.call(Upkeep())  # what was said before it is committed
         assert [each.name for each in app.workers.list()] == ["a", "b"]
         clock.advance((TTL + 1) / 1_000_000)
-        badge.report(queues=("*",), concurrency=1, running=0)
+        registration.report(queues=("*",), concurrency=1, running=0)
         app.engine.call(Upkeep())
         assert [each.name for each in app.workers.list()] == ["b"]
         app.workers.drain("b")
-        assert (Badge(app.engine, "a#1").orders().drain, badge.orders().drain) == (False, True)
+        assert (Registration(app.engine, "a#1").instructions().drain, registration.instructions().drain) == (
+            False,
+            True,
+        )
         clock.advance(1000)
-        Badge(app.engine, "c#1").enter()
-        assert not badge.orders().drain, "who is gone is forgotten"
+        Registration(app.engine, "c#1").register()
+        assert not registration.instructions().drain, "who is gone is forgotten"
 
 
 def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
@@ -336,14 +339,14 @@ def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
     word."""
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
-        first, second = Badge(app.engine, "first#1"), Badge(app.engine, "second#1")
-        first.enter()
-        first.orders()
+        first, second = Registration(app.engine, "first#1"), Registration(app.engine, "second#1")
+        first.register()
+        first.instructions()
         clock.advance(3600)
-        second.enter()
-        first.orders()
-        for badge in (first, second):
-            badge.report(queues=(), concurrency=1, running=0, draining=False)
+        second.register()
+        first.instructions()
+        for registration in (first, second):
+            registration.report(queues=(), concurrency=1, running=0, draining=False)
         app.engine.call(Upkeep())
         assert [view.name for view in app.workers.list()] == ["first", "second"]
 

@@ -35,15 +35,15 @@ Tasks = Mapping[str, Task[..., Any]]
 All = list[Record]
 
 
-def breaker(which: str | Breaker, /) -> Guard:
+def breaker(which: str | Breaker, /) -> BreakerGuard:
     """Around a call inside a handler: `with towpath.breaker("x"):` (or `async with`). What the block raises
     counts as a failure. While the breaker is open the block is not entered: the job goes back and comes
     again, without spending an attempt. A name must be one that a task of the app has; a `Breaker` may be
     any."""
-    return Guard(which)
+    return BreakerGuard(which)
 
 
-class Guard:
+class BreakerGuard:
     """One pass through a breaker."""
 
     def __init__(self, which: str | Breaker) -> None:
@@ -196,7 +196,7 @@ class _Report:
 # By hand
 
 
-class Desk:
+class BreakerControls:
     """`app.breakers`: the breakers in the ledger, to look at and to open and close by hand. A name that is not there is
     `InvalidInput`."""
 

@@ -132,7 +132,7 @@ class Tally:
         return sum(count for _, count in self._added) / max(0.1, min(WINDOW, now - self._since))
 
 
-class Live:
+class LiveProgress:
     """Watches from the first question on. Any thread may ask."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +145,7 @@ class Live:
         """Ended jobs by kind and group."""
         self._amounts: dict[tuple[str, int], tuple[Tally, int]] = {}
         """What each run moves, and how far it was when we last looked."""
-        self._looks: dict[str | None, _Look] = {}
+        self._looks: dict[str | None, _WaitingCounts] = {}
         self.bus.subscribe(JobSettled, self._settled, inline=True)
 
     def _settled(self, event: JobSettled) -> None:
@@ -160,7 +160,7 @@ class Live:
 
     def snapshot(self, group: str | None = None) -> Snapshot:
         checks.optional_text("group", group)
-        look = self._looks.get(group) or self._looks.setdefault(group, _Look(self._engine, group))
+        look = self._looks.get(group) or self._looks.setdefault(group, _WaitingCounts(self._engine, group))
         if len(self._looks) > 1000:
             self._looks = {group: look}
         now = self._clock()
@@ -201,7 +201,9 @@ class Live:
         self._amounts[key] = tally, done
         return tally.rate(now) if tally.total else 0.0
 
-    def _drawn(self, now: float, group: str | None, running: tuple[RunningJob, ...], look: _Look) -> Snapshot:
+    def _drawn(
+        self, now: float, group: str | None, running: tuple[RunningJob, ...], look: _WaitingCounts
+    ) -> Snapshot:
         tallies = [(kind, tally) for (kind, of), tally in self._jobs.items() if group is None or of == group]
         kinds = {}
         for kind in sorted({job.kind for job in running} | {kind for kind, _ in tallies}):
@@ -243,7 +245,7 @@ class Live:
         return {name: Counter(job.kind for job in running if job.lane == name) for name in names}
 
 
-class _Look:
+class _WaitingCounts:
     """What waits, as it was last seen. The first look is waited for."""
 
     def __init__(self, engine: Engine, group: str | None) -> None:

@@ -354,10 +354,10 @@ class Scheduler:
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
             if _written(self._engine, _key(name), moved, view):
                 # Others may have appended the same jobs at the same time; one alone moves the note.
-                self._tell(name, list(zip(ids, times, strict=False)))
+                self._publish(name, list(zip(ids, times, strict=False)))
                 return following
 
-    def _tell(self, name: str, fired: list[tuple[str, int]]) -> None:
+    def _publish(self, name: str, fired: list[tuple[str, int]]) -> None:
         bus = self._engine.committer.bus
         if fired and bus.wants(ScheduleFired):
             now = self._engine.clock.now()
@@ -463,7 +463,7 @@ def from_settings(
     return found
 
 
-def write_down(engine: Engine, schedules: Mapping[str, Schedule]) -> None:
+def store_schedules(engine: Engine, schedules: Mapping[str, Schedule]) -> None:
     """Tell the ledger what the code declares."""
     for schedule in schedules.values():
         register(engine, schedule)

@@ -23,8 +23,8 @@ from towpath.escapes import get_logger
 from towpath.ledger import Ledger
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
-from towpath.operations.schedules import Scheduler, from_settings, remove, write_down
-from towpath.operations.workers import AGAIN, Badge, Orders
+from towpath.operations.schedules import Scheduler, from_settings, remove, store_schedules
+from towpath.operations.workers import AGAIN, Instructions, Registration
 from towpath.queues.queue import set_limits
 from towpath.runtime.worker.options import WorkerOptions
 from towpath.runtime.worker.signals import signals
@@ -36,7 +36,7 @@ from towpath.tasks.registry import Registry
 log = get_logger("towpath.worker")
 
 
-def at_rest(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
+def is_idle(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
     """After a claim that came back empty: is there nothing to wait for in these queues? What runs, here or
     elsewhere, may spawn more or be taken back from the dead, and what only waits for a rate comes soon; jobs
     for later, blocked ones and those that somebody holds back (also those in the queues `held`) do not
@@ -78,7 +78,7 @@ class RunOptions(TypedDict, total=False):
     burst: bool
 
 
-class Configuration:
+class ActiveSettings:
     """The settings in use and the bandwidth limits made of them. A reload replaces them."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -148,7 +148,7 @@ class Service:
 
     It is a looker as well: after every commit it reads whether it is paused or told to end."""
 
-    def __init__(self, registry: Registry, configuration: Configuration, options: RunOptions) -> None:
+    def __init__(self, registry: Registry, configuration: ActiveSettings, options: RunOptions) -> None:
         self._registry = registry
         self._engine = registry.engine
         self._configuration = configuration
@@ -156,11 +156,11 @@ class Service:
         self._burst = options.get("burst", False)
         self._chosen = worker_options(registry, configuration.settings, options)
         self._worker = Worker(
-            self._engine, self._attempt, self._chosen, serve, self._look_around if self._burst else None
+            self._engine, self._attempt, self._chosen, serve, self._check_burst if self._burst else None
         )
         self._began = False
         self._stopped = False
-        self._orders = Orders()
+        self._instructions = Instructions()
         self._paused = False
         self._paused_lanes: frozenset[str] = frozenset()
         self._reloading = threading.Lock()
@@ -178,15 +178,15 @@ class Service:
         if self._began:
             self._worker.stop()
 
-    def _look_around(self) -> None:
+    def _check_burst(self) -> None:
         """In the committing thread, after a claim that brought nothing: is the burst over? If not, another
         claim will ask."""
         if self._stopped:
             return
-        lanes, paused = self._chosen.lanes, self._orders.lanes
+        lanes, paused = self._chosen.lanes, self._instructions.lanes
         held = ",".join(queue for name, lane in lanes.items() if name in paused for queue in lane.queues)
         try:
-            over = at_rest(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
+            over = is_idle(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
         except LedgerClosed:
             # The worker was stopped and its app closed while this batch was under way.
             return
@@ -206,31 +206,31 @@ class Service:
 
     def refresh(self) -> None:
         """In the caretaker's thread."""
-        orders = self._badge.orders()
-        if orders != self._orders:
-            self._orders = orders
+        instructions = self._registration.instructions()
+        if instructions != self._instructions:
+            self._instructions = instructions
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._obey, orders)
+                self._loop.call_soon_threadsafe(self._follow, instructions)
 
-    def _obey(self, orders: Orders) -> None:
-        paused = orders.paused_by is not None
+    def _follow(self, instructions: Instructions) -> None:
+        paused = instructions.paused_by is not None
         if paused:
             log.warning(
                 "paused (%s): %s. What runs goes on; nothing new starts.",
-                orders.paused_by,
-                orders.why or "no reason given",
+                instructions.paused_by,
+                instructions.why or "no reason given",
             )
         elif self._paused:
             log.warning("the pause is over")
         self._paused = paused
         self._worker.pause(paused)
-        self._obey_lanes(orders.lanes)
-        if orders.drain:
+        self._follow_lanes(instructions.lanes)
+        if instructions.drain:
             log.warning("told to end: no new jobs are taken; running ones may finish")
             self.stop()
-        self._report(draining=orders.drain)
+        self._report(draining=instructions.drain)
 
-    def _obey_lanes(self, lanes: Mapping[str, str | None]) -> None:
+    def _follow_lanes(self, lanes: Mapping[str, str | None]) -> None:
         paused = self._mine(lanes)
         for name in sorted(paused - self._paused_lanes):
             log.info(
@@ -248,7 +248,7 @@ class Service:
 
     def _report(self, draining: bool = False) -> None:
         with contextlib.suppress(TowpathError):
-            self._badge.report(
+            self._registration.report(
                 queues=self._chosen.queues,
                 concurrency=self._chosen.concurrency,
                 running=len(self._worker.running),
@@ -270,9 +270,9 @@ class Service:
         """Those for which nothing starts now, because a service said so: whoever asks should know it soon."""
         return [limit.name for limit in self._worker.buffer.limits if limit.until is not None]
 
-    def _write_down(self) -> None:
+    def _store_declarations(self) -> None:
         """What the code declares and what the settings say, before the first job is taken."""
-        write_down(
+        store_schedules(
             self._engine,
             {
                 **self._registry.schedules,
@@ -281,22 +281,22 @@ class Service:
         )
         for limits in self._configuration.settings.limits.values():
             set_limits(self._engine, limits.setting, limits.warn_depth)
-        self._badge.enter()
-        self._orders = self._badge.orders()
+        self._registration.register()
+        self._instructions = self._registration.instructions()
 
     async def arun(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._badge = Badge(self._engine, self._engine.owner)
-        await asyncio.to_thread(self._write_down)
+        self._registration = Registration(self._engine, self._engine.owner)
+        await asyncio.to_thread(self._store_declarations)
         await asyncio.to_thread(breakers.declare, self._registry)
         if self._burst:
             # What a schedule has due belongs to the burst; the caretaker may come too late for it.
             await asyncio.to_thread(
                 Scheduler(self._engine).fire_all, self._engine.clock.now(), lambda: self._stopped
             )
-        self._obey(self._orders)
-        lookout = self._engine.components.lookout
-        lookout.add(self)
+        self._follow(self._instructions)
+        refresher = self._engine.components.refresher
+        refresher.add(self)
         self._engine.start_caretaker()
         working = asyncio.create_task(self._worker.run())
         self._engine.local_workers.append(self._worker)
@@ -310,10 +310,10 @@ class Service:
             await working
         finally:
             self._engine.local_workers.remove(self._worker)
-            lookout.remove(self)
+            refresher.remove(self)
             reporting.cancel()
             with contextlib.suppress(TowpathError):
-                self._badge.leave()
+                self._registration.unregister()
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
@@ -342,7 +342,7 @@ class Service:
         for queue in sorted(before.limits.keys() | found.limits.keys()):
             limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
             set_limits(self._engine, limits.setting, limits.warn_depth)
-        write_down(self._engine, declared)
+        store_schedules(self._engine, declared)
         for name in before.schedules.keys() - found.schedules.keys() - self._registry.schedules.keys():
             with contextlib.suppress(InvalidInput):
                 remove(self._engine, name)
@@ -354,7 +354,7 @@ class Service:
 
     def _change(self, chosen: WorkerOptions) -> None:
         self._worker.change(chosen)
-        self._obey_lanes(self._orders.lanes)
+        self._follow_lanes(self._instructions.lanes)
         log.warning(
             "settings reloaded: queues %s, concurrency %d", ",".join(chosen.queues), chosen.concurrency
         )

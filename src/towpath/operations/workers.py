@@ -36,7 +36,7 @@ DEPARTED: Final = 60 * SECOND
 T = TypeVar("T")
 
 
-class Orders(msgspec.Struct, frozen=True):
+class Instructions(msgspec.Struct, frozen=True):
     """What a worker is told: the entry that pauses it (None: it works), why, whether to end, and which lanes
     are paused."""
 
@@ -167,7 +167,7 @@ class Lanes:
             raise InvalidInput(field="lane", value=name, expected=expected)
 
 
-class Badge:
+class Registration:
     """A worker's side: it says what it does, and reads what it is told."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
@@ -176,9 +176,9 @@ class Badge:
         self.name = owner.rpartition("#")[0]
         self._started_at = engine.clock.now()
         self._version: int | None = None
-        self._orders = Orders()
+        self._instructions = Instructions()
 
-    def enter(self) -> None:
+    def register(self) -> None:
         """Be known. Those who have not been heard of for long are forgotten by this."""
 
         def change(fleet: Fleet) -> None:
@@ -196,18 +196,21 @@ class Badge:
 
         _edit(self._engine, change)
 
-    def orders(self) -> Orders:
+    def instructions(self) -> Instructions:
         """What it is told now. Costs one read, and nothing more if nothing has changed."""
         version, fleet = _read(self._engine)
         if version != self._version and self._owner not in fleet.known:
             # Taken for gone: its reports ran out in an outage, or somebody's clock is ahead.
-            self.enter()
+            self.register()
             version, fleet = _read(self._engine)
         if version != self._version:
             by = fleet.pause_of(self.name)
             why = None if by is None else fleet.paused[by]
-            self._orders, self._version = Orders(by, why, self._owner in fleet.drain, fleet.lanes), version
-        return self._orders
+            self._instructions, self._version = (
+                Instructions(by, why, self._owner in fleet.drain, fleet.lanes),
+                version,
+            )
+        return self._instructions
 
     def report(self, **now: Any) -> None:
         """`queues`, `concurrency`, `running`, `draining`, `lanes`, `limits`. Not waited for."""
@@ -218,15 +221,15 @@ class Badge:
             pid=os.getpid(),
             started_at=self._started_at,
             seen_at=self._engine.clock.now(),
-            paused=self._orders.paused_by is not None,
-            why=self._orders.why,
+            paused=self._instructions.paused_by is not None,
+            why=self._instructions.why,
             **now,
         )
         self._engine.committer.post(
             [Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore
         )
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         self._engine.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)
 
 

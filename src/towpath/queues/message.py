@@ -210,7 +210,7 @@ class Queue(QueueGate):
         return Spec(queue=self.name, **fields)
 
 
-class State(Document):
+class MessageState(Document):
     """The state of a message: the note `state/<id>`."""
 
 
@@ -223,7 +223,7 @@ class Message:
         self._claim = claim
         self._lease = terms.lease
         self._until = time.monotonic() + terms.max_hold
-        self._state: State | None = None
+        self._state: MessageState | None = None
         self._settled = False
         self.lost = False
         self.cancel_requested: Reason | None = claim.job.cancel_requested
@@ -270,10 +270,12 @@ class Message:
         return self.job.fence
 
     @property
-    def state(self) -> State:
+    def state(self) -> MessageState:
         """A JSON document that survives nacks and crashes, and goes with the ack."""
         if self._state is None:
-            self._state = State(self._engine.ledger, self._engine.committer, _state_key(self.id), STATE_TTL)
+            self._state = MessageState(
+                self._engine.ledger, self._engine.committer, _state_key(self.id), STATE_TTL
+            )
         return self._state
 
     def text(self) -> str:

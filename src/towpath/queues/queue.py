@@ -63,7 +63,7 @@ class PartLimits(TypedDict, total=False):
     append_rate: Rate | str | None
 
 
-class Gate(ABC):
+class BaseGate(ABC):
     """What a queue and a part have in common. Each verb is one command, committed when it returns."""
 
     _engine: Engine
@@ -86,7 +86,7 @@ class Gate(ABC):
         await self._engine.committer.acall(self._setting(paused=False, why=None))
 
 
-class QueueGate(Gate):
+class QueueGate(BaseGate):
     """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the
     ledger."""
 
@@ -134,7 +134,7 @@ class QueueGate(Gate):
         return SetQueue(queue=self.name, **fields)
 
 
-class PartGate(Gate):
+class PartGate(BaseGate):
     """A part of a queue."""
 
     def __init__(self, engine: Engine, queue: str, name: str) -> None:

@@ -53,12 +53,12 @@ class Components:
         self.committer = committer
         self.owner = owner
         self.leases = Leases(committer, ledger)
-        self.lookout = Refresher()
-        self.lookout.add(self.leases)
+        self.refresher = Refresher()
+        self.refresher.add(self.leases)
         self.dispatcher = Dispatcher(committer, owner)
         self.watch = watch or CompletionWatcher(ledger)
         self.breakers = Breakers(ledger, committer)
-        self.rounds = BreakerUpkeep(self.breakers)
+        self.breaker_upkeep = BreakerUpkeep(self.breakers)
         self.depths = DepthMonitor(ledger, committer.bus)
         self._owned = owned
         self._caretaker: Caretaker | None = None
@@ -70,7 +70,7 @@ class Components:
             if self._caretaker is None:
                 self.ledger.owners.announce(self.owner)
                 self._caretaker = Caretaker(
-                    self.ledger, self.committer, self.owner, clock, due, self.lookout.run
+                    self.ledger, self.committer, self.owner, clock, due, self.refresher.run
                 )
                 self._caretaker.start()
 
@@ -160,11 +160,11 @@ class Engine:
         replies: list[Reply] = []
         answered = threading.Event()
 
-        def heard(found: Sequence[Reply]) -> None:
+        def receive(found: Sequence[Reply]) -> None:
             replies.extend(found)
             answered.set()
 
-        self.components.committer.post(commands, heard, patient=False)
+        self.components.committer.post(commands, receive, patient=False)
         answered.wait()
         return [self.components.committer.answer(reply) for reply in replies]
 
@@ -172,10 +172,10 @@ class Engine:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
 
-        def heard(replies: Sequence[Reply]) -> None:
+        def receive(replies: Sequence[Reply]) -> None:
             resolve_futures(loop, [(answered, replies)])
 
-        self.components.committer.post(commands, heard, patient=False)
+        self.components.committer.post(commands, receive, patient=False)
         return [self.components.committer.answer(reply) for reply in await answered]
 
     @property
@@ -193,7 +193,7 @@ class Engine:
 
     def _due(self, now: int) -> int | None:
         components = self.components
-        times = [due(now) for due in (*self.due, components.depths.due, components.rounds.due)]
+        times = [due(now) for due in (*self.due, components.depths.due, components.breaker_upkeep.due)]
         return min((time for time in times if time is not None), default=None)
 
     @contextlib.contextmanager

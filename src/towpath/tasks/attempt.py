@@ -38,7 +38,7 @@ from towpath.tasks.registry import Registry
 from towpath.tasks.task import Task, outcome_of
 
 
-class Request(msgspec.Struct, frozen=True):
+class ProcessRequest(msgspec.Struct, frozen=True):
     """What a process is asked: this job, with the task of that kind in that module."""
 
     module: str
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True):
     job: Job
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class ProcessAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """How an attempt in a process ended."""
 
     outcome: Outcome
@@ -58,8 +58,10 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 QUIET = (outcomes.Control, outcomes.StopRequested)
 """What a handler raises on purpose: no error of its span."""
-_reports: msgspec.msgpack.Decoder[Answer | Progress] = msgspec.msgpack.Decoder(Answer | Progress)
-_requests = msgspec.msgpack.Decoder(Request)
+_reports: msgspec.msgpack.Decoder[ProcessAnswer | Progress] = msgspec.msgpack.Decoder(
+    ProcessAnswer | Progress
+)
+_requests = msgspec.msgpack.Decoder(ProcessRequest)
 
 
 class Attempt:
@@ -176,14 +178,14 @@ class Attempt:
     def _settle(self, outcome: Outcome) -> Settle:
         """Children, notes and functions belong to success: another attempt brings its own."""
         if self._report is not None:
-            self._tell(outcome)
+            self._report_outcome(outcome)
         extras = self.running.outcome_extras()
         job = self.claim.job
         if extras is None or type(outcome) is not Done:
             return Settle(job.id, job.fence, outcome)
         return Settle(job.id, job.fence, outcome, *extras)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _report_outcome(self, outcome: Outcome) -> None:
         """What the handler did, once: a refusal of what it wanted along with it is another matter, and a
         service that was asked too much is not down."""
         report, self._report = self._report, None
@@ -202,22 +204,22 @@ class Attempt:
         """What a process needs to run it."""
         function = self.task.function
         return msgspec.msgpack.encode(
-            Request(function.__module__, function.__qualname__, self.task.kind, self.claim.job)
+            ProcessRequest(function.__module__, function.__qualname__, self.task.kind, self.claim.job)
         )
 
-    def heard(self, message: bytes) -> Settle | None:
+    def receive(self, message: bytes) -> Settle | None:
         """A message of the process; the settle if it was the last."""
         report = _reports.decode(message)
-        if isinstance(report, Answer):
+        if isinstance(report, ProcessAnswer):
             return self._settle_of(report)
         if report.done is not None:
             self.running.at = report.done, report.total
-        self.running.engine.committer.post_progress(report, self.running.heard)
+        self.running.engine.committer.post_progress(report, self.running.on_reply)
         return None
 
-    def _settle_of(self, answer: Answer) -> Settle:
+    def _settle_of(self, answer: ProcessAnswer) -> Settle:
         self.throttled = answer.throttled
-        self._tell(answer.outcome)
+        self._report_outcome(answer.outcome)
         return Settle(self.claim.id, self.claim.fence, answer.outcome, answer.spawn, answer.notes)
 
 
@@ -249,19 +251,19 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(request: Request, connection: Connection) -> Answer:
+def _answer(request: ProcessRequest, connection: Connection) -> ProcessAnswer:
     try:
         task = _find(request)
     except Exception as error:
-        return Answer(
+        return ProcessAnswer(
             FailOutcome(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
         )
     attempt = Attempt(task.registry, ClaimedJob(request.job), task, poster=_Pipe(connection))
     settle = attempt.run()
-    return Answer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
+    return ProcessAnswer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
 
 
-def _find(request: Request) -> Task[..., Any]:
+def _find(request: ProcessRequest) -> Task[..., Any]:
     """The task in its module, under its own name or in an app there."""
     main = sys.modules.get("__mp_main__") or sys.modules["__main__"]
     module = (

@@ -34,14 +34,14 @@ STATE_TTL = 90 * DAY
 """How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
-_telling = threading.Lock()
+_lists_lock = threading.Lock()
 """For what all jobs tell of themselves: it is held for a moment, and most jobs tell nothing."""
 
 
 def _after_fork() -> None:
     """A thread of the parent may have held it."""
-    global _telling  # noqa: PLW0603
-    _telling = threading.Lock()
+    global _lists_lock  # noqa: PLW0603
+    _lists_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -156,7 +156,7 @@ class Running(Stoppable):
         self._span = span
         self.at: tuple[int, int | None] | None = None
         """How far it said it is, and of how much; for whoever watches."""
-        self._token: Token[new_jobs.Running | None] | None = None
+        self._token: Token[new_jobs.CurrentJob | None] | None = None
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
@@ -206,13 +206,13 @@ class Running(Stoppable):
         self._post(Progress(self.id, self.fence, cursor=self._cursor))
 
     def _post(self, progress: Progress) -> None:
-        (self._poster or self.engine.committer).post_progress(progress, self.heard)
+        (self._poster or self.engine.committer).post_progress(progress, self.on_reply)
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
         """A child: it is enqueued in the transaction that settles this job as done, and not at all if the
         attempt fails."""
         spec = call.spec()
-        with _telling:
+        with _lists_lock:
             self._spawn = self._spawn or {}
             if spec.id in self._spawn:
                 raise InvalidInput(
@@ -229,7 +229,7 @@ class Running(Stoppable):
                 what="run a function in the settle of this job, which needs a ledger with a database, in this process "
                 "(in a test: app.testing(database=True))"
             )
-        with _telling:
+        with _lists_lock:
             self._functions = self._functions or []
             self._functions.append(function)
 
@@ -289,7 +289,7 @@ class Running(Stoppable):
 
         return within
 
-    def heard(self, reply: Reply) -> None:
+    def on_reply(self, reply: Reply) -> None:
         """In the committing thread: a progress was committed."""
         if isinstance(reply, Progressed) and reply.cancel is not None:
             self.ask(reply.cancel)

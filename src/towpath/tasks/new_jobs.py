@@ -60,13 +60,13 @@ if hasattr(os, "register_at_fork"):
 _NONE: Mapping[str, str] = {}
 
 
-class Running(Protocol):
+class CurrentJob(Protocol):
     """An attempt that is being made."""
 
     job: Job
 
 
-running: ContextVar[Running | None] = ContextVar("towpath_running", default=None)
+running: ContextVar[CurrentJob | None] = ContextVar("towpath_running", default=None)
 """Set around every handler, in whatever thread, task or process it runs."""
 
 

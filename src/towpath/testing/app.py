@@ -30,7 +30,7 @@ from towpath.events import Bus
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
 from towpath.operations import breakers
-from towpath.operations.schedules import Scheduler, write_down
+from towpath.operations.schedules import Scheduler, store_schedules
 from towpath.runtime.caretaker import Due
 from towpath.runtime.commit.committer import Committer, Demand
 from towpath.runtime.commit.pending import Reply, outcome
@@ -58,7 +58,7 @@ def bench(app: App, registry: Registry, database: bool = False) -> Iterator[Benc
         # One event loop for all, made when it is needed: one for each drain would cost more than most jobs.
         runner = stack.enter_context(contextlib.closing(asyncio.Runner()))
         stack.enter_context(engine.substituted(components, clock))
-        write_down(engine, registry.schedules)
+        store_schedules(engine, registry.schedules)
         breakers.declare(registry)
         bench = Bench(app, registry, clock, runner)
         stack.callback(bench.close)
@@ -211,7 +211,11 @@ class Bench:
         return min(
             (
                 due
-                for due in (upkept.next_due, fires, self._engine.components.rounds.due(self.clock.now()))
+                for due in (
+                    upkept.next_due,
+                    fires,
+                    self._engine.components.breaker_upkeep.due(self.clock.now()),
+                )
                 if due is not None
             ),
             default=None,

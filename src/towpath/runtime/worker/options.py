@@ -36,7 +36,7 @@ class RunnableAttempt(Protocol):
         """For another process: what to do."""
         ...
 
-    def heard(self, message: bytes) -> Settle | None:
+    def receive(self, message: bytes) -> Settle | None:
         """A message of that process; the settle if it was the last."""
         ...
 

@@ -189,7 +189,7 @@ def _run_in_process(run: HandlerRun, processes: ProcessPool | None) -> Settle:
     settles: list[Settle] = []
 
     def receive(message: bytes) -> bool:
-        settle = run.attempt.heard(message)
+        settle = run.attempt.receive(message)
         if settle is not None:
             settles.append(settle)
         return settle is not None
