@@ -337,7 +337,7 @@ def test_log_events_writes_sentences_at_their_level(caplog: pytest.LogCaptureFix
     bus.publish(lost)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "w lost the lease of mail 1 of q at attempt 2"),
-        ("INFO", "worker w takes ('a', 'b') with concurrency 8"),
+        ("INFO", "worker w consumes ('a', 'b') with concurrency 8"),
     ]
     assert vars(caplog.records[0])["event"] == lost
 

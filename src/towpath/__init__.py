@@ -1,13 +1,13 @@
 """Towpath: durable work for Python.
 
 This is the whole public surface. An `App` is the front door: tasks, messages, schedules, workers. Below it,
-`open_ledger` opens a ledger; `towpath.commands` are the commands that a ledger applies and the results that it
-returns; `towpath.errors` are the errors, `towpath.events` the events of `app.bus`. Two modules with optional
-dependencies are public too and are imported by name: `towpath.observe.metrics` and `towpath.testing`. All other
-names may change without notice.
+`open_ledger` opens a ledger; `towpath.commands` are the commands that a ledger applies and the results that
+it returns; `towpath.errors` are the errors, `towpath.events` the events of `app.bus`. Two modules with
+optional dependencies are public too and are imported by name: `towpath.observe.metrics` and
+`towpath.testing`. All other names may change without notice.
 
-A name is imported when it is first used, so that a program (and above all the command line) loads only what
-it needs."""
+A name is imported when it is first used, so that a program (and above all the command line) loads only the
+modules that it needs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ _HOMES = {
     "towpath.tasks.new_jobs": "new_id",
     "towpath.tasks.task": "Call Task",
 }
-"""The imports above once more, for the time when the program runs: module -> names."""
+"""The imports above again, for run time: module -> names."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split(" ")}
 
 # Hidden from type checkers, which would take it as a promise that every name exists.

@@ -1,4 +1,5 @@
-"""The front door: an `App` holds the tasks and the engine of a program, which opens the ledger on first use."""
+"""The front door: an `App` holds the tasks and the engine of a program. The engine opens the ledger on first
+use."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ R = TypeVar("R")
 
 
 class App:
-    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for the URL of the
-    settings.
+    """Durable work in one ledger: `App("sqlite:///work.db")`, `App("memory://")`, or `App()` for the URL of
+    the settings.
 
     Safe from any number of threads and event loops. `with app:` (or `async with`) closes it at the end; a
     forked child opens a ledger of its own. `name` is part of the owner of its claims. `priorities` are names
@@ -129,8 +130,8 @@ class App:
         return Queue(self.engine, name)
 
     def resource(self, name: str, *, min: int = 1, max: int = 64) -> None:
-        """Declare a service that tasks use (`@app.task(resource=name)`): each worker learns how many of them
-        it takes at once, within these bounds. See `docs/flow.md`."""
+        """Declare a service that tasks use (`@app.task(resource=name)`): each worker adapts how many of these
+        jobs run at once, within these bounds. See `docs/flow.md`."""
         self._registry.add_resource(name, Bounds(min, max))
 
     def cron(self, expression: str, **options: Unpack[CronOptions]) -> Scheduled:
@@ -154,12 +155,12 @@ class App:
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules in the ledger, to look at and to change while work goes on."""
+        """The schedules in the ledger: read and change them while workers run."""
         return Schedules(self.engine, self._plain_arguments)
 
     @property
     def breakers(self) -> breakers.BreakerControls:
-        """The circuit breakers in the ledger, to look at and to open and close by hand."""
+        """The circuit breakers in the ledger: read them, open and close them by hand."""
         return breakers.BreakerControls(self.engine)
 
     def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -170,16 +171,16 @@ class App:
         return plain
 
     def job(self, id: str) -> JobHandle[Any]:
-        """A handle on a job that is already there. Its result is plain JSON."""
+        """A handle on an existing job. Its result is plain JSON."""
         return JobHandle(self.engine, id, lambda data: None if data is None else decode(data))
 
     def batch(self, on: Any = None) -> Batch:
         """`with app.batch():` makes all enqueues inside one append: all or nothing, one commit. With `on`, a
-        connection of yours to the ledger's database, it is part of the transaction there."""
+        connection of yours to the ledger's database, the append is part of its transaction."""
         return Batch(self.engine, on)
 
     def chain(self, *calls: Call[Any]) -> JobHandle[Any]:
-        """Run calls one after the other, each when the one before it is done; the handle of the last."""
+        """Run calls in sequence, each when the one before it is done; returns the handle of the last."""
         chain = Chain(self.engine, calls)
         return chain.handle(self.engine.call(chain.command))
 
@@ -194,7 +195,8 @@ class App:
         on_failure: Literal["continue", "abort"] = "continue",
         id: str | None = None,
     ) -> GroupHandle[R]:
-        """Run calls side by side, and `then` when all have ended. `abort` cancels the rest when one fails."""
+        """Run calls concurrently, and `then` when all have ended. `abort` cancels the others when one
+        fails."""
         group = Group(self.engine, id, on_failure)
         answers: list[Result] = [
             each for step in group.commands(calls, then) for each in self.engine.call_all(step)
@@ -215,8 +217,8 @@ class App:
         return group.handle(answers)
 
     def cancel(self, key: str) -> int:
-        """Cancel the jobs with this key: waiting ones end now, a running one is asked to stop at once. Returns
-        how many were canceled or asked; jobs that have finished, or were asked before, do not count."""
+        """Cancel the jobs with this key: waiting jobs end now, a running job is asked to stop. Returns how
+        many were canceled or asked; jobs that have finished, or were asked before, do not count."""
         return cancel_key(self.engine, key)
 
     async def acancel(self, key: str) -> int:
@@ -245,7 +247,7 @@ class App:
         return shown(lambda: self.progress(group), transfers or {}, file)
 
     def history(self, group: str | None = None) -> tuple[KindHistory, ...]:
-        """The jobs in the ledger, counted by kind and state, whichever process ran them. Reads all of them."""
+        """Count the jobs in the ledger by kind and state, whichever process ran them. Reads all of them."""
         from towpath.operations.progress import history
 
         return history(self.ledger, group)
@@ -261,12 +263,12 @@ class App:
         return Lanes(self.engine, self.settings.lanes)
 
     def run(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second leaves at once.
-        With `burst=True` also until there is nothing left to run now."""
+        """Run a worker until SIGINT or SIGTERM: the first lets running jobs finish, the second ends the
+        process at once. With `burst=True` also until no job is running or could run now."""
         self._service(options).run()
 
     async def arun(self, **options: Unpack[RunOptions]) -> None:
-        """Be a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
+        """Run a worker on this event loop until the coroutine is cancelled, or the `burst` is over."""
         await self._service(options).arun()
 
     def _service(self, options: RunOptions) -> Service:

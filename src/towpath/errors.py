@@ -3,7 +3,7 @@
     TowpathError
     ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
     ├── Refused                 a business error: `apply` returns it as the command's result
-    │   ├── LostClaim           the fence is old: somebody else holds or finished the job
+    │   ├── LostClaim           the fence is old: another owner holds or finished the job
     │   ├── UnknownJob
     │   ├── UnknownDependency
     │   ├── DependencyCycle
@@ -22,7 +22,7 @@
     ├── NotInJob                `towpath.current()` where no job runs
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     └── LedgerError             the ledger as a whole
-        ├── LedgerBusy          (retryable) locked by somebody else for too long
+        ├── LedgerBusy          (retryable) locked by another connection for too long
         │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
         ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
         ├── DiskFull            (retryable)
@@ -139,7 +139,10 @@ class QueueFull(Refused):
     """`retry_after` is a hint in seconds: how long the queue takes to make room, as far as that was measured,
     else 1."""
 
-    sentence = "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
+    sentence = (
+        "queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; "
+        "try again in {retry_after} s"
+    )
     retryable = True
 
     def __init__(self, **details: Any) -> None:
@@ -153,7 +156,10 @@ class QueueFull(Refused):
 class PartFull(QueueFull):
     """The capacity of a part. It has a `retry_after` as `QueueFull` has."""
 
-    sentence = "part {part} of queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; try again in {retry_after} s"
+    sentence = (
+        "part {part} of queue {queue} is full: {depth} of {capacity} waiting, {asked} more asked; "
+        "try again in {retry_after} s"
+    )
 
 
 class TooManyAppends(QueueFull):
@@ -186,7 +192,7 @@ class CommandFailed(Refused):
 
 class JobFailed(TowpathError):
     """`culprit` is the id of the job that failed first, if this one failed because it depended on it; `error`
-    then says how that one failed."""
+    is then the error of that job."""
 
     sentence = "job {id} failed ({reason}): {error}"
 
@@ -213,22 +219,21 @@ class LedgerError(TowpathError):
 
 class WorkerStuck(TowpathError):
     sentence = (
-        "all {slots} slots are held by handlers that do not stop {grace} s after their timeout; the worker ends, so that its "
-        "supervisor starts it again, and their jobs run again"
+        "all {slots} slots are held by handlers that do not stop {grace} s after their timeout; "
+        "the worker ends, so that its supervisor starts it again, and their jobs run again"
     )
 
 
 class LedgerBusy(LedgerError):
-    sentence = (
-        "{path} was locked by somebody else for more than {seconds} s; find the long transaction and end it"
-    )
+    sentence = "{path} was locked by another connection for more than {seconds} s; find the long transaction and end it"
     retryable = True
 
 
 class StaleTransaction(LedgerBusy):
     sentence = (
-        "{path}: your transaction has read, and another connection has written since, so it cannot write and waiting is of no use; "
-        "roll it back and begin your transaction with BEGIN IMMEDIATE, or enqueue before you read"
+        "{path}: your transaction has read, and another connection has written since, "
+        "so it cannot write and waiting is of no use; roll it back and begin your transaction with "
+        "BEGIN IMMEDIATE, or enqueue before you read"
     )
 
 
@@ -256,8 +261,8 @@ class LedgerGone(LedgerError):
 
 class OrphanedLog(LedgerError):
     sentence = (
-        "{path} is missing or empty, but {path}-wal holds commits, and a new database would destroy them: put the database file "
-        "back beside it, or move the -wal file away"
+        "{path} is missing or empty, but {path}-wal holds commits, and a new database would destroy them: "
+        "put the database file back beside it, or move the -wal file away"
     )
     fatal = True
 
@@ -268,7 +273,10 @@ class NotALedger(LedgerError):
 
 
 class NewerSchema(LedgerError):
-    sentence = "{path} has schema {schema}, which needs at least version {min_schema}; this Towpath knows {known}: upgrade it"
+    sentence = (
+        "{path} has schema {schema}, which needs at least version {min_schema}; "
+        "this Towpath knows {known}: upgrade it"
+    )
     fatal = True
 
 
@@ -283,7 +291,10 @@ class ReadOnly(LedgerError):
 
 
 class NetworkFileSystem(LedgerError):
-    sentence = "{path} is on {kind}, a network file system, where SQLite's locks lose data; use a local disk or PostgreSQL"
+    sentence = (
+        "{path} is on {kind}, a network file system, where SQLite's locks lose data; "
+        "use a local disk or PostgreSQL"
+    )
     fatal = True
 
 

@@ -1,4 +1,4 @@
-"""Reads what the workers of a ledger have written down about themselves."""
+"""Reads the reports that the workers of a ledger store in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report(ledger: Ledger, owner: str) -> WorkerView | None:
 
 
 def present(ledger: Ledger, fleet: Fleet) -> Sequence[WorkerView]:
-    """Those that are there, by name."""
+    """The present workers, by name."""
     found = [view for owner in fleet.known if (view := report(ledger, owner)) is not None]
     return sorted(found, key=lambda each: (each.name, each.started_at))
 
@@ -43,17 +43,17 @@ def workers_of(ledger: Ledger) -> Sequence[WorkerView]:
 
 
 def lanes_of(ledger: Ledger) -> list[LaneView]:
-    """The lanes of all who are there together, and those that are paused."""
+    """The lanes of all present workers together, and the paused lanes."""
     fleet = decoded(ledger.note(KEY))
     return lanes_together(present(ledger, fleet), fleet.lanes)
 
 
 def explained(ledger: Ledger, id: str, now: int) -> Explanation:
-    """Why a job does not run: what the ledger says, and if nothing there is in its way, who would run it.
-    Raises UnknownJob."""
+    """Explain why a job does not run: the ledger's explanation, and if the ledger allows it to run, which
+    workers consume its queue. Raises UnknownJob."""
     found = ledger.explain(id)
     job = ledger.get_many([id], bodies=False).get(id) if found.gate is GateName.NEXT else None
-    # Messages are taken by hand: nobody says beforehand that he will.
+    # Messages are consumed by hand: no consumer is registered in advance.
     if job is None or not job.kind:
         return found
     fleet = decoded(ledger.note(KEY))

@@ -1,8 +1,8 @@
-"""Settings and where each came from: argument, environment (`TOWPATH_URL` and so on), file, default.
+"""Settings and the origin of each: argument, environment (`TOWPATH_URL` and so on), file, default.
 
-The file is the nearest one upwards from the working directory: `towpath.toml`, or a `pyproject.toml` with `[tool.towpath]`. A relative
-`sqlite:///` path in a file is relative to that file, so that it does not matter where in the project a program is started.
-"""
+The file is the nearest one upwards from the working directory: `towpath.toml`, or a `pyproject.toml` with
+`[tool.towpath]`. A relative `sqlite:///` path in a file is relative to that file, so that a program may be
+started anywhere in the project."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from towpath.errors import InvalidInput
 DEFAULT_URL = "sqlite:///towpath.db"
 PREFIX = "TOWPATH_"
 MAX_NESTING = 32
-"""Tables and lists in each other; arguments of schedules are the only deep ones."""
+"""The deepest nesting of tables and lists; only arguments of schedules are deep."""
 
 
 class QueueSettings(msgspec.Struct, frozen=True):
-    """What a file says of a queue. What it does not name is UNSET."""
+    """The limits of a queue in a settings file. A limit that the file does not name is UNSET."""
 
     setting: SetQueue
     warn_depth: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an App and its worker go by. `origins` says of each where it came from. Spans are seconds."""
+    """The settings of an App and its worker. `origins` maps each name to its origin. Spans are seconds."""
 
     url: str = DEFAULT_URL
     name: str | None = None
     queues: tuple[str, ...] = ()
-    """What a worker takes from; nothing means every queue that the app's tasks name."""
+    """The queues that a worker consumes; empty means every queue that the app's tasks name."""
     concurrency: int = 32
     processes: int = 1
     lease: float = 30.0
@@ -53,12 +53,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
     limits: Mapping[str, QueueSettings] = {}
-    """Limits of queues, from `[limits.<queue>]` in the file. A worker writes them down when it starts and
-    when it reloads."""
+    """Limits of queues, from `[limits.<queue>]` in the file. A worker stores them in the ledger when it
+    starts and when it reloads."""
     schedules: Mapping[str, Mapping[str, Any]] = {}
-    """Schedules, from `[schedules.<name>]` in the file; the same."""
+    """Schedules, from `[schedules.<name>]` in the file. A worker stores them likewise."""
     bandwidth: Mapping[str, Any] = {}
-    """The limits of `app.bandwidth`, from `[bandwidth]` in the file: what `Bandwidth` takes; the same."""
+    """The limits of `app.bandwidth`, from `[bandwidth]` in the file: the options of `Bandwidth`."""
     priorities: Mapping[str, int] = msgspec.field(default_factory=lambda: PRIORITIES)
     """Names of priorities: `high`, `normal` and `low`, changed and added to by `[priorities]` in the file."""
     origins: Mapping[str, str] = {}
@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """Where the URL came from."""
+        """The origin of the URL."""
         return self.origins["url"]
 
 
@@ -91,8 +91,8 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """The settings for these arguments, here. `given` has any of the names of `Settings`; None means not
-    given."""
+    """Return the settings for these arguments in this environment. `given` has any of the names of
+    `Settings`; None means not given."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(NAMES, "the default")
     sources = [
@@ -117,8 +117,8 @@ def _from_environment(environment: Mapping[str, str]) -> _Found:
 
 
 def _parsed(name: str, text: str | None) -> Any:
-    """A number or a list from a text; what cannot be read is left for the check, which knows where it came
-    from."""
+    """Parse a number or a list from a text. A text that cannot be parsed is returned as it is; the check
+    refuses it and names its origin."""
     if text is None:
         return None
     if name == "queues":
@@ -147,7 +147,7 @@ def _from_file(folder: Path) -> _Found:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """The content of the file, and the number of the user who owns it."""
+    """The content of the file, and the user id of its owner."""
     try:
         with path.open("rb") as file:
             return tomllib.loads(file.read().decode()), os.fstat(file.fileno()).st_uid
@@ -160,12 +160,16 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _refuse_stranger(path: Path, owner: int) -> None:
-    """In a directory such as /tmp anybody can put a settings file in the way of those who work below it."""
+    """Refuse a settings file of another user: in a directory such as /tmp anybody can create one above the
+    directories of others."""
     if sys.platform == "win32" or not path.parent.stat().st_mode & stat.S_IWOTH:
         return
     strangers = {owner, path.lstat().st_uid} - {0, os.geteuid()}
     if strangers:
-        expected = "a file of yours or of root, since everybody can write its directory; remove it, or work in another directory"
+        expected = (
+            "a file of yours or of root, since everybody can write its directory; "
+            "remove it, or work in another directory"
+        )
         raise InvalidInput(field=str(path), value=f"a file of user {min(strangers)}", expected=expected)
 
 
@@ -249,7 +253,7 @@ def _right(name: str, value: Any, where: str) -> Any:
 
 
 def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
-    """Lanes as they are, or as the tables of a file."""
+    """Lanes as objects, or as the tables of a file."""
     if not isinstance(value, Mapping):
         raise InvalidInput(field=where, value=value, expected="a table of lanes")
     found: dict[str, Lane] = {}
@@ -313,7 +317,7 @@ def _priorities(value: Any, where: str) -> Mapping[str, int]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no word for nothing; here it is "none"."""
+    """TOML has no null; the text "none" stands for it."""
     if isinstance(value, Mapping):
         return {name: _without_none(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -322,14 +326,14 @@ def _without_none(value: Any) -> Any:
 
 
 def merged(queue: str, before: QueueSettings | None, now: QueueSettings | None) -> QueueSettings:
-    """The limits that hold now; one that held before and is not named any more is lifted."""
+    """The limits in force; a limit that was in force and is no longer named is lifted."""
     limits: dict[str, Any] = {**dict.fromkeys(_named(before)), **_named(now)}
     depth = limits.pop("warn_depth", msgspec.UNSET)
     return QueueSettings(SetQueue(queue=queue, **limits), depth)
 
 
 def _named(limits: QueueSettings | None) -> dict[str, Any]:
-    """Those that are named there."""
+    """The limits that the setting names."""
     if limits is None:
         return {}
     found = {name: getattr(limits.setting, name, limits.warn_depth) for name in TABLES["limits"]}

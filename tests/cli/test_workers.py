@@ -44,7 +44,7 @@ def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:
         parent.until("hello ada")
         assert time.monotonic() - told < 2
         shop("workers", "drain", "box-1")
-        parent.until("told to end")
+        parent.until("drained on request")
         greet(shop, "bob")
         parent.until("hello bob")
         shop("workers", "drain", "*")
@@ -138,7 +138,7 @@ def test_hangup_reads_the_settings_again(shop: Shell) -> None:
         parent.until("hello ada")
         file.write_text("queues = 7\n")
         parent.process.send_signal(signal.SIGHUP)
-        assert "queues in" in parent.until("the last good ones stay")
+        assert "queues in" in parent.until("the last valid ones stay")
         file.unlink()  # commands refuse it too
         greet(shop, "bob")
         parent.until("hello bob")

@@ -199,7 +199,7 @@ def test_the_first_signal_drains_and_the_second_leaves(tmp_path: Path, signals: 
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)
         if signals == 2:
-            assert "no new jobs are taken" in process.stderr.readline()
+            assert "no new jobs are claimed" in process.stderr.readline()
             insist(process)
         rest = process.stdout.read()
     with App(url) as app:

@@ -436,7 +436,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     service.reload()
                     [record] = caplog.records
                     assert said in record.getMessage()
-                    assert "last good" in record.getMessage()
+                    assert "last valid" in record.getMessage()
                     assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
                     assert night.limits == BandwidthLimits(up=1_000_000)
                 assert await (await quick.options(queue="extra").aenqueue()).aresult(20) == 1

@@ -200,7 +200,7 @@ def test_a_worker_whose_loop_is_blocked_hears_the_second_signal(app: App) -> Non
     with faulty_worker(app, grace=NO_TIME) as worker:
         worker.until("started")
         worker.process.send_signal(signal.SIGINT)
-        worker.until("no new jobs are taken")
+        worker.until("no new jobs are claimed")
         while worker.process.poll() is None:
             worker.process.send_signal(signal.SIGINT)
             try:

@@ -235,7 +235,8 @@ def test_results() -> None:
     one = codec(pointed)
     assert one.encode_result(None) is None
     with pytest.raises(
-        InvalidInput, match=r"the result of t is None: what its return annotation says: Expected `object`"
+        InvalidInput,
+        match=r"the result of t is None: a value that fits its return annotation: Expected `object`",
     ):
         one.decode_result(None)
     assert codec(unknown_result).decode_result(None) is None

@@ -183,12 +183,16 @@ def test_the_place_in_a_list_is_named(bench: Bench) -> None:
         (
             "wrong",
             (
-                r"the result of .*lies is .*return annotation says: id: Input should be a valid UUID.*;"
+                r"the result of .*lies is .*fits its return annotation: id: Input should be a valid UUID.*;"
                 r" items: Field required"
             ),
         ),
         ("price", r"items\.0\.price: Input should be greater than 0"),
-        ("none", r"the result of .*lies is None: what its return annotation says: Input should be an object"),
+        (
+            "none",
+            r"the result of .*lies is None: a value that fits its return annotation:"
+            r" Input should be an object",
+        ),
     ],
 )
 def test_a_result_that_does_not_fit_is_said_to_whoever_reads_it(

@@ -1,16 +1,17 @@
-"""What happens, as values, and the bus that logs, metrics, dashboards and tests listen to.
+"""Events as values, and the bus that logs, metrics, dashboards and tests subscribe to.
 
-Nothing durable is here: an event tells what the ledger already knows, or what only this process saw. It costs
-nothing when nobody listens, because a publisher asks first and builds the event only then:
+Nothing here is durable: an event reports what the ledger has stored, or what only this process observed.
+Without subscribers an event costs nothing, because a publisher asks first and builds the event only then:
 
     if bus.wants(JobStarted):
         bus.publish(JobStarted(id=..., kind=..., queue=..., attempt=..., waited=...))
 
 Listeners are called in one delivery thread of the bus, in the order of publication. A slow listener delays no
 commit, and a listener may make blocking calls of the ledger. The backlog is bounded (`MAX_BACKLOG`);
-`Bus.dropped` counts the events that found it full. A listener that is subscribed with `inline=True` is called
-in the publishing thread instead (the committer's, the worker's loop, a handler's). It must be quick, and a
-ledger call from it may raise `NestedCall`."""
+`Bus.dropped` counts the events that found it full.
+
+A listener that is subscribed with `inline=True` is called in the publishing thread instead (the committer's,
+the worker's loop, a handler's). It must be quick, and a ledger call from it may raise `NestedCall`."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ log = get_logger("towpath.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`sentence` is how it reads in a log, `level` how loud. Subscribe to this class to get every kind in
+    """`sentence` is its text in a log, `level` the level. Subscribe to this class to receive every kind in
     `KINDS`."""
 
     sentence: ClassVar[str] = ""
@@ -51,9 +52,9 @@ Listener = Callable[[E], object]
 
 @dataclass(frozen=True, slots=True)
 class JobsAppended(Event):
-    """Durable now: new jobs of one queue, children of a settled job included. An append that is repeated is
-    told again if the ledger cannot tell: its ids are the same. What a group is followed by, the ledger adds
-    by itself and nobody tells."""
+    """New jobs of one queue are durable, children of a settled job included. A repeated append is published
+    again with the same ids if the ledger cannot detect the repetition. Jobs that the ledger adds itself after
+    a group are not published."""
 
     sentence = "appended to {queue}: {ids}"
 
@@ -63,7 +64,7 @@ class JobsAppended(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsClaimed(Event):
-    """Taken on lease by this process; not started yet. `jobs` are the records (`towpath.Job`), owner and
+    """This process claimed jobs; they have not started. `jobs` are the records (`towpath.Job`), owner and
     fence included."""
 
     sentence = "claimed: {ids}"
@@ -80,7 +81,7 @@ class JobsClaimed(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """The handler is being called. `waited`: seconds since the job could have run."""
+    """The handler is called. `waited`: seconds since the job became ready."""
 
     sentence = "{kind} {id} of {queue} starts attempt {attempt} after waiting {waited:.3f} s"
 
@@ -93,9 +94,9 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobSettled(Event):
-    """An attempt ended and its outcome is durable. `outcome` is what the handler did (done, retry, snooze,
-    release, refuse, fail, stop), `state` is where the job went by it; a retry that was the last one allowed
-    is in the state `failed`."""
+    """An attempt ended and its outcome is durable. `outcome` is the handler's (done, retry, snooze, release,
+    refuse, fail, stop), `state` is the state of the job after it; the last allowed retry leads to the state
+    `failed`."""
 
     sentence = "{kind} {id} of {queue}: {outcome} in {duration:.3f} s at attempt {attempt}, now {state}"
 
@@ -111,8 +112,8 @@ class JobSettled(Event):
 
     @property
     def reason(self) -> str:
-        """Why a failed job failed, in the ledger's words: its last retry was spent, or it never wanted
-        one."""
+        """The reason of a failed job, as the ledger stores it: its retries were spent, or it asked for
+        none."""
         return (
             {"retry": "exhausted", "fail": "fatal"}.get(self.outcome, self.outcome)
             if self.state == "failed"
@@ -122,8 +123,8 @@ class JobSettled(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """Somebody else has, or had, the job that this process was still working on. What it does now will not be
-    taken."""
+    """Another process holds, or held, a job that this process still runs. The ledger refuses the outcome of
+    this attempt."""
 
     sentence = "{owner} lost the lease of {kind} {id} of {queue} at attempt {attempt}"
     level = logging.WARNING
@@ -137,9 +138,9 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandlerBlocked(Event):
-    """An async handler keeps the event loop to itself; told once, when it is noticed. `where`: the file, line
-    and function it was found in. `id` and `kind` are empty if it may have been any of several jobs, or none:
-    the log names them."""
+    """An async handler blocks the event loop; published once, when the loop monitor detects it. `where`:
+    file, line and function of the handler. `id` and `kind` are empty if several jobs, or none, may be the
+    cause: the log names them."""
 
     sentence = "{kind} {id} has blocked the event loop for {seconds:.1f} s at {where}"
     level = logging.WARNING
@@ -158,8 +159,8 @@ class HandlerBlocked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted(Event):
-    """One transaction. `jobs`: how many were appended, settled and claimed by it. A look that found nothing
-    is none."""
+    """One transaction was committed. `jobs`: how many jobs it appended, settled and claimed. A claim that
+    found nothing is no transaction."""
 
     sentence = "{commands} commands for {jobs} jobs committed in {seconds:.4f} s"
 
@@ -170,8 +171,7 @@ class BatchCommitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed(Event):
-    """The ledger as a whole refused a batch. If it is `retryable`, the engine's own commands are tried
-    again."""
+    """A batch failed as a whole. If it is `retryable`, the engine repeats its own commands."""
 
     sentence = "a batch of {commands} commands failed: {error}"
     level = logging.WARNING
@@ -193,13 +193,13 @@ class QueueFullSeen(Event):
     capacity: int
     asked: int = 1
     retry_after: float = 1.0
-    """Seconds after which it is worth another try."""
+    """Seconds after which a retry is useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDeep(Event):
-    """As many wait in a queue as its `warn_depth`. Told once by the caretaker, and again only after it was
-    below."""
+    """A queue has reached its `warn_depth`. The caretaker publishes it once, and again only after the depth
+    was below."""
 
     sentence = "queue {queue} is deep: {depth} waiting, warn_depth {warn_depth}"
     level = logging.WARNING
@@ -214,7 +214,7 @@ class QueueDeep(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    sentence = "worker {owner} takes {queues} with concurrency {concurrency}"
+    sentence = "worker {owner} consumes {queues} with concurrency {concurrency}"
     level = logging.INFO
 
     owner: str
@@ -224,7 +224,7 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDraining(Event):
-    """It takes nothing new; what runs has `grace` seconds to end."""
+    """The worker claims no new jobs; running jobs have `grace` seconds to end."""
 
     sentence = "worker {owner} drains: {running} running, {grace:g} s of grace"
     level = logging.INFO
@@ -244,8 +244,8 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class LimitChanged(Event):
-    """How many jobs of this worker may use a resource at once; `waits`: seconds for which none may, because
-    it said so."""
+    """The limit of a resource changed: how many jobs of this worker may use it at once. `waits`: seconds for
+    which none may, because the service asked for a pause."""
 
     sentence = (
         "resource {resource}: {before} -> {limit} jobs at once, {running} running, none for {waits:g} s"
@@ -264,7 +264,7 @@ class LimitChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class CaretakerElected(Event):
-    """This process does the upkeep of the fleet from now on."""
+    """This process was elected as the caretaker of the fleet."""
 
     sentence = "{owner} is the caretaker"
     level = logging.INFO
@@ -274,7 +274,7 @@ class CaretakerElected(Event):
 
 @dataclass(frozen=True, slots=True)
 class UpkeepDone(Event):
-    """Upkeep that found something to do."""
+    """An upkeep changed something."""
 
     sentence = "upkeep: {reaped} reaped, {expired} expired, {woken} woken, {purged} purged, {swept} swept"
 
@@ -287,8 +287,8 @@ class UpkeepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFired(Event):
-    """`due` is microseconds; `late`: seconds between then and now. `id` is its job: a new one, or the one
-    that held its key. Told once, by the worker that moved the schedule on."""
+    """A schedule fired. `due` is microseconds; `late`: seconds between `due` and now. `id` is the id of its
+    job: a new one, or the one that held its key. Published once, by the worker that stored the next fire."""
 
     sentence = "schedule {name} fired {late:.3f} s late: job {id}"
     level = logging.INFO
@@ -301,8 +301,8 @@ class ScheduleFired(Event):
 
 @dataclass(frozen=True, slots=True)
 class BreakerChanged(Event):
-    """A circuit breaker opened, closed, or became half open. Told by the process that wrote it (half open: by the caretaker).
-    `until` is microseconds, 0 if it closed; `why` is what brought it there: what opened it, or what closed it."""
+    """A circuit breaker opened, closed, or became half open. The process that stored the change publishes it
+    (half open: the caretaker). `until` is microseconds, 0 if the breaker closed; `why` is the cause."""
 
     sentence = "breaker {name} is {state} ({why})"
     level = logging.WARNING
@@ -340,7 +340,7 @@ class _Subscribed(NamedTuple):
 
 
 class Bus:
-    """Who listens to what. Any thread may subscribe, publish and leave."""
+    """The subscriptions of a process. Any thread may subscribe, publish and unsubscribe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -349,7 +349,7 @@ class Bus:
         self._known_bad: set[int] = set()
         self._delivery = Delivery()
         self.wants: Callable[[type[Event]], bool] = self._by_kind.__contains__
-        """Does anybody listen to this kind? Ask before you build an event. (The dict's own method: a call
+        """True if this kind has a subscriber. Ask before you build an event. (The dict's own method: a call
         costs 30 ns.)"""
 
     @overload
@@ -475,8 +475,9 @@ class Bus:
 def log_events(
     bus: Bus, logger: logging.Logger | None = None, level: int = logging.INFO
 ) -> Callable[[], None]:
-    """Write events to `logger` (default `towpath`) by their sentence, with the event itself as `record.event`. Kinds below
-    `level` are not even listened to, so that nobody builds them. The answer ends it."""
+    """Write events to `logger` (default `towpath`) by their sentence, with the event itself as
+    `record.event`. Kinds below `level` are not subscribed to, so that no publisher builds them. The returned
+    function ends it."""
     target = logger or get_logger("towpath")
 
     def write(event: Event) -> None:

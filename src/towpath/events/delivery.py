@@ -55,13 +55,13 @@ class Delivery:
                     self._work.notify()
                 return
         log.error(
-            "%d events wait for their listeners: further ones are dropped until there is room. `bus.dropped` counts them; "
-            "this is logged once.",
+            "%d events wait for their listeners: new events are dropped until there is room. "
+            "`bus.dropped` counts them. This is logged once.",
             MAX_BACKLOG,
         )
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that was queued so far has been called."""
+        """Wait until every call queued so far has returned."""
         thread = self._thread
         if thread is None or thread is threading.current_thread() or not self.pending:
             return True
@@ -107,7 +107,8 @@ E = TypeVar("E")
 
 
 class Collected(Generic[E]):
-    """Events in the order they came. `expect` and `aexpect` sleep until there are enough; nothing polls."""
+    """Events in the order of their arrival. `expect` and `aexpect` sleep until there are enough; nothing
+    polls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,7 +117,7 @@ class Collected(Generic[E]):
 
     @property
     def events(self) -> list[E]:
-        """A copy of what came so far."""
+        """A copy of the events so far."""
         with self._lock:
             return list(self._events)
 
@@ -131,7 +132,7 @@ class Collected(Generic[E]):
     def expect(
         self, count: int = 1, timeout: float = 5.0, where: Callable[[E], bool] | None = None
     ) -> list[E]:
-        """The first `count` events (for which `where` holds), as soon as they have come. Raises
+        """Return the first `count` events (for which `where` holds) as soon as they have arrived. Raises
         TimeoutError."""
         come = threading.Event()
         self._wake_when(count, where, come.set)

@@ -60,7 +60,7 @@ class LedgerCollector:
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily]:
-        """What `collect` gives, without values: registering must not touch the ledger."""
+        """The families of `collect` without values: registering must not read the ledger."""
         return [
             GaugeMetricFamily(
                 "towpath_queue_depth", "Jobs of a queue by their state.", labels=["queue", "state"]
@@ -85,7 +85,7 @@ class LedgerCollector:
             queues = self._ledger.queues()
             records = breakers.read_all(self._ledger.note)
         except TowpathError as error:
-            log.warning("no queue metrics: %s", error)
+            log.warning("queue metrics are not available: %s", error)
             up.add_metric([], 0)
             yield up
             return
@@ -104,7 +104,7 @@ class LedgerCollector:
 
 
 class FastPathCollector:
-    """How often this process took the fast paths of its ledger. A ledger without fast paths has no samples."""
+    """The counts of this process for the fast paths of its ledger; no samples for a ledger without them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -228,7 +228,7 @@ class _Counts:
         self.expired.inc(event.expired)
 
     def listen(self, bus: Bus) -> Iterator[Callable[[], None]]:
-        """Subscribe to everything that is counted; each answer ends one of it."""
+        """Subscribe to every counted event; each yielded function ends one subscription."""
         yield bus.subscribe(JobSettled, self.settled, inline=True)
         yield bus.subscribe(
             JobStarted, lambda event: self.waited.labels(event.queue).observe(event.waited), inline=True
@@ -254,8 +254,8 @@ class _Counts:
 def install(
     bus: Bus, ledger: Ledger, registry: CollectorRegistry | None = None, clock: Clock | None = None
 ) -> Callable[[], None]:
-    """Count what the bus tells, and read `ledger` at every scrape. A registry takes one App. The answer takes
-    it all out."""
+    """Count the events of the bus, and read `ledger` at every scrape. A registry takes one App. The returned
+    function removes the metrics."""
     target = registry or REGISTRY
     collectors: list[Any] = [LedgerCollector(ledger, clock or SystemClock()), FastPathCollector(ledger)]
     undo = contextlib.ExitStack()
@@ -274,7 +274,7 @@ def install(
 
 
 class Served:
-    """Somebody who answers `GET /metrics`; calling it stops it."""
+    """A server of `GET /metrics`; calling it stops it."""
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
         self._server, self._thread = start_http_server(port, host, registry)
@@ -288,6 +288,6 @@ class Served:
 
 
 def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Served:
-    """Answer `GET /metrics` from a thread of its own. Port 0 takes a free one, which `port` of the answer
-    names. Calling the answer stops it."""
+    """Serve `GET /metrics` from a thread of its own. Port 0 takes a free port; `port` of the returned object
+    is its number. Calling the object stops the server."""
     return Served(port, host, registry or REGISTRY)

@@ -1,8 +1,8 @@
 """OpenTelemetry: the trace that enqueued a job goes on in the worker that runs it.
 
-`inject` puts the W3C trace context of the moment into a job's headers, `span` takes it out and opens a span around the
-handler. Both do nothing, and cost next to nothing, unless `opentelemetry-api` is installed (`pip install 'towpath[otel]'`).
-Baggage is not carried: it may hold what nobody meant to store.
+`inject` stores the current W3C trace context in a job's headers, `span` reads it and opens a span around the
+handler. Both do nothing, at little cost, unless `opentelemetry-api` is installed
+(`pip install 'towpath[otel]'`). Baggage is not propagated: it may contain values that must not be stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:  # pragma: no cover
     AVAILABLE = False
 
 HEADER = "traceparent"
-"""Where the context is kept; its `tracestate`, if there is one, is beside it."""
+"""The header with the trace context; its `tracestate`, if there is one, is beside it."""
 CONTEXT = (HEADER, "tracestate")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -32,7 +32,7 @@ if AVAILABLE:
 def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers with the current trace context; the same object if there is none, or if they already carry
     one."""
-    # Most often there is no context at all, which is quicker to see than that it has no span.
+    # Usually there is no context at all, which is cheaper to detect than a context without a span.
     if (
         not AVAILABLE
         or not otel_context.get_current()
@@ -46,7 +46,7 @@ def inject(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def wanted(headers: Mapping[str, str]) -> bool:
-    """Would a span around a handler tell anybody anything?"""
+    """True if a span around a handler would be recorded or propagated."""
     return AVAILABLE and (_listening() or HEADER in headers)
 
 
@@ -65,15 +65,15 @@ def span(
 
 
 def _listening() -> bool:
-    """Has the program set up tracing? Asked for every job: the public question reads the environment each
-    time, so it is asked only if the quick look is not possible."""
+    """True if the program has set up tracing. Called for every job: the public function reads the environment
+    each time, so it is called only if the private attribute does not decide."""
     if getattr(trace, "_TRACER_PROVIDER", trace) is None:
         return False
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def job_attributes(id: str, queue: str, attempt: int) -> dict[str, str | int]:
-    """What `span` says of a job, by OpenTelemetry's names for messaging."""
+    """The attributes of a job's span, by OpenTelemetry's names for messaging."""
     return {
         "messaging.system": "towpath",
         "messaging.operation.type": "process",

@@ -1,1 +1,1 @@
-"""Running a fleet: schedules, workers, breakers, progress, bandwidth and the care of a ledger."""
+"""Operating a fleet: schedules, workers, breakers, progress, bandwidth and maintenance of a ledger."""

@@ -4,7 +4,7 @@
     with open("copy", "wb") as file:
         shutil.copyfileobj(limits.download(response), file)
 
-It wraps streams; whoever reads or writes through the wrapper waits for its turn. `core/bandwidth.py` decides,
+It wraps streams; a read or write through the wrapper waits for its turn. `core/bandwidth.py` decides,
 this only waits."""
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from towpath.clock import Clock, SystemClock
 from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, Meter, Plan, Stream, plan
 
 LOOK = 0.25
-"""Seconds after which a waiting stream looks again, also if nobody woke it: the time of day may have changed
-the limits."""
+"""Seconds after which a waiting stream checks the limits again without a wake-up: the time of day may have
+changed them."""
 Speed = str | int | None
 Schedule = Sequence[tuple[str, Speed | Mapping[str, Speed]]]
 
 
 class BandwidthOptions(TypedDict, total=False):
     """Speeds are bytes a second: `"10MB/s"`, `"1.5MiB/s"`, a number, or None for no limit. `total` is both
-    directions together.
-
-    `schedule` is pairs of a time of day and what holds then instead: one speed is the total, `{"up": ..., "down": ...}` names
-    them. Its times are those of the zone `tz` (UTC)."""
+    directions together. `schedule` is a list of pairs: a time of day, and the limits in force then. One speed
+    is the total, `{"up": ..., "down": ...}` names them. Its times are in the zone `tz` (UTC)."""
 
     up: Speed
     down: Speed
@@ -43,7 +41,8 @@ class BandwidthOptions(TypedDict, total=False):
 
 
 class Bandwidth:
-    """Limits on the bytes that this process moves. Any number of threads and event loops may share one."""
+    """Limits on the bytes that this process transfers. Any number of threads and event loops may share
+    one."""
 
     def __init__(self, *, clock: Clock | None = None, **options: Unpack[BandwidthOptions]) -> None:
         self._clock = clock or SystemClock()
@@ -54,7 +53,7 @@ class Bandwidth:
         self._lock = threading.Lock()
         self._wakes: dict[Stream, Callable[[], object]] = {}
         self._timekeeper: Stream | None = None
-        """The waiting stream that wakes when the next turn comes; the others sleep until they are woken."""
+        """The waiting stream that wakes at the next turn; the others sleep until it wakes them."""
         self._look_at = 0.0
 
     def __repr__(self) -> str:
@@ -62,7 +61,7 @@ class Bandwidth:
         return f"<Bandwidth up={limits.up} down={limits.down} total={limits.total}>"
 
     def set(self, **options: Unpack[BandwidthOptions]) -> None:
-        """Change limits while streams run; what is left out stays. If anything is wrong, nothing changes."""
+        """Change limits while streams run; an omitted limit stays. If any value is wrong, nothing changes."""
         changed = self._planned(options)
         with self._lock:
             self._plan = changed
@@ -78,7 +77,7 @@ class Bandwidth:
 
     @property
     def limits(self) -> BandwidthLimits:
-        """What holds now, in bytes a second."""
+        """The limits in force now, in bytes a second."""
         return self._plan.at(self._clock.now())
 
     @property
@@ -88,27 +87,28 @@ class Bandwidth:
             return dict(self._meter.moved)
 
     def download(self, stream: Any) -> Metered:
-        """A file-like object to read from, or an iterable of bytes, no faster than `down` and `total`
-        allow."""
+        """Wrap a file-like object to read from, or an iterable of bytes, so that it is no faster than `down`
+        and `total`."""
         return Metered(self, stream, "down")
 
     def upload(self, stream: Any) -> Metered:
-        """The same for `up`: what is read here and sent elsewhere, or a file-like object to write to."""
+        """The same for `up`: a stream that is read here and sent elsewhere, or a file-like object to write
+        to."""
         return Metered(self, stream, "up")
 
     def adownload(self, stream: Any) -> AsyncMetered:
-        """A StreamReader or whatever reads like one, or an async iterable of bytes, no faster than `down` and
-        `total` allow."""
+        """Wrap a StreamReader, an object that reads like one, or an async iterable of bytes, so that it is no
+        faster than `down` and `total`."""
         return AsyncMetered(self, stream, "down")
 
     def aupload(self, stream: Any) -> AsyncMetered:
-        """The same for `up`; also a StreamWriter, or whatever has a `write` to wait for."""
+        """The same for `up`; also a StreamWriter, or an object with an awaitable `write`."""
         return AsyncMetered(self, stream, "up")
 
     # For the wrappers
 
     def piece(self, stream: Stream) -> int:
-        """How many bytes to move at once."""
+        """The number of bytes to transfer at once."""
         with self._lock:
             return min(PIECE, self._meter.turn(stream.direction, PIECE))
 
@@ -151,7 +151,8 @@ class Bandwidth:
             return self._meter.ask(stream, count)
 
     def _step(self, stream: Stream) -> float | None:
-        """Give turns to whoever has one now. How long this stream should sleep, or None if it got its own."""
+        """Grant the turns that are due. Return how long this stream should sleep, or None if it got its
+        own."""
         with self._lock:
             now = time.monotonic()
             self._follow(now)
@@ -173,14 +174,14 @@ class Bandwidth:
         return due
 
     def _leave(self, stream: Stream) -> None:
-        """It was interrupted while it waited."""
+        """Remove a stream that was interrupted while it waited."""
         with self._lock:
             self._meter.withdraw(stream)
             self._wakes.pop(stream, None)
             self._hand_over(time.monotonic(), stream)
 
     def _follow(self, now: float) -> None:
-        """Keep to the limits of this time of day."""
+        """Apply the limits of this time of day."""
         if now >= self._look_at:
             self._look_at = now + LOOK
             limits = self._plan.at(self._clock.now())
@@ -189,7 +190,7 @@ class Bandwidth:
 
 
 class _Wrapper:
-    """What is not about bytes (`seek`, `name`, ...) is the stream's own."""
+    """Attributes that transfer no bytes (`seek`, `name`, ...) are the stream's own."""
 
     def __init__(self, bandwidth: Bandwidth, inner: Any, direction: Direction) -> None:
         self._bandwidth = bandwidth
@@ -204,7 +205,7 @@ class Metered(_Wrapper):
     """A stream that waits for its turns."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Like the `read` of a file: as much as was asked for, less only at the end."""
+        """Like the `read` of a file: the requested number of bytes, fewer only at the end."""
         left = float("inf") if size is None or size < 0 else size
         pieces = []
         while left > 0:
@@ -217,7 +218,7 @@ class Metered(_Wrapper):
         return b"".join(pieces)
 
     def read1(self, size: int = -1) -> bytes:
-        """What one read of the stream gives."""
+        """The bytes of one read of the stream."""
         most = self._bandwidth.piece(self._stream)
         data: bytes = getattr(self._inner, "read1", self._inner.read)(min(size, most) if size >= 0 else most)
         self._bandwidth.pay(self._stream, len(data))
@@ -266,10 +267,10 @@ class Metered(_Wrapper):
 
 
 class AsyncMetered(_Wrapper):
-    """`Metered` for an event loop: what moves bytes is awaited."""
+    """`Metered` for an event loop: reads and writes are awaited."""
 
     async def read(self, size: int = -1) -> bytes:
-        """What one read gives, as with a StreamReader; everything if `size` is -1."""
+        """The bytes of one read, as with a StreamReader; all bytes if `size` is -1."""
         if size >= 0:
             return await self._paid(self._inner.read(min(size, self._bandwidth.piece(self._stream))))
         pieces = []

@@ -36,15 +36,15 @@ All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> BreakerGuard:
-    """Around a call inside a handler: `with towpath.breaker("x"):` (or `async with`). What the block raises
-    counts as a failure. While the breaker is open the block is not entered: the job goes back and comes
-    again, without spending an attempt. A name must be one that a task of the app has; a `Breaker` may be
+    """Guards a call inside a handler: `with towpath.breaker("x"):` (or `async with`). An exception of the
+    block counts as a failure. While the breaker is open the block is not entered: the job waits and runs
+    again, without spending an attempt. A name must be the breaker of a task of the app; a `Breaker` may be
     any."""
     return BreakerGuard(which)
 
 
 class BreakerGuard:
-    """One pass through a breaker."""
+    """One call through a breaker."""
 
     def __init__(self, which: str | Breaker) -> None:
         self._job = current()
@@ -81,12 +81,12 @@ class BreakerGuard:
         self.__exit__(kind, error, trace)
 
     def _now(self) -> int:
-        """Not before the job was claimed, which was in the ledger's time: a clock may be set back, that never
-        goes back."""
+        """The current time, but not before the claim of the job in the ledger's time: a local clock may be
+        set back, the ledger's never goes back."""
         return max(self._engine.clock.now(), self._job.job.started_at or 0)
 
     def _too_late(self, error: BaseException) -> bool:
-        """Was the handler stopped because its time was up? Then the call did not answer."""
+        """True if the handler was stopped by its timeout: the called service did not respond."""
         return (
             isinstance(error, asyncio.CancelledError | outcomes.StopRequested)
             and self._job.asked is Reason.EXPIRED
@@ -98,8 +98,8 @@ class BreakerGuard:
 
 
 def _counts(error: BaseException) -> bool:
-    """Is it a failure of what was called? `Snooze`, `Cancel` and `Fail` are the handler's own words about its
-    job, and who says that it was asked too much is not down."""
+    """True if the error is a failure of the called service. `Snooze`, `Cancel` and `Fail` are decisions of
+    the handler about its job, and a throttling service is not down."""
     if not isinstance(error, Exception) or outcomes.throttling(error) is not None:
         return False
     return isinstance(error, outcomes.Retry) or not isinstance(error, outcomes.Control)
@@ -121,7 +121,8 @@ def _named(name: object, tasks: Tasks) -> Breaker:
 
 
 def check_together(tasks: Iterable[Task[..., Any]], new: Task[..., Any]) -> None:
-    """One name is one breaker; a queue that a breaker shuts has no other tasks."""
+    """Check that tasks with the same breaker name have the same settings, and that a queue that a breaker
+    shuts has no other tasks."""
     for other in tasks:
         if other.breaker is not None and new.breaker is not None and other.breaker.name == new.breaker.name:
             if other.breaker != new.breaker:
@@ -150,8 +151,8 @@ def declare(registry: Registry) -> None:
 def attempt(
     registry: Registry, claim: ClaimedJob, task: Task[..., Any], chance: Chance = random.random
 ) -> Attempt | Settle:
-    """The attempt at a job of a task with a breaker, or how it is given back because the breaker has
-    opened."""
+    """The attempt at a job of a task with a breaker, or the settle that releases the job because the breaker
+    has opened."""
     engine = registry.engine
     job, now, breakers = claim.job, engine.clock.now(), engine.components.breakers
     report = _Report(engine, task, job, now)
@@ -163,8 +164,8 @@ def attempt(
 
 
 class _Report:
-    """Tells the breaker of a task how an attempt ended. There is one for every job: nothing is looked up
-    before it is needed."""
+    """Reports the outcome of an attempt to the breaker of its task. There is one for every job: nothing is
+    looked up before it is needed."""
 
     __slots__ = ("_engine", "_job", "_task", "began", "breaker")
 
@@ -186,7 +187,7 @@ class _Report:
 
     @property
     def place(self) -> Place | None:
-        """The gate that the job came through."""
+        """The gate that admitted the job."""
         job, task = self._job, self._task
         if job.part == self.breaker.part:
             return job.queue, job.part
@@ -197,21 +198,21 @@ class _Report:
 
 
 class BreakerControls:
-    """`app.breakers`: the breakers in the ledger, to look at and to open and close by hand. A name that is not there is
-    `InvalidInput`."""
+    """`app.breakers`: the breakers in the ledger: read them, open and close them by hand. An unknown name
+    raises `InvalidInput`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def list(self) -> All:
-        """All of them, by name. `record.status.phase(now)` is what it is at a time."""
+        """All breakers, by name. `record.status.phase(now)` is the phase at a time."""
         return self._engine.components.breakers.all()
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
     def phase(self, name: str) -> Phase:
-        """What it is now."""
+        """The phase of the breaker now."""
         record, _ = self._engine.components.breakers.read(name)
         return self._known(name, record).status.phase(self._engine.clock.now())
 
@@ -219,20 +220,20 @@ class BreakerControls:
         return await asyncio.to_thread(self.phase, name)
 
     def open(self, name: str, why: str = "", for_: Span | None = None) -> Record:
-        """Open it by hand: for so many seconds, then it is half open; or until `close`."""
+        """Open a breaker by hand: for so many seconds, then it is half open; or until `close`."""
         checks.text("why", why, 500)
         now = self._engine.clock.now()
         until = checks.FOREVER if for_ is None else now + checks.micros(for_, "for_")
-        words = f"by hand: {why}" if why else "by hand"
+        reason = f"by hand: {why}" if why else "by hand"
         return self._edit(
-            name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, words, until))
+            name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, reason, until))
         )
 
     async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> Record:
         return await asyncio.to_thread(self.open, name, why, for_)
 
     def close(self, name: str) -> Record:
-        """Close it now; its failures so far are forgotten."""
+        """Close a breaker and reset its failures."""
         now = self._engine.clock.now()
         return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now, "by hand")))
 
@@ -240,7 +241,8 @@ class BreakerControls:
         return await asyncio.to_thread(self.close, name)
 
     def reset(self, name: str) -> None:
-        """Close it and forget it, its settings included: a worker that has it declares it anew."""
+        """Close a breaker and delete its record, settings included: a worker that has it declares it
+        again."""
         self._known(name, self._engine.components.breakers.forget(name, self._engine.clock.now()))
 
     async def areset(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Progress for people: one line for each running transfer, totals, and a sentence; live on a terminal."""
+"""Progress on a terminal: one line for each running transfer, totals, and a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from towpath.escapes import escape
 from towpath.operations.progress import RunningJob, Snapshot, size_of
 
 LINES = 12
-"""Running jobs that are shown one by one."""
+"""The number of running jobs that are shown one by one."""
 PER_SECOND = 4
 
 
@@ -24,7 +24,7 @@ PER_SECOND = 4
 def shown(
     look: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None
 ) -> Iterator[None]:
-    """Show what `look` sees while the block lasts; where it is no terminal, only how it looked at the end."""
+    """Show the snapshots of `look` during the block; without a terminal, only the last one at the end."""
     console = Console(file=file, stderr=file is None)
 
     def picture() -> RenderableType:
@@ -48,15 +48,15 @@ def drawn(snapshot: Snapshot, transfers: Mapping[str, str]) -> RenderableType:
 
 
 def sentence(snapshot: Snapshot, transfers: Mapping[str, str]) -> str:
-    words = [snapshot.summary(transfers)]
+    texts = [snapshot.summary(transfers)]
     moving = sum(each.rate for kind, each in snapshot.kinds.items() if kind in transfers)
     if moving > 0:
-        words.append(f"{size_of(moving)}/s")
+        texts.append(f"{size_of(moving)}/s")
     if snapshot.jobs_rate > 0:
-        words.append(f"{snapshot.jobs_rate:.1f} jobs/s")
+        texts.append(f"{snapshot.jobs_rate:.1f} jobs/s")
     if snapshot.eta:
-        words.append(f"{_span(snapshot.eta)} left")
-    return " · ".join(words)
+        texts.append(f"{_span(snapshot.eta)} left")
+    return " · ".join(texts)
 
 
 def _line(job: RunningJob, transfers: Mapping[str, str]) -> list[RenderableType]:

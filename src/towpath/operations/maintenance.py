@@ -1,4 +1,4 @@
-"""Looking after a ledger as a whole: its schema, its room, its copy in another place."""
+"""Maintenance of a ledger as a whole: schema, vacuum, health, copy."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def _open_postgres(url: str) -> Store:
 
 
 def is_there(url: str) -> bool:
-    """Is there a ledger? Of a file that does not exist, do not ask: it would be made."""
+    """True if the URL names a ledger. Do not call it for a file that does not exist: the file would be
+    created."""
     with _store(url) as store:
         return store.read_meta() is not None
 
 
 def migrate(url: str) -> tuple[int, int]:
-    """Bring the schema up to this version, or make it; from which number to which."""
+    """Migrate the schema to this version, or create it; return the old and the new number."""
     with _store(url) as store:
         return store.migrate(), store.known
 
@@ -76,7 +77,7 @@ def health(url: str) -> dict[str, Any]:
 
 
 def occupants(url: str) -> list[str]:
-    """Who uses the ledger now, as far as it knows: workers, and jobs whose lease has not run out."""
+    """The known users of the ledger: workers, and jobs whose lease has not expired."""
     now = SystemClock().now()
     ledger = open_ledger(url)
     try:
@@ -105,8 +106,8 @@ def _worker(value: bytes) -> str:
 
 
 def copy(source: str, target: str, progress: Progress) -> Copied:
-    """Copy a ledger that nobody uses into an empty one, or go on with a copy that was interrupted. Until it
-    is complete and verified nobody can open the target."""
+    """Copy an unused ledger into an empty one, or continue an interrupted copy. Until the copy is complete
+    and verified, the target cannot be opened."""
     open_ledger(source).close()  # it is one, it is whole, and it has the schema we know
     with ExitStack() as stack:
         one, other = stack.enter_context(_store(source)), stack.enter_context(_store(target))

@@ -1,8 +1,8 @@
-"""How far the work is: a live picture of this process, and the history that the ledger keeps.
+"""Progress: a live snapshot of this process, and the history in the ledger.
 
-The picture is drawn from what is at hand: the runs of the workers and what their handlers said by
-`current().progress()`. What waits is as it was last seen; a look at the ledger is at most a second old while
-somebody keeps asking, and happens in a thread of its own. Nobody who does not ask pays for any of it."""
+The snapshot is made of the runs of the workers and the progress that their handlers report by
+`current().progress()`. The counts of waiting jobs are read from the ledger in a thread, at most once a second
+while snapshots are taken. Without snapshots nothing is measured."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from towpath.tasks.context import Running
 WINDOW = 10.0
 """Seconds that rates are measured over."""
 FRESH = 1.0
-"""Seconds for which a look at the ledger is good enough."""
+"""Seconds for which the counts read from the ledger are used."""
 
 
 class RunningJob(msgspec.Struct, frozen=True):
-    """A job that runs here. `done` and `total` are in whatever its handler counts (bytes, for a transfer);
-    `rate` is by the second."""
+    """A running job of this process. `done` and `total` are in the unit of its handler (bytes, for a
+    transfer); `rate` is per second."""
 
     id: str
     kind: str
@@ -48,8 +48,7 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class KindProgress(msgspec.Struct, frozen=True):
-    """All running jobs of a kind together; `finished` since somebody began to watch, `jobs_rate` by the
-    second."""
+    """All running jobs of a kind together; `finished` since the first snapshot, `jobs_rate` per second."""
 
     kind: str
     running: int
@@ -61,16 +60,16 @@ class KindProgress(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """`waiting` by queue (for a group: its members that have neither ended nor run here), as it was `age`
-    seconds ago. `in_flight` is what running transfers have moved so far, of `in_flight_total`. `eta`: seconds
-    until nothing waits or runs at the present rate, None if that cannot be said."""
+    """`waiting` by queue (for a group: its members that have neither ended nor run here), `age` seconds old.
+    `in_flight` is the number of bytes that running transfers have moved, of `in_flight_total`. `eta`: seconds
+    until nothing waits or runs at the present rate, None if unknown."""
 
     running: tuple[RunningJob, ...]
     kinds: Mapping[str, KindProgress]
     queues: Mapping[str, int]
-    """Running here, by queue."""
+    """Running jobs of this process, by queue."""
     lanes: Mapping[str, Mapping[str, int]]
-    """Running here, by lane and kind; empty without lanes."""
+    """Running jobs of this process, by lane and kind; empty without lanes."""
     waiting: Mapping[str, int]
     age: float
     in_flight: int
@@ -82,20 +81,20 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> int:
-        """How many wait in all."""
+        """The number of waiting jobs."""
         return sum(self.waiting.values())
 
     def summary(self, transfers: Mapping[str, str] | None = None) -> str:
-        """`3 downloading (2.1 GB), 5 uploading, 12 waiting`; `transfers` says how kinds that count bytes are
-        called."""
+        """`3 downloading (2.1 GB), 5 uploading, 12 waiting`; `transfers` maps kinds that count bytes to their
+        labels."""
         names = transfers or {}
-        words = []
+        texts = []
         for kind in sorted(self.kinds):
             each = self.kinds[kind]
             if each.running:
                 size = f" ({size_of(each.total)})" if kind in names and each.total else ""
-                words.append(f"{each.running} {names.get(kind, kind)}{size}")
-        return ", ".join([*words, f"{self.waits} waiting"])
+                texts.append(f"{each.running} {names.get(kind, kind)}{size}")
+        return ", ".join([*texts, f"{self.waits} waiting"])
 
     def by_lane(self, transfers: Mapping[str, str] | None = None) -> str:
         """`interactive: 3 downloading; bulk: 5 uploading`."""
@@ -103,7 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def size_of(count: float) -> str:
-    """Bytes for people: `2.1 GB`."""
+    """A number of bytes with its unit: `2.1 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.95 or (unit == "B" and abs(count) < 1000):
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -112,7 +111,7 @@ def size_of(count: float) -> str:
 
 
 class Tally:
-    """How much happens in a second, over the last ten."""
+    """A rate per second, over the last ten seconds."""
 
     def __init__(self, now: float) -> None:
         self.total = 0
@@ -133,7 +132,7 @@ class Tally:
 
 
 class LiveProgress:
-    """Watches from the first question on. Any thread may ask."""
+    """Measures from its first snapshot on. Safe from any thread."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -144,7 +143,7 @@ class LiveProgress:
         self._jobs: dict[tuple[str, str | None], Tally] = {}
         """Ended jobs by kind and group."""
         self._amounts: dict[tuple[str, int], tuple[Tally, int]] = {}
-        """What each run moves, and how far it was when we last looked."""
+        """The tally of each run, and its progress at the last snapshot."""
         self._looks: dict[str | None, _WaitingCounts] = {}
         self.bus.subscribe(JobSettled, self._settled, inline=True)
 
@@ -155,7 +154,7 @@ class LiveProgress:
                 tally = self._jobs.setdefault(key, Tally(self._began))
                 tally.add(self._clock(), 1)
                 if len(self._jobs) > 10_000:
-                    # Groups come and go; what was measured of the oldest is told no more.
+                    # Bound the memory: drop the tally of the oldest group.
                     del self._jobs[next(iter(self._jobs))]
 
     def snapshot(self, group: str | None = None) -> Snapshot:
@@ -246,7 +245,7 @@ class LiveProgress:
 
 
 class _WaitingCounts:
-    """What waits, as it was last seen. The first look is waited for."""
+    """The counts of waiting jobs at the last read. The first read is awaited."""
 
     def __init__(self, engine: Engine, group: str | None) -> None:
         self._engine = engine
@@ -287,8 +286,8 @@ class _WaitingCounts:
 
 
 class KindHistory(msgspec.Struct, frozen=True):
-    """What the ledger has of one kind: jobs by state, when the first began and the last ended (microseconds),
-    and the sum of what they said they had done (bytes, for transfers)."""
+    """The jobs of one kind in the ledger: counts by state, the first start and the last end (microseconds),
+    and the sum of their progress (bytes, for transfers)."""
 
     kind: str
     counts: Counts
@@ -298,8 +297,8 @@ class KindHistory(msgspec.Struct, frozen=True):
 
 
 def history(ledger: Ledger, group: str | None = None) -> tuple[KindHistory, ...]:
-    """Kind by kind. Jobs whose retention is over are gone; the counts of a group stay exact
-    (`ledger.group`)."""
+    """The history by kind. Jobs past their retention are deleted and not counted; the counts of a group stay
+    exact (`ledger.group`)."""
     if group is not None and ledger.group(group) is None:
         raise UnknownGroup(group=group)
     counts: dict[str, Counter[State]] = {}

@@ -1,9 +1,9 @@
-"""Schedules: jobs that come again. They are notes in the ledger, fired exactly once by any number of workers.
+"""Schedules: recurring jobs. They are notes in the ledger, fired exactly once by any number of workers.
 
 The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job whose id
-is derived from the name and the fire time, then moves the note on by compare-and-set: whoever does the first
-again, after a crash or beside another worker, appends nothing new. The note `towpath/schedules` lists the
-names; its version changes with every edit."""
+is derived from the name and the fire time, then stores the next fire by compare-and-set: a repeated append,
+after a crash or by another worker, adds nothing. The note `towpath/schedules` lists the names; its version
+changes with every edit."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ log = get_logger("towpath.schedules")
 
 INDEX: Final = "towpath/schedules"
 SCHEDULED_AT: Final = "scheduled-at"
-"""The header of a fired job with the time it was meant for (ISO 8601, UTC)."""
+"""The header of a fired job with its scheduled time (ISO 8601, UTC)."""
 
 
 def register(engine: Engine, schedule: Schedule) -> Schedule:
-    """Make it what the code says, if the code says something new. The next fire stays unless the times
-    changed, and so does a pause. Two that register at once agree."""
+    """Store the declared schedule, if the declaration has changed. The next fire stays unless the times
+    changed, and so does a pause. Concurrent registrations have the same result."""
     declared = schedule.definition()
 
     def change(old: Schedule | None) -> Schedule:
@@ -75,7 +75,7 @@ def register(engine: Engine, schedule: Schedule) -> Schedule:
 
 
 def list_schedules(engine: Engine) -> list[Schedule]:
-    """All of them, by name."""
+    """All schedules, by name."""
     index = engine.ledger.note(INDEX)
     found = [_decode(engine.ledger.note(_key(name))) for name in _names(index)]
     return [schedule for schedule in found if schedule is not None]
@@ -90,7 +90,7 @@ def pause(engine: Engine, name: str) -> Schedule:
 
 
 def resume(engine: Engine, name: str) -> Schedule:
-    """Fire again, from the next time on: what passed during the pause was not missed."""
+    """Resume from the next time on: fires during the pause were not missed."""
 
     def change(old: Schedule | None) -> Schedule:
         old = _known(engine, name, old)
@@ -109,7 +109,7 @@ def set_schedule(
     missed: str | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """Change what is given. It stays so until the code declares something new."""
+    """Change the given fields. The change stays until the code declares something new."""
     if cron is not None and every is not None:
         raise InvalidInput(
             field="schedule", value={"cron": cron, "every": every}, expected="either cron or every"
@@ -134,7 +134,7 @@ def set_schedule(
 
 
 def remove(engine: Engine, name: str) -> None:
-    """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
+    """Delete a schedule. Code that still declares it stores it again at its next start: pause it instead."""
 
     if engine.ledger.note(_key(name)) is None:
         _known(engine, name, None)
@@ -142,14 +142,14 @@ def remove(engine: Engine, name: str) -> None:
 
 
 def trigger(engine: Engine, name: str, id: str | None = None) -> str:
-    """One more job now, whatever the times say; its id."""
+    """Append one job now, regardless of the times; return its id."""
     schedule, id = get_schedule(engine, name), id or new_id()
     engine.committer.call(Append((_job(schedule, id, engine.clock.now()),)))
     return id
 
 
 class Changes(TypedDict, total=False):
-    """What `Schedules.set` takes: `cron` or `every` (seconds), the time zone `tz`, what becomes of `missed`
+    """The fields of `Schedules.set`: `cron` or `every` (seconds), the time zone `tz`, the policy for `missed`
     fires, the arguments."""
 
     cron: str
@@ -165,8 +165,8 @@ Arguments = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Schedules:
-    """The schedules in the ledger: `app.schedules`. Programs declare them, and a worker writes them down when
-    it starts; what is changed here stays until the code declares something new. A name that is not there is
+    """The schedules in the ledger: `app.schedules`. Programs declare them, and a worker stores them when it
+    starts; a change made here stays until the code declares something new. An unknown name raises
     `InvalidInput`."""
 
     def __init__(self, engine: Engine, arguments: Arguments) -> None:
@@ -180,28 +180,28 @@ class Schedules:
         return await asyncio.to_thread(self.get, name)
 
     def list(self) -> All:
-        """All of them, by name."""
+        """All schedules, by name."""
         return list_schedules(self._engine)
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str) -> Schedule:
-        """It does not fire until `resume`."""
+        """Stop the fires until `resume`."""
         return pause(self._engine, name)
 
     async def apause(self, name: str) -> Schedule:
         return await asyncio.to_thread(self.pause, name)
 
     def resume(self, name: str) -> Schedule:
-        """Fire again, from the next time on: what passed during the pause was not missed."""
+        """Resume from the next time on: fires during the pause were not missed."""
         return resume(self._engine, name)
 
     async def aresume(self, name: str) -> Schedule:
         return await asyncio.to_thread(self.resume, name)
 
     def set(self, name: str, **changes: Unpack[Changes]) -> Schedule:
-        """Change what is given. Arguments are checked if the task is known here."""
+        """Change the given fields. Arguments are checked if the task is known in this process."""
         if "args" in changes:
             changes["args"] = self._arguments(self.get(name).spec.kind, by_name(changes["args"]))
         return set_schedule(self._engine, name, **changes)
@@ -210,14 +210,15 @@ class Schedules:
         return await asyncio.to_thread(lambda: self.set(name, **changes))
 
     def remove(self, name: str) -> None:
-        """Forget it. Code that still declares it brings it back with its next start: pause it instead."""
+        """Delete a schedule. Code that still declares it stores it again at its next start: pause it
+        instead."""
         remove(self._engine, name)
 
     async def aremove(self, name: str) -> None:
         await asyncio.to_thread(self.remove, name)
 
     def trigger(self, name: str, id: str | None = None) -> str:
-        """One more job now, whatever the times say; its id."""
+        """Append one job now, regardless of the times; return its id."""
         return trigger(self._engine, name, id)
 
     async def atrigger(self, name: str, id: str | None = None) -> str:
@@ -238,7 +239,7 @@ def _edited(engine: Engine, name: str, change: Callable[[Schedule | None], Sched
 
 
 def _edit(engine: Engine, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule | None:
-    """Change the note, again from its new state if somebody else was quicker; then tell the index."""
+    """Change the note by compare-and-set, repeated after a concurrent change; then update the index."""
     checks.name("schedule", name)
     while True:
         view = engine.ledger.note(_key(name))
@@ -253,8 +254,8 @@ def _edit(engine: Engine, name: str, change: Callable[[Schedule | None], Schedul
 
 
 def _list(engine: Engine, name: str, changed: bool) -> None:
-    """Name it in the index if it is there. The note is read after the index: so whoever writes the index last
-    is right."""
+    """Update the name in the index. The note is read after the index, so that the last writer of the index is
+    right."""
     while True:
         index = engine.ledger.note(INDEX)
         names = _names(index)
@@ -282,7 +283,7 @@ def _encode(value: object) -> bytes:
 
 
 def by_name(args: object) -> Mapping[str, Any]:
-    """Arguments, if that is what they can be."""
+    """The arguments as a mapping by name. Raises InvalidInput."""
     if isinstance(args, Mapping) and all(isinstance(each, str) for each in args):
         return args
     raise InvalidInput(field="args", value=args, expected="arguments by name, such as {'n': 1}")
@@ -310,7 +311,7 @@ def _decode(view: NoteView | None) -> Schedule | None:
     try:
         return msgspec.json.decode(view.value, type=Schedule)
     except msgspec.MsgspecError as error:
-        log.error("%s cannot be read and does not fire: %s", view.key, error)
+        log.error("note %s cannot be decoded, its schedule does not fire: %s", view.key, error)
         return None
 
 
@@ -318,7 +319,7 @@ def _decode(view: NoteView | None) -> Schedule | None:
 
 
 class Scheduler:
-    """Fires what is due. `due` is what a Caretaker calls; any number of them may do it at the same time."""
+    """Fires due schedules. A caretaker calls `due`; concurrent calls in several processes are safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -326,10 +327,11 @@ class Scheduler:
         self._times: dict[str, int | None] = {}
 
     def due(self, now: int) -> int | None:
-        """Fire what is due at `now`; when to come again, None if only an edit can bring something."""
+        """Fire the schedules that are due at `now`; return the time of the next call, or None if only an edit
+        can make one due."""
         ledger = self._engine.ledger
         index = ledger.note(INDEX)
-        # A version says nothing about another ledger, which an App may have opened since.
+        # Versions of another ledger, which an App may have opened since, are not comparable.
         seen = ledger, None if index is None else index.version
         if seen != self._seen:
             self._times = dict.fromkeys(_names(index), 0)
@@ -341,7 +343,7 @@ class Scheduler:
         return min((time for time in self._times.values() if time is not None), default=None)
 
     def _fire(self, name: str, now: int) -> int | None:
-        """When it fires next: it may be due again at once if much was missed."""
+        """The time of the next fire, which may be due at once if many were missed."""
         while True:
             view = self._engine.ledger.note(_key(name))
             schedule = _decode(view)
@@ -353,7 +355,7 @@ class Scheduler:
             ids = self._append(schedule, times) if times else []
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
             if _written(self._engine, _key(name), moved, view):
-                # Others may have appended the same jobs at the same time; one alone moves the note.
+                # Other processes may have appended the same jobs; only one stores the next fire.
                 self._publish(name, list(zip(ids, times, strict=False)))
                 return following
 
@@ -365,7 +367,7 @@ class Scheduler:
                 bus.publish(ScheduleFired(name, id, time, max(0, now - time) / SECOND))
 
     def fire_all(self, now: int, stopped: Callable[[], bool]) -> None:
-        """Fire all that is due at `now`, however much was missed."""
+        """Fire all schedules that are due at `now`, however many fires were missed."""
         while not stopped() and (due := self.due(now)) is not None and due <= now:
             pass
 
@@ -393,8 +395,8 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._\-/:@]+")
 
 
 class CronOptions(TypedDict, total=False):
-    """`name` (else the task's), the time zone `tz` (else UTC), what becomes of fires that were `missed`, and
-    the arguments."""
+    """`name` (default: the task's), the time zone `tz` (default: UTC), the policy for `missed` fires, and the
+    arguments."""
 
     name: str
     tz: str
@@ -403,7 +405,7 @@ class CronOptions(TypedDict, total=False):
 
 
 class Scheduled(Protocol):
-    """What `app.cron(...)` gives: a task stays the task it is, a function becomes one."""
+    """The decorator that `app.cron(...)` returns: a task stays as it is, a function becomes a task."""
 
     @overload
     def __call__(self, function: AsyncTask[P, R], /) -> AsyncTask[P, R]: ...
@@ -464,6 +466,6 @@ def from_settings(
 
 
 def store_schedules(engine: Engine, schedules: Mapping[str, Schedule]) -> None:
-    """Tell the ledger what the code declares."""
+    """Store the declared schedules in the ledger."""
     for schedule in schedules.values():
         register(engine, schedule)

@@ -37,10 +37,9 @@ log = get_logger("towpath.worker")
 
 
 def is_idle(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
-    """After a claim that came back empty: is there nothing to wait for in these queues? What runs, here or
-    elsewhere, may spawn more or be taken back from the dead, and what only waits for a rate comes soon; jobs
-    for later, blocked ones and those that somebody holds back (also those in the queues `held`) do not
-    count."""
+    """True if a burst worker has nothing to wait for in these queues, after an empty claim. Running jobs,
+    here or elsewhere, may spawn jobs or be retried, and jobs held by a rate limit start soon; scheduled jobs,
+    blocked jobs and jobs held back by hand (also those in the queues `held`) do not count."""
     views = [view for view in ledger.queues().values() if matches(queues, view.name)]
     return not any(
         view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views
@@ -55,8 +54,7 @@ def _comes(ledger: Ledger, view: QueueView, now: int, held: str) -> bool:
 
 
 def _held(view: QueueView | PartView, now: int) -> bool:
-    """By hand: a time that is further ahead than any start can put it was set by somebody (see
-    `core.limits.spend`)."""
+    """True if the gate is shut by hand: no start sets `next_at` that far ahead (see `core.limits.spend`)."""
     soon = now if view.rate is None else now + view.rate.interval
     return view.paused or view.cap == 0 or view.next_at > soon
 
@@ -66,9 +64,9 @@ RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")
 
 
 class RunOptions(TypedDict, total=False):
-    """What `app.run(...)` takes. None, or nothing, means what the settings say. `lease` and `grace` are
-    seconds. `burst`: end by itself once nothing in its queues is running or could run now. With `lanes` (by
-    name, the first is preferred), these have the queues."""
+    """The options of `app.run(...)`. None, or an omitted option, means the setting. `lease` and `grace` are
+    seconds. `burst`: end when no job of its queues is running or could run now. `lanes` (by name, the
+    preferred one first) replace `queues`."""
 
     queues: tuple[str, ...] | None
     lanes: Mapping[str, Lane] | None
@@ -87,17 +85,19 @@ class ActiveSettings:
 
 
 def worker_options(registry: Registry, settings: Settings, given: Mapping[str, Any]) -> WorkerOptions:
-    """The options given, else the settings; without lanes and queues, the queues that the tasks name."""
+    """The given options, else the settings; without lanes and queues, the queues that the tasks name."""
     chosen = {name: getattr(settings, name) for name in RELOADED}
-    told = {name: value for name, value in given.items() if value is not None and name != "burst"}
-    if told.get("queues") and "lanes" not in told:
-        # Whoever names the queues of a worker wants no lanes of the settings.
+    explicit = {name: value for name, value in given.items() if value is not None and name != "burst"}
+    if explicit.get("queues") and "lanes" not in explicit:
+        # Queues named by the caller replace the lanes of the settings.
         chosen["lanes"] = {}
-    chosen |= told
+    chosen |= explicit
     if chosen["lanes"]:
-        if told.get("queues"):
+        if explicit.get("queues"):
             raise InvalidInput(
-                field="queues", value=told["queues"], expected="nothing: the lanes have the queues"
+                field="queues",
+                value=explicit["queues"],
+                expected="no queues beside lanes: the lanes name the queues",
             )
         lanes.check(chosen["lanes"])
         queues = tuple(queue for lane in chosen["lanes"].values() for queue in lane.queues)
@@ -111,8 +111,8 @@ def worker_options(registry: Registry, settings: Settings, given: Mapping[str, A
 
 
 def resource_options(registry: Registry, queues: Sequence[str]) -> dict[str, Any]:
-    """What the worker must know of the resources that the tasks use. A queue with such a task has only these,
-    so that what may not start is never claimed."""
+    """The options for the resources of the tasks. A queue with such a task has no other tasks, so that a job
+    that may not start is never claimed."""
     needs = {task.kind: task.resource for task in registry.tasks.values() if task.resource is not None}
     for kind, name in needs.items():
         if name not in registry.resources:
@@ -143,10 +143,10 @@ def resource_options(registry: Registry, queues: Sequence[str]) -> dict[str, Any
 
 
 class Service:
-    """One worker of an app. `arun` ends after `stop()`, which any thread and a signal may call, or when its
-    burst is over.
+    """One worker of an app. `arun` ends after `stop()`, which is safe from any thread and signal handler, or
+    when its burst is over.
 
-    It is a looker as well: after every commit it reads whether it is paused or told to end."""
+    After every commit it reads whether it is paused or asked to end."""
 
     def __init__(self, registry: Registry, configuration: ActiveSettings, options: RunOptions) -> None:
         self._registry = registry
@@ -173,14 +173,14 @@ class Service:
         return breakers.attempt(self._registry, claim, task)
 
     def stop(self) -> None:
-        """Take no more, let what runs finish. Before it has begun: end as soon as it has."""
+        """Claim no more jobs and let running jobs finish. Before its start: end directly after the start."""
         self._stopped = True
         if self._began:
             self._worker.stop()
 
     def _check_burst(self) -> None:
-        """In the committing thread, after a claim that brought nothing: is the burst over? If not, another
-        claim will ask."""
+        """In the committing thread, after an empty claim: end the worker if the burst is over. If not, the
+        next empty claim checks again."""
         if self._stopped:
             return
         lanes, paused = self._chosen.lanes, self._instructions.lanes
@@ -188,24 +188,24 @@ class Service:
         try:
             over = is_idle(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
         except LedgerClosed:
-            # The worker was stopped and its app closed while this batch was under way.
+            # The worker was stopped and its app closed while this batch was applied.
             return
         except TowpathError as error:
-            log.warning("whether the burst is over cannot be seen now: %s", error)
+            log.warning("cannot check whether the burst is over: %s", error)
             return
         if over and self._engine.bus.pending:
             # A listener may enqueue. The kick causes another claim.
             self._engine.bus.then(self._engine.committer.kick)
         elif over and not self._stopped:
             log.info(
-                "nothing is running or could run now in %s: the burst is over", ",".join(self._chosen.queues)
+                "the burst is over: no job of %s is running or could run now", ",".join(self._chosen.queues)
             )
-            # The loop may have been closed without a word to us.
+            # The loop may be closed already.
             with contextlib.suppress(RuntimeError):
                 self.stop()
 
     def refresh(self) -> None:
-        """In the caretaker's thread."""
+        """Read the instructions. Runs in the caretaker's thread."""
         instructions = self._registration.instructions()
         if instructions != self._instructions:
             self._instructions = instructions
@@ -216,17 +216,17 @@ class Service:
         paused = instructions.paused_by is not None
         if paused:
             log.warning(
-                "paused (%s): %s. What runs goes on; nothing new starts.",
+                "worker paused (%s): %s. Running jobs continue; no new jobs start.",
                 instructions.paused_by,
                 instructions.why or "no reason given",
             )
         elif self._paused:
-            log.warning("the pause is over")
+            log.warning("worker resumed")
         self._paused = paused
         self._worker.pause(paused)
         self._follow_lanes(instructions.lanes)
         if instructions.drain:
-            log.warning("told to end: no new jobs are taken; running ones may finish")
+            log.warning("worker drained on request: no new jobs are claimed; running jobs may finish")
             self.stop()
         self._report(draining=instructions.drain)
 
@@ -234,12 +234,12 @@ class Service:
         paused = self._mine(lanes)
         for name in sorted(paused - self._paused_lanes):
             log.info(
-                "lane %s is paused: %s. What runs goes on; its slots are lent.",
+                "lane %s is paused: %s. Running jobs continue; its slots are lent to other lanes.",
                 name,
                 lanes[name] or "no reason given",
             )
         for name in sorted(self._paused_lanes - paused):
-            log.info("lane %s goes on", name)
+            log.info("lane %s resumed", name)
         self._paused_lanes = paused
         self._worker.pause_lanes(lanes.keys())
 
@@ -267,11 +267,11 @@ class Service:
                     break
 
     def _held_limits(self) -> list[str]:
-        """Those for which nothing starts now, because a service said so: whoever asks should know it soon."""
+        """The limits that a service has set to zero for a time: a change is reported at once."""
         return [limit.name for limit in self._worker.buffer.limits if limit.until is not None]
 
     def _store_declarations(self) -> None:
-        """What the code declares and what the settings say, before the first job is taken."""
+        """Store the declared schedules and the limits of the settings before the first claim."""
         store_schedules(
             self._engine,
             {
@@ -290,7 +290,7 @@ class Service:
         await asyncio.to_thread(self._store_declarations)
         await asyncio.to_thread(breakers.declare, self._registry)
         if self._burst:
-            # What a schedule has due belongs to the burst; the caretaker may come too late for it.
+            # Due schedules belong to the burst; the caretaker may fire them too late for it.
             await asyncio.to_thread(
                 Scheduler(self._engine).fire_all, self._engine.clock.now(), lambda: self._stopped
             )
@@ -302,7 +302,7 @@ class Service:
         self._engine.local_workers.append(self._worker)
         reporting = asyncio.create_task(self._keep_reporting())
         try:
-            # With its first step it can be stopped.
+            # After its first step the worker can be stopped.
             await asyncio.sleep(0)
             self._began = True
             if self._stopped:
@@ -321,8 +321,8 @@ class Service:
             await asyncio.to_thread(self._engine.bus.flush)
 
     def reload(self) -> None:
-        """From any thread: read the settings again and work by them, without dropping anything. If they are
-        wrong, the last good ones stay, and the log says why."""
+        """Read the settings again and apply them, without interrupting jobs. Invalid settings are logged, and
+        the last valid ones stay. Safe from any thread."""
         with self._reloading:
             try:
                 found = resolve(None)
@@ -330,14 +330,15 @@ class Service:
                 declared = from_settings(self._registry.tasks, found.schedules)
                 self._apply(found, declared)
             except TowpathError as error:
-                log.error("the settings were not reloaded, the last good ones stay: %s", error)
+                log.error("settings not reloaded, the last valid ones stay in use: %s", error)
                 return
             self._chosen = chosen
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._change, chosen)
 
     def _apply(self, found: Settings, declared: Mapping[str, Schedule]) -> None:
-        """What concerns the fleet. A limit or a schedule that the settings had and have no more is lifted."""
+        """Store the settings of the fleet. A limit or a schedule that the settings no longer have is
+        lifted."""
         before = self._configuration.settings
         for queue in sorted(before.limits.keys() | found.limits.keys()):
             limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
@@ -361,16 +362,17 @@ class Service:
         self._report()
 
     def run(self) -> None:
-        """The same in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop
-        it: the first lets running jobs finish for the time of grace, the second leaves at once. SIGHUP calls
-        `reload`."""
+        """Run in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop the
+        worker: the first lets running jobs finish for the grace period, the second ends the process at once.
+        SIGHUP calls `reload`."""
         with signals(self.stop, self.reload, lambda: self._worker.patience), _event_loop() as loop:
             loop.run_until_complete(self.arun())
 
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop as that of `asyncio.run`, but one that does not wait for ever for what will not be cancelled."""
+    """An event loop like that of `asyncio.run`, with a bounded wait for tasks that ignore their
+    cancellation."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

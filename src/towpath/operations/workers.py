@@ -1,9 +1,9 @@
-"""Workers as others see them: who is there, and the words with which they are paused and ended from afar.
+"""The workers of a ledger: list, pause, resume and drain them from any process.
 
-`towpath/workers` is one note for a whole fleet: who has come (`known`), who is paused and why (by name, `*` stands for any letters), which lanes are
-paused, and who shall end (by incarnation, so that whoever is started after it under the same name works). `worker/<owner>` is what a worker says of
-itself; it has a time to live, and who is killed is gone from the list when that is over.
-"""
+The note `towpath/workers` is shared by the fleet: the registered workers (`known`), the paused names with
+reasons (`*` matches any characters), the paused lanes, and the workers that shall end (by incarnation, so
+that a worker started later under the same name runs). The note `worker/<owner>` is the report of a worker; it
+has a time to live, after which a killed worker is no longer listed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from towpath.runtime.engine import Engine
 
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10
-"""Seconds between two reports of a worker: a commit each."""
+"""Seconds between two reports of a worker; each is a commit."""
 DEPARTED: Final = 60 * SECOND
-"""How long a worker whose report ran out is kept in the list of those who may report again."""
+"""How long a worker stays registered after its report has expired."""
 
 T = TypeVar("T")
 
 
 class Instructions(msgspec.Struct, frozen=True):
-    """What a worker is told: the entry that pauses it (None: it works), why, whether to end, and which lanes
-    are paused."""
+    """The instructions to a worker: the entry that pauses it (None: not paused), the reason, whether to end,
+    and the paused lanes."""
 
     paused_by: str | None = None
     why: str | None = None
@@ -47,22 +47,23 @@ class Instructions(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Who works on this ledger. `name` is a worker's name or a pattern with `*`, which also means every worker. A pause stays until
-    `resume`, also for workers that start later; a drain is for those who are there now."""
+    """The workers of this ledger. `name` is a worker's name or a pattern with `*`, which alone matches every
+    worker. A pause stays until `resume`, also for workers that start later; a drain applies to the present
+    workers."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def list(self) -> Sequence[WorkerView]:
-        """Those that are there, by name."""
+        """The present workers, by name."""
         return workers_of(self._engine.ledger)
 
     async def alist(self) -> Sequence[WorkerView]:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerView]:
-        """They start nothing new; what runs goes on, what was claimed and not started goes back. Who is
-        concerned now."""
+        """The workers start no new jobs; running jobs continue, claimed jobs that have not started are
+        released. Returns the affected workers."""
         _check(name)
         checks.optional_text("why", why, 1000)
 
@@ -76,7 +77,7 @@ class Workers:
         return await asyncio.to_thread(self.pause, name, why)
 
     def resume(self, name: str = "*") -> Sequence[str]:
-        """Lift the pauses that this name or pattern covers; those names that were lifted. `*` lifts all."""
+        """Lift the pauses that this name or pattern covers; return their names. `*` lifts all."""
         _check(name)
 
         def change(fleet: Fleet) -> Sequence[str]:
@@ -98,13 +99,14 @@ class Workers:
         return await asyncio.to_thread(self.paused)
 
     def drain(self, name: str = "*") -> Sequence[WorkerView]:
-        """Those that are there now finish what runs and end, as after a first signal. Who they are."""
+        """The present workers finish their running jobs and end, as after a first signal. Returns these
+        workers."""
         _check(name)
 
         def change(fleet: Fleet) -> Sequence[WorkerView]:
-            told = self._named(fleet, name)
-            fleet.drain |= dict.fromkeys([each.owner for each in told], self._engine.clock.now())
-            return told
+            drained = self._named(fleet, name)
+            fleet.drain |= dict.fromkeys([each.owner for each in drained], self._engine.clock.now())
+            return drained
 
         return _edit(self._engine, change)
 
@@ -116,24 +118,24 @@ class Workers:
 
 
 class Lanes:
-    """The lanes of all workers on this ledger, by name. A pause is for every worker that has a lane of that
-    name, also for those that start later, and stays until `resume`. `declared` are the names that the
-    settings have."""
+    """The lanes of all workers of this ledger, by name. A pause applies to every worker with a lane of that
+    name, also to workers that start later, and stays until `resume`. `declared` are the names in the
+    settings."""
 
     def __init__(self, engine: Engine, declared: Iterable[str] = ()) -> None:
         self._engine = engine
         self._declared = tuple(declared)
 
     def list(self) -> Sequence[LaneView]:
-        """Those that are there, and those that are paused, as the workers said at most ten seconds ago."""
+        """The lanes of the present workers and the paused lanes; the reports are at most ten seconds old."""
         return lanes_of(self._engine.ledger)
 
     async def alist(self) -> Sequence[LaneView]:
         return await asyncio.to_thread(self.list)
 
     def pause(self, name: str, why: str | None = None) -> None:
-        """Nothing of the lane starts; what runs goes on, what was claimed and not started goes back, and its
-        slots are lent."""
+        """No job of the lane starts; running jobs continue, claimed jobs that have not started are released,
+        and its slots are lent to other lanes."""
         checks.optional_text("why", why, 1000)
 
         def change(fleet: Fleet) -> None:
@@ -146,7 +148,7 @@ class Lanes:
         await asyncio.to_thread(self.pause, name, why)
 
     def resume(self, name: str) -> bool:
-        """Let it go on. Was it paused?"""
+        """Resume a lane; True if it was paused."""
 
         def change(fleet: Fleet) -> bool:
             self._must_know(fleet, name)
@@ -168,7 +170,7 @@ class Lanes:
 
 
 class Registration:
-    """A worker's side: it says what it does, and reads what it is told."""
+    """The registration of a worker: it reports its state and reads its instructions."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine = engine
@@ -179,7 +181,7 @@ class Registration:
         self._instructions = Instructions()
 
     def register(self) -> None:
-        """Be known. Those who have not been heard of for long are forgotten by this."""
+        """Register the worker, and remove workers whose reports expired long ago."""
 
         def change(fleet: Fleet) -> None:
             now = self._engine.clock.now()
@@ -197,10 +199,10 @@ class Registration:
         _edit(self._engine, change)
 
     def instructions(self) -> Instructions:
-        """What it is told now. Costs one read, and nothing more if nothing has changed."""
+        """The current instructions. Costs one read, and a comparison of versions if nothing has changed."""
         version, fleet = _read(self._engine)
         if version != self._version and self._owner not in fleet.known:
-            # Taken for gone: its reports ran out in an outage, or somebody's clock is ahead.
+            # Unregistered by mistake: its reports expired in an outage, or another clock is ahead.
             self.register()
             version, fleet = _read(self._engine)
         if version != self._version:
@@ -213,7 +215,8 @@ class Registration:
         return self._instructions
 
     def report(self, **now: Any) -> None:
-        """`queues`, `concurrency`, `running`, `draining`, `lanes`, `limits`. Not waited for."""
+        """Store a report: `queues`, `concurrency`, `running`, `draining`, `lanes`, `limits`. The commit is
+        not awaited."""
         view = WorkerView(
             name=self.name,
             owner=self._owner,
@@ -243,7 +246,7 @@ def _read(engine: Engine) -> tuple[int, Fleet]:
 
 
 def _edit(engine: Engine, change: Callable[[Fleet], T]) -> T:
-    """By compare-and-set: who changes it at the same time is not undone."""
+    """Edit the note by compare-and-set: a concurrent change is kept."""
     while True:
         version, fleet = _read(engine)
         answer = change(fleet)
@@ -255,4 +258,4 @@ def _edit(engine: Engine, change: Callable[[Fleet], T]) -> T:
 
 
 def _ignore(replies: Sequence[Reply]) -> None:
-    """The next report says it again."""
+    """A lost report is replaced by the next one."""

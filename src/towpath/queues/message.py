@@ -1,4 +1,4 @@
-"""Messages: jobs that are consumed by hand. Put, get, and then one word about each: `ack` or `nack`.
+"""Messages: jobs that are consumed by hand. Put, get, and then `ack` or `nack` each message.
 
     orders = app.queue("orders")
     orders.put({"id": 7})
@@ -6,9 +6,9 @@
         handle(message.json())
         message.ack()
 
-Every verb has an async form with an `a` in front. A message in hand is kept on lease by the App until its word is said, or until
-`max_hold`. Its fence is checked with every word: who comes too late gets `LostClaim`.
-"""
+Every method has an async form with the prefix `a`. The App renews the lease of a received message until it is
+acknowledged, or until `max_hold`. Every command of a message carries its fence: a command after the loss of
+the lease raises `LostClaim`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = get_logger("towpath.messages")
 Span = float | timedelta
 
 STATE_TTL: Final = 90 * checks.DAY
-"""How long the state of a message is kept after it was last saved, if no ack takes it away."""
+"""How long the state of a message is kept after its last save, if no ack deletes it."""
 _POLICIES: Final[Mapping[str, KeyPolicy]] = {
     "keep": KeyPolicy.UNIQUE,
     "replace": KeyPolicy.REPLACE,
@@ -62,8 +62,8 @@ _POLICIES: Final[Mapping[str, KeyPolicy]] = {
 
 
 class PutOptions(TypedDict, total=False):
-    """What `put` takes besides the payload. Spans are seconds or timedeltas. `on` is a connection of yours to
-    the ledger's database: the message is part of its transaction."""
+    """The options of `put`. Spans are seconds or timedeltas. `on` is a connection of yours to the ledger's
+    database: the message is part of its transaction."""
 
     on: Any
     delay: Span
@@ -80,8 +80,8 @@ class PutOptions(TypedDict, total=False):
 
 
 class Queue(QueueGate):
-    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making one costs nothing and
-    writes nothing."""
+    """A queue of messages, with its limits (`configure`, `pause`, `stats`). Making the object writes
+    nothing."""
 
     _engine: Engine
 
@@ -92,8 +92,8 @@ class Queue(QueueGate):
         return f"<queue {self.name}>"
 
     def put(self, payload: object, **options: Unpack[PutOptions]) -> str:
-        """Add a message; its id, or that of the message that already holds its key. Returns when it is
-        durable. Bytes and text go as they are, anything else as JSON."""
+        """Add a message and return its id, or the id of the message that already holds its key. Returns when
+        it is durable. Bytes and text are stored as they are, other values as JSON."""
         return self._append((self._spec(payload, options),), options)[0]
 
     async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
@@ -116,9 +116,9 @@ class Queue(QueueGate):
     def get(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
 
     def get(self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None:
-        """The next message, or None if there is none and none comes within `wait` seconds; `wait=None` waits
-        until one comes. It is yours while the process lives, at most `max_hold` seconds; after a crash
-        somebody else gets it when `lease` seconds have passed."""
+        """The next message, or None if none arrives within `wait` seconds; `wait=None` waits until one
+        arrives. The lease is renewed while the process lives, at most `max_hold` seconds; after a crash the
+        message is delivered again when `lease` seconds have passed."""
         found = self.get_many(1, wait, lease, max_hold)
         return found[0] if found else None
 
@@ -148,7 +148,7 @@ class Queue(QueueGate):
     def subscribe(
         self, lease: Span = 30.0, prefetch: int = 8, max_hold: Span = 3600.0
     ) -> Subscription[Message]:
-        """All messages as they come, for `for` and `async for`, with `prefetch` of them in hand."""
+        """All messages as they arrive, for `for` and `async for`; `prefetch` of them are claimed ahead."""
         checks.whole("prefetch", prefetch, 1, MAX_BULK)
         engine, terms = self._engine, terms_of(lease, max_hold)
         return Subscription(
@@ -215,8 +215,8 @@ class MessageState(Document):
 
 
 class Message:
-    """A message in hand. `lost` turns true when the lease was lost, `cancel_requested` when somebody wants it
-    stopped; both are noticed by the heartbeat. Leaving its `with` without a word is a nack."""
+    """A received message. `lost` becomes true when the lease is lost, `cancel_requested` when a cancel is
+    requested; the heartbeat sets both. Leaving its `with` without ack or nack is a nack."""
 
     def __init__(self, engine: Engine, claim: ClaimedJob, terms: LeaseTerms) -> None:
         self._engine = engine
@@ -234,7 +234,7 @@ class Message:
 
     @property
     def job(self) -> Job:
-        """The whole record as it was when the message was taken."""
+        """The record of the job at the time of the claim."""
         return self._claim.job
 
     @property
@@ -243,7 +243,7 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """As it was stored; `text()` and `json()` read it."""
+        """The stored bytes; `text()` and `json()` decode them."""
         return self.job.payload
 
     @property
@@ -260,18 +260,18 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which delivery this is, from 1."""
+        """The number of this delivery, from 1."""
         return self.job.attempts
 
     @property
     def fence(self) -> int:
-        """Larger with every delivery of this message: give it to systems that must refuse a holder from the
-        past."""
+        """Grows with every delivery of this message. Pass it to systems that must refuse an older
+        delivery."""
         return self.job.fence
 
     @property
     def state(self) -> MessageState:
-        """A JSON document that survives nacks and crashes, and goes with the ack."""
+        """A JSON document that survives nacks and crashes; the ack deletes it."""
         if self._state is None:
             self._state = MessageState(
                 self._engine.ledger, self._engine.committer, _state_key(self.id), STATE_TTL
@@ -287,30 +287,30 @@ class Message:
             ) from None
 
     def json(self, type: Any = Any) -> Any:
-        """The payload as a value, checked against a type if you name one."""
+        """The payload as a value, checked against a type if one is given."""
         try:
             return msgspec.json.decode(self.payload, type=type)
         except msgspec.MsgspecError as error:
             raise InvalidInput(field="payload", value=self.payload, expected=f"JSON: {error}") from None
 
     def ack(self, result: object = None) -> None:
-        """Done, and its state goes. `result` is kept with the finished job."""
+        """The message is done; its state is deleted. `result` is stored with the finished job."""
         self._close(self._engine.committer.call(self._ack(result)), JobState.DONE)
 
     async def aack(self, result: object = None) -> None:
         self._close(await self._engine.committer.acall(self._ack(result)), JobState.DONE)
 
     def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
-        """Not done: deliver it again after `delay`. Counts as a failure with that reason, and the last one
-        that `max_attempts` allows makes it a dead letter; `defer` is only a postponement and counts
-        nothing."""
+        """Not done: deliver the message again after `delay`. Counts as a failure with that reason, and the
+        last failure that `max_attempts` allows makes it a dead letter; `defer` postpones it without a
+        failure."""
         self._close(self._engine.committer.call(self._nack(delay, reason, defer)))
 
     async def anack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
         self._close(await self._engine.committer.acall(self._nack(delay, reason, defer)))
 
     def extend(self, seconds: Span) -> None:
-        """Keep it for so long from now, whatever `max_hold` said."""
+        """Renew the lease for so many seconds from now, whatever `max_hold` is."""
         self._extended(self._engine.committer.call(self._renew(seconds)), seconds)
 
     async def aextend(self, seconds: Span) -> None:
@@ -357,7 +357,7 @@ class Message:
         return Settle(self.id, self.fence, outcome, notes=notes)
 
     def _close(self, answer: Result, wanted: JobState | None = None) -> None:
-        """The ledger answers a second word about the same claim with what the first one made of it."""
+        """A second settle of the same claim returns the result of the first."""
         assert isinstance(answer, Settled)
         self._engine.leases.drop(self.id, self.fence)
         self._settled = True
@@ -379,7 +379,7 @@ class Message:
         self._hold()
 
     def _hold(self) -> None:
-        """The leases must not keep alive what nobody else knows any more."""
+        """Hold the lease by weak references: a message that the program dropped must not be renewed."""
         me = weakref.ref(self)
 
         def on_lost(id: str) -> None:
@@ -393,11 +393,11 @@ class Message:
         self._engine.leases.hold((self._claim,), self._lease, on_lost, on_cancel, self._until)
 
     def _let_go(self, error: BaseException | None, failure: TowpathError) -> None:
-        """The word could not be said; an error of the user's own is more important than that."""
+        """The nack failed; an exception of the user's block is more important."""
         self._engine.leases.drop(self.id, self.fence)
         if error is None:
             raise failure
-        log.warning("message %s could not be given back: %s", self.id, failure)
+        log.warning("message %s: the nack failed: %s", self.id, failure)
 
 
 def terms_of(lease: Span, max_hold: Span) -> LeaseTerms:
@@ -405,7 +405,7 @@ def terms_of(lease: Span, max_hold: Span) -> LeaseTerms:
 
 
 def _body(payload: object, field: str = "payload") -> tuple[bytes, str]:
-    """The payload as bytes, and what they are."""
+    """The payload as bytes, and its content type."""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload), "application/octet-stream"
     if isinstance(payload, str):
@@ -432,7 +432,7 @@ def _state_key(id: str) -> str:
 
 
 def _last_words(error: BaseException | None) -> dict[str, Any]:
-    """How to nack a message that was left without a word. An interrupt is not its fault."""
+    """The nack of a message that was left without ack or nack. An interrupt counts as no failure."""
     if error is None:
         return {"reason": "left without ack or nack"}
     if not isinstance(error, Exception):

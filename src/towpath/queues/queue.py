@@ -1,11 +1,9 @@
-"""Queues and their parts for whoever is in charge of them: limits, pause and resume, counts. All workers keep
-to them.
+"""Queues and their parts: limits, pause and resume, counts. All workers obey them.
 
 orders = app.queue("orders")
 orders.configure(cap=8, rate="100/m")
 orders.part("customer-17").pause("unpaid")
-print(orders.stats().counts.ready)
-"""
+print(orders.stats().counts.ready)"""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ from towpath.runtime.engine import Engine
 
 
 class QueueLimits(TypedDict, total=False):
-    """What `configure` of a queue takes. What is left out stays as it is; None lifts a limit.
+    """The limits of `configure` of a queue. An omitted limit stays as it is; None lifts a limit.
 
-    At most `cap` run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before
-    `not_before`; at most `capacity` wait, more are refused with `QueueFull`; when `warn_depth` wait, the log
-    says so once (`QueueDeep`). `why` is the reason, for whoever asks. Done and canceled jobs are kept for
-    `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
+    At most `cap` jobs run at once, started at most at `rate` (`"100/m"`, or a `Rate`) and none before
+    `not_before`; at most `capacity` wait, more are refused with `QueueFull`; when `warn_depth` wait, a
+    warning is logged once (`QueueDeep`). `why` is the reason that explanations show. Done and canceled jobs
+    are kept for `retention` seconds (None: 7 days), at most `keep` of them (None: a million)."""
 
     cap: int | None
     rate: Rate | str | None
@@ -47,12 +45,9 @@ class QueueLimits(TypedDict, total=False):
 
 
 class PartLimits(TypedDict, total=False):
-    """What `configure` of a part takes; as for a queue, and `weight`, its share of turns beside the other
-    parts (1).
-
-    At most `capacity` of its jobs wait, more are refused with `PartFull`; they are appended at most at
-    `append_rate`, faster ones are refused with `TooManyAppends`. Both name the part and have a
-    `retry_after`."""
+    """The limits of `configure` of a part: as for a queue, and `weight`, its share of turns beside the other
+    parts (1). At most `capacity` of its jobs wait, more are refused with `PartFull`; faster appends than
+    `append_rate` are refused with `TooManyAppends`. Both errors name the part and have a `retry_after`."""
 
     cap: int | None
     rate: Rate | str | None
@@ -64,7 +59,7 @@ class PartLimits(TypedDict, total=False):
 
 
 class BaseGate(ABC):
-    """What a queue and a part have in common. Each verb is one command, committed when it returns."""
+    """The common methods of a queue and a part. Each is one command, committed when the method returns."""
 
     _engine: Engine
 
@@ -72,8 +67,8 @@ class BaseGate(ABC):
     def _setting(self, **fields: Any) -> Command: ...
 
     def pause(self, why: str | None = None) -> None:
-        """Nothing new starts until `resume`; what runs goes on, and what is enqueued waits. `why` is for
-        whoever asks."""
+        """No job starts until `resume`; running jobs continue, and new jobs wait. `why` is the reason that
+        explanations show."""
         self._engine.committer.call(self._setting(paused=True, why=why))
 
     async def apause(self, why: str | None = None) -> None:
@@ -87,8 +82,7 @@ class BaseGate(ABC):
 
 
 class QueueGate(BaseGate):
-    """A queue. Making one costs nothing and writes nothing; a pause or a limit makes it known to the
-    ledger."""
+    """A queue. Making the object writes nothing; the first pause or limit creates the queue in the ledger."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         checks.name("queue", name)
@@ -107,11 +101,11 @@ class QueueGate(BaseGate):
         await asyncio.to_thread(lambda: self.configure(**limits))
 
     def warn_depth(self) -> int | None:
-        """How many must wait before the log says so."""
+        """The number of waiting jobs that logs a warning."""
         return warn_depths(self._engine.ledger).get(self.name)
 
     def stats(self) -> QueueView:
-        """Its exact counts and its settings, now. One that nobody has used yet is empty and has no limits."""
+        """The current exact counts and settings. An unused queue is empty and has no limits."""
         return self._engine.ledger.queues().get(self.name) or QueueView(
             self.name, Counts(), None, False, None, None, None, None, 0, None, None
         )
@@ -154,8 +148,8 @@ class PartGate(BaseGate):
         await self._engine.committer.acall(self._setting(**_fields(limits, PartLimits)))
 
     def stats(self) -> PartView:
-        """What is ready and runs in it, and its settings, now. One that nobody has used yet is empty and has
-        no limits."""
+        """The current counts of ready and running jobs, and the settings. An unused part is empty and has no
+        limits."""
         return self._engine.ledger.parts(self.queue).get(self.name) or PartView(
             self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0
         )
@@ -168,14 +162,14 @@ class PartGate(BaseGate):
 
 
 def set_limits(engine: Engine, setting: SetQueue, depth: int | UnsetType | None = UNSET) -> None:
-    """The limits of a queue, and the depth to warn at if that is to change: it is in a note of its own."""
+    """Set the limits of a queue, and the depth to warn at, which is stored in a note, if it changes."""
     engine.committer.call(setting)
     if depth is not UNSET:
         write_depth(engine.ledger.note, engine.committer.call, setting.queue, depth)
 
 
 def warn_depths(ledger: Ledger) -> dict[str, int]:
-    """Queue -> the depth to warn at, of those that have one."""
+    """The depth to warn at, by queue."""
     return depths_of(ledger.note(KEY))
 
 

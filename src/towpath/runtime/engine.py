@@ -1,7 +1,9 @@
-"""The engine of a process: the open ledger, its committer, and the services built on them. Opened on first use.
+"""The engine of a process: the open ledger, its committer, and the services built on them. Opened on first
+use.
 
-After a fork the child has nothing open: its next use opens a ledger of its own. The child keeps the objects of
-its parent untouched, because closing a copy of a database connection can destroy what the parent writes."""
+After a fork the child has nothing open: its next use opens a ledger of its own. The child keeps the objects
+of its parent untouched, because closing a copy of a database connection can destroy what the parent
+writes."""
 
 from __future__ import annotations
 
@@ -84,10 +86,10 @@ class Components:
 
 
 class Engine:
-    """The one type for "the engine" in all rooms above. Safe from any number of threads and event loops. After
-    `close` it may be entered again with `with`.
+    """The engine that all rooms above use. Safe from any number of threads and event loops. After `close` it
+    may be entered again with `with`.
 
-    With `ledger`, an opened one, the engine uses it and never closes it."""
+    With `ledger`, an opened one, the engine uses it and never closes it. A forked child cannot use it."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Engine:
         return self.components.owner
 
     def call(self, command: Command) -> Result:
-        """Have a command committed; its result, or its refusal raised."""
+        """Commit a command and return its result, or raise its refusal."""
         return (self._components or self._open()).committer.call(command)
 
     def acall(self, command: Command) -> Coroutine[Any, Any, Result]:
@@ -155,8 +157,8 @@ class Engine:
         return (self._components or self._open()).committer.acall(command)
 
     def call_all(self, commands: Sequence[Command]) -> list[Result]:
-        """Several commands, in this order and in one commit. The first refusal is raised, after all were
-        tried."""
+        """Commit several commands in this order and in one batch; return their results. The first refusal is
+        raised, after all were applied."""
         replies: list[Reply] = []
         answered = threading.Event()
 
@@ -180,7 +182,7 @@ class Engine:
 
     @property
     def transactional(self) -> bool:
-        """Can a function of the user's be part of the transaction that settles a job?"""
+        """True if a function of the user can be part of the transaction that settles a job."""
         return self.ledger.capabilities.transactional
 
     def document(self, key: str, ttl: int | None = None) -> Document:

@@ -1,9 +1,9 @@
-"""One attempt at a job of a task: decode, run, say how it ended. The worker, its processes and the test bench
-all use this.
+"""One attempt at a job of a task: decode the arguments, run the handler, return the settle. Used by the
+worker, its processes and the test bench.
 
-A task with `process=True` runs in a spawned process: `Attempt.request` is what to do, `serve` does it there,
-and what comes back (progress on the way, the settle at the end) goes through `Attempt.heard`. Only JSON and
-MessagePack cross; no pickle."""
+A task with `process=True` runs in a spawned process: `Attempt.request` encodes the request, `serve` runs it
+there, and its messages (progress on the way, the settle at the end) are passed to `Attempt.receive`. Only
+JSON and MessagePack cross the pipe; no pickle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from towpath.tasks.task import Task, outcome_of
 
 
 class ProcessRequest(msgspec.Struct, frozen=True):
-    """What a process is asked: this job, with the task of that kind in that module."""
+    """A request to a process: run this job with the task of that kind in that module."""
 
     module: str
     name: str
@@ -48,7 +48,7 @@ class ProcessRequest(msgspec.Struct, frozen=True):
 
 
 class ProcessAnswer(msgspec.Struct, frozen=True, tag="answer"):
-    """How an attempt in a process ended."""
+    """The end of an attempt in a process."""
 
     outcome: Outcome
     spawn: tuple[Spec, ...] = ()
@@ -57,7 +57,7 @@ class ProcessAnswer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 QUIET = (outcomes.Control, outcomes.StopRequested)
-"""What a handler raises on purpose: no error of its span."""
+"""Exceptions that a handler raises on purpose; they are no errors of its span."""
 _reports: msgspec.msgpack.Decoder[ProcessAnswer | Progress] = msgspec.msgpack.Decoder(
     ProcessAnswer | Progress
 )
@@ -65,7 +65,7 @@ _requests = msgspec.msgpack.Decoder(ProcessRequest)
 
 
 class Attempt:
-    """`run` and `arun` never raise, except for what ends the process or cancels the coroutine."""
+    """`run` and `arun` never raise, except for exceptions that end the process or cancel the coroutine."""
 
     __slots__ = (
         "_born",
@@ -92,7 +92,7 @@ class Attempt:
         self.claim = claim
         self._report = report
         self.error: BaseException | None = None
-        """What the handler raised."""
+        """The exception of the handler."""
         self.throttled: int | None = None
         self._chance = chance
         self._born = executors.generation()
@@ -143,15 +143,16 @@ class Attempt:
         )
 
     def ended(self, error: BaseException) -> Settle:
-        """It ended with this error, its own or one that says why it was stopped."""
+        """The settle of an attempt that ended with this error: the handler's own, or one that names the
+        reason of its stop."""
         self.error = error
         self.throttled = outcomes.throttling(error)
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
 
     def stopped(self) -> Settle:
-        """The handler was asked to stop and ended before its work was complete. A timeout is a failure; a
-        stop of the worker costs nothing. Of a later request to cancel the ledger knows: a canceled job never
-        goes back to wait."""
+        """The settle of a handler that was asked to stop and ended before its work was complete. A timeout is
+        a failure; a stop of the worker costs no attempt. The ledger handles a later request to cancel: a
+        canceled job never waits again."""
         reason = self.running.asked
         if reason is Reason.EXPIRED:
             return self.ended(TimedOut(f"it ran longer than {self.timeout or 0:g} s"))
@@ -160,23 +161,24 @@ class Attempt:
         return self._settle(Stop(error=str(reason)))
 
     def refused(self, refusal: Refused) -> Settle:
-        """What the handler wanted along with its end was refused. That is its failure: a function of `commit`
-        that raises is treated as if the handler had raised the same."""
+        """The settle after the ledger refused the children, notes or functions of the handler. The refusal is
+        a failure of the handler: a function of `commit` that raises is treated as if the handler had raised
+        the same."""
         cause = refusal.__cause__ if isinstance(refusal, UserFunctionFailed) else None
         return self.ended(cause or refusal)
 
     def stop(self, reason: Reason) -> None:
-        """Tell the handler that it should stop."""
+        """Ask the handler to stop."""
         if reason is Reason.LOST:
             self.running.lose()
         else:
             self.running.ask(reason)
         if self.mode == "loop":
-            # Its coroutine is cancelled: what it returns after that was not finished.
+            # Its coroutine is cancelled: a value returned after that is not a complete result.
             self.running.interrupt()
 
     def _settle(self, outcome: Outcome) -> Settle:
-        """Children, notes and functions belong to success: another attempt brings its own."""
+        """Children, notes and functions are part of a success only: another attempt produces its own."""
         if self._report is not None:
             self._report_outcome(outcome)
         extras = self.running.outcome_extras()
@@ -186,8 +188,8 @@ class Attempt:
         return Settle(job.id, job.fence, outcome, *extras)
 
     def _report_outcome(self, outcome: Outcome) -> None:
-        """What the handler did, once: a refusal of what it wanted along with it is another matter, and a
-        service that was asked too much is not down."""
+        """Report the outcome to the breaker, once. A refusal by the ledger is no failure of the called
+        service, and a throttling service is not down."""
         report, self._report = self._report, None
         if report is not None and self.throttled is None:
             report(outcome)
@@ -201,14 +203,14 @@ class Attempt:
     # In another process
 
     def request(self) -> bytes:
-        """What a process needs to run it."""
+        """The request for a process, encoded."""
         function = self.task.function
         return msgspec.msgpack.encode(
             ProcessRequest(function.__module__, function.__qualname__, self.task.kind, self.claim.job)
         )
 
     def receive(self, message: bytes) -> Settle | None:
-        """A message of the process; the settle if it was the last."""
+        """Process a message of the process; return the settle if the message was the last."""
         report = _reports.decode(message)
         if isinstance(report, ProcessAnswer):
             return self._settle_of(report)
@@ -224,27 +226,30 @@ class Attempt:
 
 
 def _finished(coroutine: Any) -> Any:
-    """A coroutine in a thread or process that has no event loop."""
+    """Run a coroutine in a thread or process without an event loop."""
     with asyncio.Runner() as runner:
         return runner.run(coroutine)
 
 
 def serve(connection: Connection) -> None:
-    """The other process: answers requests until nobody asks any more. Ctrl-C is for the worker, which ends
-    its processes."""
+    """The main function of a process: serve requests until the pipe is closed. SIGINT is ignored: the worker
+    receives it and ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="towpath-parent", daemon=True).start()
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())
-            connection.send_bytes(b"")  # taken: from now on the end of this process is a failure of the job
+            connection.send_bytes(
+                b""
+            )  # accepted: from now on the end of this process is a failure of the job
         except (EOFError, OSError):
             return
         connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection)))
 
 
 def _end_with_parent() -> None:
-    """A worker that was killed cannot end its processes, and nobody would hear how their handlers end."""
+    """End with the worker: a killed worker cannot end its processes, and no reader is left for their
+    results."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -264,7 +269,7 @@ def _answer(request: ProcessRequest, connection: Connection) -> ProcessAnswer:
 
 
 def _find(request: ProcessRequest) -> Task[..., Any]:
-    """The task in its module, under its own name or in an app there."""
+    """Find the task in its module: under its own name, or in an app of the module."""
     main = sys.modules.get("__mp_main__") or sys.modules["__main__"]
     module = (
         main if request.module in ("__main__", "__mp_main__") else importlib.import_module(request.module)
@@ -279,7 +284,8 @@ def _find(request: ProcessRequest) -> Task[..., Any]:
         if isinstance(tasks, Mapping) and isinstance(task := tasks.get(request.kind), Task):
             return task
     raise LookupError(
-        f"no task {request.kind} in module {request.module}; a task with process=True must be defined at its top level"
+        f"no task {request.kind} in module {request.module}; "
+        "a task with process=True must be defined at its top level"
     )
 
 

@@ -1,10 +1,10 @@
 """Arguments and results as JSON, by the types of a function's signature.
 
-The arguments of a call are one JSON object by parameter name; `*args` is a list and `**kwargs` an object under its own name. What
-was left out is not stored, so that the function's default applies when it runs. At enqueue the encoded arguments are decoded
-once with the same types: what a worker could not read is never written. Types: whatever `msgspec` knows, and any class with
-`model_dump` and `model_validate_json`, which is how pydantic's models look. A parameter without annotation takes any JSON.
-"""
+The arguments of a call are one JSON object by parameter name; `*args` is a list and `**kwargs` an object
+under its own name. Omitted arguments are not stored, so that the function's default applies when it runs. At
+enqueue the encoded arguments are decoded once with the same types, so that unreadable arguments are never
+stored. Types: all that `msgspec` supports, and any class with `model_dump` and `model_validate_json`, such as
+pydantic's models. A parameter without annotation takes any JSON."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from towpath.core import checks
 from towpath.errors import InvalidInput
 
 AFTER = "towpath-after"
-"""The name under which a job says what it waited for: a header, or beside the arguments, where no parameter
-can be called so."""
+"""The name under which a job stores its dependencies: a header, or a member beside the arguments, where no
+parameter can have this name."""
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments, ready for the call."""
@@ -34,7 +34,8 @@ _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
 
 
 def _to_plain(value: Any) -> Any:
-    """What msgspec does not know. Pydantic's models are known by their methods, without importing it."""
+    """Encode types that msgspec does not support. Pydantic's models are recognised by their methods, without
+    importing it."""
     if hasattr(value, "model_dump") and not isinstance(value, type):
         # Under the names of the fields and without what is computed: so that `_from_plain` can read it,
         # whatever the aliases.
@@ -53,7 +54,7 @@ def _from_plain(kind: type, value: Any) -> Any:
 
 
 def _in_one_line(error: ValueError) -> str:
-    """What is wrong with which fields. Pydantic's own text has four lines for each."""
+    """One line per invalid field. Pydantic's own text has four lines for each."""
     if not hasattr(error, "errors"):
         return str(error)
     found = error.errors(include_url=False, include_context=False, include_input=False)
@@ -80,12 +81,12 @@ def encode(value: Any, field: str = "value") -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` made, as plain values."""
+    """Decode the output of `encode` to plain values."""
     return _any_decoder.decode(data)
 
 
 class Codec:
-    """The types of one function. Made once per task; any thread may use it."""
+    """The types of one function. Made once per task; safe from any thread."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -167,8 +168,8 @@ class Codec:
         try:
             self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            said, name = _where(error)
-            raise self._wrong(name, arguments.get(name), said) from None
+            text, name = _where(error)
+            raise self._wrong(name, arguments.get(name), text) from None
         return payload
 
     def _check_finite(self, arguments: Mapping[str, Any], payload: bytes) -> None:
@@ -222,8 +223,8 @@ class Codec:
         try:
             found = self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            said, name = _where(error)
-            raise self._wrong(name, payload, said) from error
+            text, name = _where(error)
+            raise self._wrong(name, payload, text) from error
         values = asdict(found)
         del values["towpath__after"]
         return (
@@ -247,11 +248,11 @@ class Codec:
         return content
 
     def decode_result(self, data: bytes | None) -> Any:
-        """What was returned. Raises InvalidInput if that is not what the annotation says."""
+        """Decode a result. Raises InvalidInput if it does not fit the annotation."""
         try:
             return self._result.decode(b"null" if data is None else data)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            expected = f"what its return annotation says: {error}"
+            expected = f"a value that fits its return annotation: {error}"
             raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
 
     # What to say
@@ -264,25 +265,28 @@ class Codec:
                 return self._wrong(name, value, f"it cannot be stored as JSON: {its_own}")
         return self._wrong("", dict(arguments), f"it cannot be stored as JSON: {error}")
 
-    def _wrong(self, name: str, value: Any, said: str) -> InvalidInput:
-        return InvalidInput(field=f"{self.name}({name})", value=value, expected=said)
+    def _wrong(self, name: str, value: Any, text: str) -> InvalidInput:
+        return InvalidInput(field=f"{self.name}({name})", value=value, expected=text)
 
 
 def _where(error: Exception) -> tuple[str, str]:
-    """What msgspec said, and the parameter it spoke of."""
-    said = str(error)
-    at = _PATH.search(said)
+    """The text of msgspec's error, and the parameter that it concerns."""
+    text = str(error)
+    at = _PATH.search(text)
     if at is None:
-        return said, ""
+        return text, ""
     deeper = f" at {at[1]}{at[2]}" if at[2] else ""
-    return said[: at.start()] + deeper, at[1]
+    return text[: at.start()] + deeper, at[1]
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(function), include_extras=True)
     except NameError as error:
-        expected = f"annotations that can be looked up when the program runs ({error}); define or import the type in its module"
+        expected = (
+            f"annotations that can be looked up when the program runs ({error}); "
+            "define or import the type in its module"
+        )
         raise InvalidInput(field=f"task {name}", value=function, expected=expected) from error
 
 

@@ -1,5 +1,4 @@
-"""Several calls at once: chains, groups with a job that follows them, and batches. Each is one append: all or
-nothing."""
+"""Chains, groups with a following job, and batches. Each is one append: all or nothing."""
 
 from __future__ import annotations
 
@@ -22,16 +21,16 @@ from towpath.tasks.new_jobs import aappend_on, append_on, begin_on, new_id
 from towpath.tasks.task import Call, R
 
 Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
-"""What follows a group: one call however it ends, or a call for each way it may end."""
+"""The calls after a group: one call however the group ends, or one for each possible end."""
 
 
 def after(call: Call[Any], *needed: After, id: str = "") -> Spec:
-    """The spec of a call that also waits for these."""
+    """The spec of a call with additional dependencies."""
     return call.spec(id=id, after=(*call.after, *needed))
 
 
 class Chain:
-    """Calls one after the other, each when the one before it is done."""
+    """Calls in sequence: each waits for the one before it."""
 
     def __init__(self, engine: Engine, calls: Sequence[Call[Any]]) -> None:
         if not calls:
@@ -48,8 +47,8 @@ class Chain:
 
 
 class Group:
-    """Members and what follows them. Their ids follow from the group's, so that making it again makes nothing
-    twice."""
+    """The members of a group and the following call. The ids are derived from the group's id, so that
+    repeating the commands creates no duplicates."""
 
     def __init__(self, engine: Engine, id: str | None, on_failure: str) -> None:
         self._engine = engine
@@ -61,9 +60,10 @@ class Group:
         self._then: Call[Any] | None = None
 
     def commands(self, calls: Iterable[Call[Any]], then: Then | None) -> list[list[Command]]:
-        """What to commit, step by step. A refused append must not let a group end, and what follows it run;
-        so a `then` that depends on how the group ends is sealed in a step of its own. The plain one is a job
-        that waits for the group: it is refused together with the members, and one step will do."""
+        """The commands, one list per commit. A refused append must not let the group end and start the
+        following call; so a `then` that depends on the end of the group is sealed in a second commit. A plain
+        `then` is a job that waits for the group: it is refused together with the members, and one commit is
+        enough."""
         self._calls = list(calls)
         if not self._calls:
             raise InvalidInput(field="group", value=(), expected="at least one call")
@@ -114,7 +114,7 @@ class Batch(Collector):
         self._token: Token[Collector | None] | None = None
 
     def add(self, call: Call[R]) -> JobHandle[R]:
-        """One more call."""
+        """Add a call."""
         return self.collect(call.spec(), call.task.decode_result)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """The running job, for the handler that runs it: `towpath.current()`.
 
-Whoever runs jobs makes a `Running` per attempt, enters it around the handler (`with running:`), tells it when
-the job is asked to stop (`ask`), and takes what the handler collected for the settling transaction
+A worker makes a `Running` per attempt, enters it around the handler (`with running:`), calls `ask` when the
+job is asked to stop, and takes the children, notes and functions of the handler for the settling transaction
 (`outcome_extras`)."""
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ STATE_TTL = 90 * DAY
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
 _lists_lock = threading.Lock()
-"""For what all jobs tell of themselves: it is held for a moment, and most jobs tell nothing."""
+"""Guards the lists of children and functions of all jobs: it is held for a moment, and most jobs have
+neither."""
 
 
 def _after_fork() -> None:
@@ -49,8 +50,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class Poster(Protocol):
-    """Takes the progress of a running job and calls back with the reply, unless a newer one took its place or
-    the job was settled."""
+    """Receives the progress of a running job and calls back with the reply, unless a newer progress replaced
+    it or the job was settled."""
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None], /) -> None: ...
 
@@ -62,15 +63,15 @@ class Stoppable:
 
     def __init__(self, asked: Reason | None) -> None:
         self.asked = asked
-        """Why it was asked to stop, if it was."""
+        """The reason of the request to stop, if there is one."""
         self.lost = False
-        """Somebody else has the job by now: whatever this attempt does, the ledger will not take it."""
+        """Another process holds the job: the ledger refuses every outcome of this attempt."""
         self._seen = self._complete = False
 
     @property
     def cancelled(self) -> bool:
-        """Is the job asked to stop, or the claim lost? A long handler checks this now and then. Once it has
-        read True and returns, the job has stopped and is not done, unless the handler returns
+        """True if the job is asked to stop or the claim is lost. A long handler checks this now and then. If
+        the handler has read True and returns, the job is stopped and not done, unless the handler returns
         `finished(value)`."""
         if self.asked is None and not self.lost:
             return False
@@ -94,10 +95,10 @@ class Stoppable:
         self._complete = True
         return value
 
-    # For whoever runs it
+    # For the worker
 
     def ask(self, reason: Reason) -> None:
-        """Tell it that it should stop."""
+        """Set the request to stop."""
         self.asked = self.asked or reason
 
     def interrupt(self) -> None:
@@ -106,11 +107,11 @@ class Stoppable:
 
     @property
     def stopped(self) -> bool:
-        """If the handler returns now: has it stopped before its work was complete?"""
+        """True if a handler that returns now has stopped before its work was complete."""
         return self._seen and not self._complete
 
     def lose(self) -> None:
-        """Tell it that its claim is lost."""
+        """Mark the claim as lost."""
         self.lost = True
 
 
@@ -155,7 +156,7 @@ class Running(Stoppable):
         self._state: Document | None = None
         self._span = span
         self.at: tuple[int, int | None] | None = None
-        """How far it said it is, and of how much; for whoever watches."""
+        """The last progress: done, and the total if it is known."""
         self._token: Token[new_jobs.CurrentJob | None] | None = None
 
     @property
@@ -169,12 +170,13 @@ class Running(Stoppable):
 
     @property
     def attempt(self) -> int:
-        """Which delivery this is, from 1."""
+        """The number of this delivery, from 1."""
         return self.job.attempts
 
     @property
     def fence(self) -> int:
-        """Grows with every delivery: pass it to what you write to, so that it can refuse an older one."""
+        """Grows with every delivery. Pass it to the systems that you write to, so that they can refuse an
+        older delivery."""
         return self.job.fence
 
     @property
@@ -188,20 +190,20 @@ class Running(Stoppable):
 
     @property
     def state(self) -> Document:
-        """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It
-        goes when the job is done."""
+        """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It is
+        deleted when the job is done."""
         if self._state is None:
             self._state = self.engine.document(f"state/{self.id}", STATE_TTL)
         return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
-        """Say how far it is: for a transfer in bytes. Never waits; what is overtaken before it was written is
-        left out."""
+        """Report progress, for a transfer in bytes. Never waits; a progress that is replaced before its
+        commit is not stored."""
         self.at = done, total
         self._post(Progress(self.id, self.fence, done, total))
 
     def checkpoint(self, cursor: Any) -> None:
-        """Remember where to go on if this attempt fails. Any JSON value. Never waits."""
+        """Store the position from which the next attempt continues. Any JSON value. Never waits."""
         self._cursor = encode(cursor, "cursor")
         self._post(Progress(self.id, self.fence, cursor=self._cursor))
 
@@ -209,7 +211,7 @@ class Running(Stoppable):
         (self._poster or self.engine.committer).post_progress(progress, self.on_reply)
 
     def spawn(self, call: Call[R]) -> JobHandle[R]:
-        """A child: it is enqueued in the transaction that settles this job as done, and not at all if the
+        """Add a child: it is enqueued in the transaction that settles this job as done, and not at all if the
         attempt fails."""
         spec = call.spec()
         with _lists_lock:
@@ -226,23 +228,24 @@ class Running(Stoppable):
         neither. Needs a ledger with a database."""
         if self._poster is not None or not self.engine.transactional:
             raise Unsupported(
-                what="run a function in the settle of this job, which needs a ledger with a database, in this process "
-                "(in a test: app.testing(database=True))"
+                what="run a function in the settle of this job, which needs a ledger with a database, "
+                "in this process (in a test: app.testing(database=True))"
             )
         with _lists_lock:
             self._functions = self._functions or []
             self._functions.append(function)
 
     def results(self, *, errors: bool = False) -> list[Any]:
-        """What the jobs it waited for returned, in the order of `after`; a group gives all of its members.
-        One that did not end well is raised as JobFailed or JobCanceled, one that does not fit its task's
-        return annotation as InvalidInput; with `errors` they stand in their places."""
+        """Return the results of the jobs that this job waited for, in the order of `after`; a group yields
+        all of its members. A job that did not succeed raises JobFailed or JobCanceled, a result that does not
+        fit its task's return annotation raises InvalidInput; with `errors` the exceptions are in the list
+        instead."""
         return [self._value(job, errors) for job in self._awaited()]
 
-    # For whoever runs it
+    # For the worker
 
     def outcome_extras(self) -> Extras | None:
-        """What the handler collected, if anything."""
+        """The children, notes and function of the handler; None if there are none."""
         if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
             return None
         children = tuple((self._spawn or {}).values())
@@ -284,21 +287,21 @@ class Running(Stoppable):
                     and threading.current_thread() is threading.main_thread()
                 ):
                     raise
-                # This thread commits for everybody; it is not the function's to end.
+                # This is the committing thread of the process; a function must not end it.
                 raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
 
         return within
 
     def on_reply(self, reply: Reply) -> None:
-        """In the committing thread: a progress was committed."""
+        """In the committing thread: process the reply to a progress."""
         if isinstance(reply, Progressed) and reply.cancel is not None:
             self.ask(reply.cancel)
         elif isinstance(reply, LostClaim):
             self.lose()
 
     def _awaited(self) -> list[Job]:
-        """What it waited for. A job that was refused for its key, or superseded, is represented by the one
-        that it waited for in its place."""
+        """The jobs that this job waited for. A job that was refused for its key, or superseded, is
+        represented by the job that replaced it."""
         after = waited_for(self.job)
         ledger = self.engine.ledger
         names = {winner.id: winner.winner or winner.id for winner in ledger.winners(job=self.id)}

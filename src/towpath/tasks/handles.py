@@ -1,4 +1,4 @@
-"""What an enqueue gives back: a handle on the job, or on the group, that the ledger now has."""
+"""Handles on jobs and groups, as `enqueue` returns them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Decode = Callable[[bytes | None], Any]
 
 
 class JobHandle(Generic[R_co]):
-    """A job in the ledger. `id` is all it is: the handle may be made anew at any time with `app.job(id)`."""
+    """A job in the ledger. It holds only the `id`: `app.job(id)` makes a handle at any time."""
 
     __slots__ = ("_decode", "_engine", "id")
 
@@ -45,9 +45,8 @@ class JobHandle(Generic[R_co]):
         return f"<job {self.id}>"
 
     def result(self, timeout: float | None = None) -> R_co:
-        """Wait until it has finished; what it returned. Raises JobFailed, JobCanceled, TimeoutError after
-        `timeout` seconds, or InvalidInput if what it returned is not what the task's return annotation
-        says."""
+        """Wait until the job has finished and return its result. Raises JobFailed, JobCanceled, TimeoutError
+        after `timeout` seconds, or InvalidInput if the result does not fit the task's return annotation."""
         return self._value(self.finished(timeout))
 
     async def aresult(self, timeout: float | None = None) -> R_co:
@@ -58,32 +57,33 @@ class JobHandle(Generic[R_co]):
         )
 
     def finished(self, timeout: float | None = None) -> Job:
-        """Wait until it has finished, however it ended."""
+        """Wait until the job has finished, however it ended."""
         return self._engine.watch.job(self.id, timeout)
 
     async def afinished(self, timeout: float | None = None) -> Job:
         return await self._engine.watch.ajob(self.id, timeout)
 
     def status(self) -> Job:
-        """The whole record as it is now."""
+        """The current record of the job."""
         job = self._engine.ledger.get(self.id)
         if job is None:
             raise UnknownJob(id=self.id)
         return job
 
     def explain(self) -> Explanation:
-        """Why it does not run; `str()` of it is one sentence."""
+        """Explain why the job does not run; `str()` of it is one sentence."""
         return explained(self._engine.ledger, self.id, self._engine.clock.now())
 
     def cancel(self) -> bool:
-        """Cancel it if it waits, ask it to stop if it runs. False: it had finished, or was asked already."""
+        """Cancel a waiting job, ask a running job to stop. False: the job has finished, or was asked
+        before."""
         return _touched(self._engine.call(Cancel(where=Selector(ids=(self.id,)))))
 
     async def acancel(self) -> bool:
         return _touched(await self._engine.acall(Cancel(where=Selector(ids=(self.id,)))))
 
     def retry(self) -> None:
-        """Bring back a failed or canceled job. Raises NotRevivable."""
+        """Revive a failed or canceled job. Raises NotRevivable."""
         _revived(self.id, self._engine.call(Revive(where=Selector(ids=(self.id,)))))
 
     async def aretry(self) -> None:
@@ -95,8 +95,8 @@ class JobHandle(Generic[R_co]):
 
 
 def value_of(ledger: Ledger, job: Job, decode: Decode) -> Any:
-    """What a finished job returned, or how it ended as an error. An unfinished one is that of a group that
-    was aborted, which does not wait for the jobs that represent its members."""
+    """The result of a finished job, or its end as an exception. An unfinished job is a member of an aborted
+    group, which does not wait for the jobs that represent its members."""
     if job.state is DONE:
         return decode(job.result)
     if job.state is CANCELED or job.state not in FINISHED:
@@ -110,7 +110,7 @@ def value_of(ledger: Ledger, job: Job, decode: Decode) -> Any:
 
 
 def _blamed(ledger: Ledger, job: Job) -> tuple[str | None, str | None]:
-    """How the job failed that failed first, and its id."""
+    """The error and the id of the job that failed first."""
     try:
         [id] = ledger.explain(job.id).by
     except (Refused, ValueError):
@@ -179,15 +179,15 @@ class GroupHandle(Generic[R_co]):
         return f"<group {self.id}>"
 
     def status(self) -> GroupView:
-        """Where it is in its life, with the exact counts of its members."""
+        """The state of the group, with the exact counts of its members."""
         view = self._engine.ledger.group(self.id)
         if view is None:
             raise UnknownGroup(group=self.id)
         return view
 
     def result(self, timeout: float | None = None) -> list[R_co]:
-        """Wait until it is closed; what the jobs returned, in their order. Raises the first failure or
-        cancellation."""
+        """Wait until the group is closed and return the results in the order of the jobs. Raises the first
+        failure or cancellation."""
         self.closed(timeout)
         return self._values()
 
@@ -196,22 +196,22 @@ class GroupHandle(Generic[R_co]):
         return self._values()
 
     def closed(self, timeout: float | None = None) -> GroupView:
-        """Wait until it is closed, however it ended."""
+        """Wait until the group is closed, however it ended."""
         return self._engine.watch.group(self.id, timeout)
 
     async def aclosed(self, timeout: float | None = None) -> GroupView:
         return await self._engine.watch.agroup(self.id, timeout)
 
     def cancel(self) -> None:
-        """Cancel what waits, ask what runs to stop, and close."""
+        """Cancel the waiting jobs, ask the running jobs to stop, and close the group."""
         self._engine.call(Abort(self.id))
 
     async def acancel(self) -> None:
         await self._engine.acall(Abort(self.id))
 
     def pause(self, why: str | None = None) -> None:
-        """Those of its jobs that wait do not start until `resume`; those that run go on, and wait as well if
-        they come back."""
+        """Waiting jobs of the group do not start until `resume`; running jobs continue, and wait as well
+        after a retry."""
         self._engine.call(Unseal(self.id, why))
 
     async def apause(self, why: str | None = None) -> None:
@@ -229,8 +229,8 @@ class GroupHandle(Generic[R_co]):
 
 
 def members(ledger: Ledger, group: str) -> list[Job]:
-    """Every job of a group, in the order in which they were added. A member that was refused for its key is
-    represented by the job that held the key."""
+    """Every job of a group in the order of its append. A member that was refused for its key is represented
+    by the job that holds the key."""
     found: list[Job] = []
     page: str | None = None
     while True:
@@ -260,8 +260,7 @@ def jobs_of(ledger: Ledger, ids: Sequence[str]) -> list[Job]:
 
 
 class Collector:
-    """Gathers specs for one append. The handles it gives know their final ids once `placed` was told the
-    answer."""
+    """Collects specs for one append. Its handles have their final ids after `placed`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -280,7 +279,7 @@ class Collector:
 
 
 def ids_of(answer: Result) -> list[str]:
-    """The ids an append answered: those of the specs, or of the jobs that already held their keys."""
+    """The ids in the result of an append: those of the specs, or of the jobs that already held their keys."""
     assert isinstance(answer, Appended)
     return [placed.id for placed in answer.jobs]
 
@@ -289,6 +288,6 @@ open_collector: ContextVar[Collector | None] = ContextVar("towpath_collecting", 
 
 
 def collecting(engine: Engine) -> Collector | None:
-    """The batch that is open here for this engine."""
+    """The open batch of this context for this engine."""
     collector = open_collector.get()
     return collector if collector is not None and collector.engine is engine else None

@@ -21,7 +21,7 @@ _BLOCK = 8192
 
 
 class _Entropy:
-    """Random bytes from the system, many at a time: a system call for each id would cost more than the id."""
+    """Random bytes from the system, read in blocks: a system call for each id would cost more than the id."""
 
     def __init__(self) -> None:
         self._stream = io.BytesIO()
@@ -39,14 +39,15 @@ class _SharedSource:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """A forked child must neither continue its parent's ids nor meet a lock that a thread of the parent
+        """A forked child must neither continue its parent's ids nor use a lock that a thread of the parent
         held."""
         self._next = IdSource(_Entropy().take).new
         self._now = SystemClock().now
         self._lock = threading.Lock()
 
     def new_id(self) -> str:
-        """A new id for a job: a UUIDv7, later than every id this process made before. Any thread may ask."""
+        """A new id for a job: a UUIDv7, later than every id this process made before. Safe from any
+        thread."""
         with self._lock:
             return self._next(self._now())
 
@@ -61,7 +62,7 @@ _NONE: Mapping[str, str] = {}
 
 
 class CurrentJob(Protocol):
-    """An attempt that is being made."""
+    """The job that runs in this context."""
 
     job: Job
 
@@ -71,11 +72,11 @@ running: ContextVar[CurrentJob | None] = ContextVar("towpath_running", default=N
 
 
 def inherited(job: Job, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec that `job` enqueues: its correlation id, and the trace of its handler (its own, if
-    nobody traces here), unless they say otherwise."""
+    """The fields of a spec that `job` enqueues. Defaults are the correlation id of the job and the trace of
+    its handler (the trace of the job, if the handler has none)."""
     headers = fields.get("headers", {})
     if not isinstance(headers, Mapping):
-        # Whoever makes the spec says what is wrong with them.
+        # The constructor of the spec reports the wrong type.
         return dict(fields)
     headers = inject(headers)
     if HEADER not in headers and HEADER in job.headers:
@@ -91,7 +92,7 @@ def traced(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def append_on(ledger: Ledger, connection: Any, specs: Sequence[Spec]) -> Appended:
-    """It is durable, and can be seen, when the user has committed."""
+    """Append in the user's transaction; the jobs are durable and visible when the user has committed."""
     return Appended(_transactional(ledger).append_on(connection, specs))
 
 

@@ -1,5 +1,4 @@
-"""What may be said of a task (`@app.task(...)`) and of one call of it (`task.options(...)`), and the spec
-fields that follow."""
+"""The options of a task (`@app.task(...)`) and of one call (`task.options(...)`), and their spec fields."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from towpath.tasks.handles import GroupHandle, JobHandle
 from towpath.tasks.outcomes import Span
 
 MAX_NAMED = 32 * 1024
-"""Characters of the header with the jobs (and `@` groups) that a job waited for. Where they are more, they go
-with the payload."""
+"""The longest header with the dependencies of a job, in characters. Longer lists are stored with the
+payload."""
 
 Naming = str | Callable[..., str]
 """A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same
@@ -32,7 +31,7 @@ Conflict = Literal["keep", "replace", "serial"]
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@app.task(...)` takes. Spans are seconds or timedeltas."""
+    """The options of `@app.task(...)`. Spans are seconds or timedeltas."""
 
     name: str
     queue: str
@@ -50,8 +49,8 @@ class TaskOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What `task.options(...)` takes. Spans are seconds or timedeltas. `on` is a connection of yours to the
-    ledger's database: the job is part of its transaction."""
+    """The options of `task.options(...)`. Spans are seconds or timedeltas. `on` is a connection of yours to
+    the ledger's database: the job is part of its transaction."""
 
     on: Any
     delay: Span
@@ -81,7 +80,7 @@ POLICIES: Mapping[str, KeyPolicy] = {
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What is known of a task's jobs before the arguments are. `fields` are fields of `Spec`."""
+    """The fields of a task's jobs that do not depend on the arguments. `fields` are fields of `Spec`."""
 
     kind: str
     fields: Mapping[str, Any] = {}
@@ -93,7 +92,7 @@ class Terms(msgspec.Struct, frozen=True):
     window: int = 0
 
     named: bool = False
-    """Do the arguments decide over a key, a part or the queue?"""
+    """True if the arguments determine a key, a part or the queue."""
 
     def __post_init__(self) -> None:
         force_setattr(
@@ -132,7 +131,7 @@ def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = 
 
 
 def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
-    """The same with these options. What a value may be is said by the field in the error."""
+    """A copy with these options. The error of a wrong value names the field."""
     _known(options, CallOptions, f"options of task {terms.kind}")
     fields = {**terms.fields, **_common(options, priorities), **_when(options)}
     for name in ("queue", "correlation_id", "id"):
@@ -168,7 +167,7 @@ def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int]
 
 
 def breaker_of(given: str | Breaker | None) -> Breaker | None:
-    """A breaker from its name, with the usual settings, or from its settings."""
+    """A breaker from its name, with the default settings, or from its settings."""
     return given if given is None or isinstance(given, Breaker) else Breaker(given)
 
 
@@ -223,7 +222,7 @@ def policy_of(backoff: Span | Sequence[Span] | Backoff | Policy | None) -> Polic
 
 
 def dependencies(given: Iterable[Dependency] | Dependency) -> tuple[After, ...]:
-    """One or many dependencies as the ledger names them."""
+    """One or many dependencies, as `After` values."""
     if isinstance(given, JobHandle | GroupHandle | After | str):
         return (_dependency(given),)
     return tuple(_dependency(each) for each in given)
@@ -244,13 +243,13 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct, frozen=True):
-    """What a payload says of the jobs that were waited for."""
+    """The dependencies that a payload stores."""
 
     after: list[str | _Group] = msgspec.field(name=AFTER, default_factory=list)
 
 
 def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-    """The same call, which also says what it waits for: its results are read in this order."""
+    """The payload and fields with the dependencies in them: `results()` returns in this order."""
     after: Sequence[After] = fields["after"]
     header = ",".join(f"@{each.id}" if each.group else each.id for each in after)
     if len(header) <= MAX_NAMED and not any("," in each.id or each.id.startswith("@") for each in after):
@@ -263,7 +262,7 @@ def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mappin
 
 
 def waited_for(job: Job) -> list[After]:
-    """The jobs and groups that it waited for, in order."""
+    """The jobs and groups that a job waited for, in order."""
     if AFTER in job.headers:
         names = [name for name in job.headers[AFTER].split(",") if name]
         return [After(name.removeprefix("@"), group=name.startswith("@")) for name in names]

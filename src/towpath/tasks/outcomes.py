@@ -1,5 +1,5 @@
-"""What a handler raises to say how its attempt ends. Anything else it raises is a failure and follows the
-task's backoff."""
+"""Exceptions by which a handler chooses the outcome of its attempt. Any other exception is a failure and
+follows the task's backoff."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Span = float | timedelta
 
 
 class Control(Exception):
-    """The root of what a handler may raise on purpose."""
+    """The base of the exceptions that a handler raises on purpose."""
 
 
 class Retry(Control):
-    """The attempt failed; try again after `after` seconds (else as the task's backoff says), unless it was the last.
-    `throttled`: the service that it uses was asked too much, and `after` is for all jobs of the task's resource."""
+    """The attempt failed; retry after `after` seconds (default: the task's backoff), unless it was the last
+    attempt. `throttled`: the service that it uses refused because of too many requests, and `after` applies
+    to all jobs of the task's resource."""
 
     def __init__(self, reason: str = "", *, after: Span | None = None, throttled: bool = False) -> None:
         super().__init__(reason or "retry")
@@ -27,14 +28,14 @@ class Retry(Control):
 
 
 class Throttled(Retry):
-    """A service was asked too much: `Retry` with `throttled=True`."""
+    """A service refused because of too many requests: `Retry` with `throttled=True`."""
 
     def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
         super().__init__(reason or "throttled", after=after, throttled=True)
 
 
 class Snooze(Control):
-    """Not a failure: come back after `for_` seconds. Costs nothing of `max_attempts`."""
+    """Not a failure: run again after `for_` seconds. Does not count towards `max_attempts`."""
 
     def __init__(self, for_: Span) -> None:
         self.for_ = checks.micros(for_, "for_")
@@ -42,8 +43,8 @@ class Snooze(Control):
 
 
 class BreakerOpen(Control):
-    """A breaker that the handler wanted to pass is open (see `towpath.breaker`). The job goes back and comes
-    again later, without spending anything; a handler may catch it and do without."""
+    """The breaker of a block is open (see `towpath.breaker`). The job waits and runs again later, without
+    spending an attempt; a handler may catch it and continue without the call."""
 
     def __init__(self, name: str, after: Span) -> None:
         self.name = name
@@ -54,22 +55,23 @@ class BreakerOpen(Control):
 
 
 class Cancel(Control):
-    """Stop here for good, without a failure: the job ends as canceled."""
+    """Stop without a failure: the job ends as canceled."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "canceled by its handler")
 
 
 class StopRequested(BaseException):
-    """`current().check()` raises it once the job was asked to stop. The job then ends as stopped, not as failed. Like
-    `asyncio.CancelledError` it is no `Exception`, so that `except Exception` does not swallow it."""
+    """Raised by `current().check()` after the job was asked to stop. The job then ends as stopped, not as
+    failed. Like `asyncio.CancelledError` it is no `Exception`, so that `except Exception` does not swallow
+    it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the job was asked to stop ({reason})")
 
 
 class Fail(Control):
-    """Never try again: the job ends as failed, a dead letter."""
+    """No retry: the job ends as failed, a dead letter."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "failed by its handler")
@@ -77,13 +79,13 @@ class Fail(Control):
 
 TOO_MANY_REQUESTS = 429
 MAX_RETRY_AFTER = 3600.0
-"""Seconds. A service that asks for more is asked again after this."""
+"""The longest pause in seconds. After a longer one the service is called again anyway."""
 
 
 def throttling(error: BaseException) -> int | None:
-    """Does the error, or what it was raised from, say that a service was asked too much? Microseconds after
-    which it wants to be asked again (0: it does not say), else None. Errors of HTTP clients with the status
-    429 do (httpx, requests, aiohttp, urllib)."""
+    """Return the pause in microseconds that a throttling service asks for (0: no time given), or None if
+    neither the error nor its cause reports throttling. Errors of HTTP clients with the status 429 do (httpx,
+    requests, aiohttp, urllib)."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
@@ -107,14 +109,13 @@ def _status(error: BaseException) -> Any:
 
 
 def _retry_after(error: BaseException) -> int:
-    """The header in seconds. A date there is as good as nothing: it would be compared with another machine's
-    clock."""
+    """The header in seconds. A date is ignored: it would be compared with another machine's clock."""
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(
         error, "headers", None
     )
     try:
-        said = headers.get("Retry-After") or headers.get("retry-after")
-        seconds = min(MAX_RETRY_AFTER, max(0.0, float(said or 0.0)))
+        given = headers.get("Retry-After") or headers.get("retry-after")
+        seconds = min(MAX_RETRY_AFTER, max(0.0, float(given or 0.0)))
     except (AttributeError, TypeError, ValueError):
         return 0
     return checks.micros(seconds) if seconds == seconds else 0

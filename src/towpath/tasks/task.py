@@ -1,8 +1,7 @@
 """Tasks: Python functions that handle jobs of a kind. `Task.enqueue` takes the function's own parameters.
 
-The second half is for whoever runs jobs (worker, process, test bench): `Task.decode` gives the arguments of a stored job and
-`outcome_of` what the ledger is told about how the attempt ended. Both are pure.
-"""
+The second half is for running jobs (worker, process, test bench): `Task.decode` returns the arguments of a
+stored job and `outcome_of` the outcome of an attempt. Both are pure."""
 
 from __future__ import annotations
 
@@ -58,11 +57,11 @@ _NO_HEADERS: Mapping[str, str] = {}
 _NOTHING: Mapping[str, Any] = {}
 _DONE = Done()
 MAX_TRACE = 16_000
-"""Characters of a failure that are kept."""
+"""Stored characters of a failure."""
 
 
 class Task(Generic[P, R]):
-    """A function whose calls can be written down. Calling it runs it here and now, without the ledger."""
+    """A function whose calls can be enqueued. Calling it runs the function directly, without the ledger."""
 
     __name__: str
 
@@ -75,16 +74,16 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.process = options.get("process", False)
         self.mode: Mode = "process" if self.process else "loop" if self.is_async else "thread"
-        """Where its handler runs."""
+        """Where the handler runs: on the event loop, in a thread or in a process."""
         self.policy = policy_of(options.get("backoff"))
         self.breaker = breaker_of(options.get("breaker"))
         self.resource = options.get("resource")
-        """The service whose load is watched while its jobs run, by name."""
+        """The resource whose load is measured while its jobs run, by name."""
         self._terms = task_terms(self.kind, options, self.engine.priorities)
         self._on: Any = None
-        """The connection of the user's whose transaction has what is enqueued."""
+        """The user's connection whose transaction contains the enqueued jobs."""
         self._model: Spec | None = None
-        """A spec of its jobs, where they differ in nothing but id and payload."""
+        """A template of the specs of its jobs, if they differ only in id and payload."""
         self._codec: Codec | None = None
         try:
             self._codec = Codec(function, self.kind)
@@ -109,28 +108,28 @@ class Task(Generic[P, R]):
 
     @property
     def queue(self) -> str:
-        """Where its jobs wait, unless options say otherwise."""
+        """The queue of its jobs, unless options name another."""
         queue: str = self._terms.fields["queue"]
         return queue
 
     @property
     def shuts_queue(self) -> bool:
-        """Does its breaker shut the whole queue? Its jobs have parts already."""
+        """True if its breaker shuts the whole queue, because its jobs have parts already."""
         return self.breaker is not None and self._terms.part is not None
 
     @property
     def routed(self) -> bool:
-        """Do the arguments choose the queue?"""
+        """True if the arguments choose the queue."""
         return self._terms.route is not None
 
     @property
     def timeout(self) -> int | None:
-        """Microseconds after which an attempt is given up."""
+        """The time limit of an attempt in microseconds."""
         timeout: int | None = self._terms.fields.get("timeout")
         return timeout
 
     def options(self, **options: Unpack[CallOptions]) -> Self:
-        """The same task with options for what is enqueued through it."""
+        """A copy of the task whose enqueues have these options."""
         other = copy.copy(self)
         other._terms = call_terms(self._terms, options, self.engine.priorities)
         other._on = options.get("on", self._on)
@@ -138,10 +137,10 @@ class Task(Generic[P, R]):
         return other
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Write a call down as a job. Returns when it is durable (inside `app.batch()`: at the end of the
-        batch; with `on`: when that transaction is committed)."""
+        """Enqueue a call as a job. Returns when it is durable (inside `app.batch()`: at the end of the batch;
+        with `on`: when that transaction is committed)."""
         specs = (self.spec_for(args, kwargs),)
-        if self._on is None and open_collector.get() is None:  # as most often; the rest is for the others
+        if self._on is None and open_collector.get() is None:  # the common case
             return self._handle(self.engine.call(Append(specs)))
         (handle,) = self._collected(specs) or self._handles(self._append(specs))
         return handle
@@ -154,7 +153,7 @@ class Task(Generic[P, R]):
         return handle
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
-        """Write down many calls (`task.of(...)`), all or none, in one commit."""
+        """Enqueue many calls (`task.of(...)`), all or none, in one commit."""
         specs = tuple([call.spec() for call in calls])
         return self._collected(specs) or self._handles(self._append(specs)) if specs else []
 
@@ -163,7 +162,7 @@ class Task(Generic[P, R]):
         return self._collected(specs) or self._handles(await self._aappend(specs)) if specs else []
 
     def _collected(self, specs: tuple[Spec, ...]) -> list[JobHandle[R]]:
-        """Handles on what the batch that is open here will append; none if none is."""
+        """Handles on the jobs that the open batch will append; none without an open batch."""
         if self._on is not None or (batch := collecting(self.engine)) is None:
             return []
         return [batch.collect(spec, self.decode_result) for spec in specs]
@@ -192,9 +191,12 @@ class Task(Generic[P, R]):
         return [JobHandle(engine, placed.id, decode) for placed in answer.jobs]
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """A call to be written down later: in a chain, a group, a batch, or with `enqueue_many`."""
+        """A call to be enqueued later: in a chain, a group, a batch, or with `enqueue_many`."""
         if self._on is not None:
-            expected = "enqueue, app.batch(on=...) or task.options(on=...).enqueue_many(...): a call by itself is not written down"
+            expected = (
+                "enqueue, app.batch(on=...) or task.options(on=...).enqueue_many(...): "
+                "of(...) alone enqueues nothing"
+            )
             raise InvalidInput(field="on", value=self._on, expected=expected)
         codec = self.codec
         arguments = codec.bind(args, kwargs)
@@ -229,10 +231,10 @@ class Task(Generic[P, R]):
             self._model = another(spec, spec.id, b"")
         return spec
 
-    # For whoever runs its jobs
+    # For the worker
 
     def decode(self, job: Job) -> Bound:
-        """The arguments of a job. Raises `control.Fail` if they do not fit the signature: no retry would
+        """The arguments of a job. Raises `outcomes.Fail` if they do not fit the signature: no retry would
         help."""
         try:
             return (self._codec or self.codec).decode(job.payload)
@@ -240,13 +242,13 @@ class Task(Generic[P, R]):
             raise outcomes.Fail(f"the arguments of job {job.id} do not fit: {error}") from error
 
     def decode_result(self, data: bytes | None) -> R:
-        """What a finished job returned."""
+        """Decode the result of a finished job."""
         value: R = self.codec.decode_result(data)
         return value
 
 
 class AsyncTask(Task[P, R]):
-    """A task made of an `async def`: calling it gives a coroutine."""
+    """A task of an `async def`: calling it returns a coroutine."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
         """Run the function here."""
@@ -255,8 +257,7 @@ class AsyncTask(Task[P, R]):
 
 
 class Call(Generic[R_co]):
-    """One call of a task, not written down yet. Its arguments have been checked. Used twice it makes two
-    jobs."""
+    """One call of a task, not enqueued. Its arguments have been checked. Used twice it makes two jobs."""
 
     __slots__ = ("arguments", "payload", "task")
 
@@ -267,7 +268,7 @@ class Call(Generic[R_co]):
 
     @property
     def after(self) -> tuple[After, ...]:
-        """What it waits for by its own options."""
+        """The dependencies in its own options."""
         after: tuple[After, ...] = self.task._terms.fields.get("after", ())
         return after
 
@@ -277,7 +278,7 @@ class Call(Generic[R_co]):
 
 
 class Decorator(Protocol):
-    """What `app.task(...)` with options gives."""
+    """The decorator that `app.task(...)` with options returns."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
@@ -289,12 +290,12 @@ class Decorator(Protocol):
 
 
 def make_task(registry: Registry, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
-    """The task of a function, of the class that fits it."""
+    """The task of a function: an `AsyncTask` for a coroutine function."""
     if not callable(function):
         raise InvalidInput(field="task", value=function, expected="a function")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise InvalidInput(
-            field="task", value=function, expected="a function that returns; generators yield to nobody"
+            field="task", value=function, expected="a function that returns; generators are not supported"
         )
     kind = AsyncTask if inspect.iscoroutinefunction(function) else Task
     return kind(registry, function, options)
@@ -320,7 +321,7 @@ def outcome_of(
     error: BaseException | None = None,
     chance: Chance = random.random,
 ) -> Outcome:
-    """What the ledger is told: the handler returned `result`, or raised `error`."""
+    """The outcome of an attempt whose handler returned `result` or raised `error`."""
     if error is None:
         if result is None:
             return _DONE
@@ -343,16 +344,16 @@ def outcome_of(
 
 def failure_text(error: BaseException) -> str:
     """The error in one line, then its traceback, the end of it if it is long."""
-    told = traceback.TracebackException.from_exception(error, limit=-50)
-    first = "".join(told.format_exception_only()).strip()
+    report = traceback.TracebackException.from_exception(error, limit=-50)
+    first = "".join(report.format_exception_only()).strip()
     if error.__traceback__ is None and error.__cause__ is None:
         return _clean(first)
-    trace = "".join(told.format())
+    trace = "".join(report.format())
     head = first[: MAX_TRACE // 4]
     kept = MAX_TRACE - len(head)
     return _clean(f"{head}\n\n{trace if len(trace) <= kept else '...' + trace[-kept:]}")
 
 
 def _clean(text: str) -> str:
-    """Text that every ledger takes: no NUL, no lone surrogates, not too long."""
+    """Text that every ledger accepts: no NUL, no lone surrogates, not too long."""
     return text[: 2 * MAX_TRACE].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -182,7 +182,7 @@ def test_a_stranger_holds_the_lock_too_long(harness: Harness, ledger: SqliteLedg
     for _ in range(2):
         with (
             harness.unchanged(),
-            pytest.raises(LedgerBusy, match=r"locked by somebody else for more than 0\.2 s"),
+            pytest.raises(LedgerBusy, match=r"locked by another connection for more than 0\.2 s"),
         ):
             harness.add("b")
     assert harness.found() == ["a"]

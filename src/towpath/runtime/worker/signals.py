@@ -17,8 +17,8 @@ from towpath.runtime.worker import executors
 log = get_logger("towpath.worker")
 
 ECHO = 0.5
-"""Seconds in which a second signal is the same one again: a service manager tells all processes, and a parent
-its children."""
+"""Seconds in which a second signal counts as a repetition of the first: a service manager signals all
+processes, and a parent its children."""
 
 
 @contextlib.contextmanager
@@ -26,13 +26,13 @@ def signals(
     stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
 ) -> Iterator[None]:
     """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the
-    first, ends the process. SIGHUP calls `reload` in a thread of its own, unless it says that the terminal
-    was closed: then it is a SIGTERM.
+    first, ends the process. SIGHUP calls `reload` in a thread of its own; if the terminal was closed, it is
+    treated as SIGTERM.
 
-    The signal itself only writes a byte. A thread of its own reads it, because the event loop may be what is
-    stuck. The interpreter writes it at once; so does our handler, but that is only called when the main
-    thread comes to it, which may be never if it was just about to wait for something. It is there because
-    others may take the interpreter's byte for themselves: asyncio does, for handlers of its own."""
+    The signal only writes a byte to a pipe. A thread reads it, because the event loop may be blocked. The
+    interpreter writes the byte at once. The Python handler writes one too, but runs only when the main thread
+    executes bytecode, which may be never if the thread is about to block. Both are needed because other code
+    may take over the interpreter's wakeup descriptor, as asyncio does for its own handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -65,7 +65,7 @@ def signals(
 
 
 _LATE = 128
-"""What the handler adds to the number of its signal."""
+"""The bit that the handler adds to the number of its signal."""
 
 
 def _write(pipe: int, number: int) -> None:
@@ -83,44 +83,46 @@ class _SignalReader:
         self._late: Counter[int] = Counter()
 
     def listen(self) -> None:
-        """0 is the end."""
+        """Read signals until the byte 0."""
         while (first := self._next()) in (None, signal.SIGHUP):
-            # Not here: a ledger that is stuck must not keep us from hearing a stop.
+            # In a thread of its own: a blocked ledger must not delay a stop.
             if first is not None:
                 threading.Thread(target=self._reload, name="towpath-reload", daemon=True).start()
         if not first:
             return
-        heard = time.monotonic()
+        stopped_at = time.monotonic()
         name = signal.Signals(first).name
         log.warning(
-            "%s: no new jobs are taken; running ones may finish. The same again leaves at once.", name
+            "%s: no new jobs are claimed; running jobs may finish. A second signal ends the process at once.",
+            name,
         )
         self._stop()
-        while (left := heard + self._patience() - time.monotonic()) > 0:
+        while (left := stopped_at + self._patience() - time.monotonic()) > 0:
             if not select.select([self._pipe], [], [], left)[0]:
                 continue
             if (number := self._next()) == 0:
                 return
-            if number is not None and number != signal.SIGHUP and time.monotonic() - heard >= ECHO:
-                # The ledger is consistent at every instant; what runs now is run again when its lease is
-                # over.
+            if number is not None and number != signal.SIGHUP and time.monotonic() - stopped_at >= ECHO:
+                # The ledger is consistent at any time; running jobs run again when their leases are over.
                 os._exit(128 + number)
         log.critical(
-            "the worker did not end within %g s: a handler blocks its event loop. It leaves, its jobs will run again.",
+            "the worker did not end within %g s: a handler blocks its event loop. The process ends; "
+            "its jobs run again.",
             self._patience(),
         )
         os._exit(128 + first)
 
     def _next(self) -> int | None:
-        """Which signal, 0 for the end. None if it is not one of ours, or one that we know of already."""
+        """The next signal, 0 for the end. None for another signal, or for the second byte of a signal that
+        was read already."""
         byte = os.read(self._pipe, 1)[0]
         number = byte & ~_LATE
         if number == 0:
             return 0
         known = max(self._early[number], self._late[number])
-        heard = self._late if byte & _LATE else self._early
-        heard[number] += 1
-        if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or heard[number] <= known:
+        seen = self._late if byte & _LATE else self._early
+        seen[number] += 1
+        if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or seen[number] <= known:
             return None
         closed = number == signal.SIGHUP and self._terminal and not os.isatty(0)
         return signal.SIGTERM if closed else number
