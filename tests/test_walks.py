@@ -16,6 +16,7 @@ MOST_LINES = 15
 PAGES = [
     WALKS,
     ROOT / "docs" / "engine.md",
+    ROOT / "docs" / "speed.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs" / "adr").glob("*.md")),
 ]
