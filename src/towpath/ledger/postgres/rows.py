@@ -18,7 +18,7 @@ from psycopg.abc import Query as PgQuery
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
-from towpath.core.commands import Selector, Settle
+from towpath.core.commands import Selector
 from towpath.core.job import BODIES, COLUMNS, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
@@ -43,7 +43,6 @@ from towpath.ledger.tables.database import (
     PAYLOAD,
     Args,
     Body,
-    Finished,
     FunctionUndone,
     array,
 )
@@ -141,10 +140,6 @@ class PostgresDb:
             )
             if table in ("edge", "proxy"):
                 self.run("source", (array({row[SOURCES[table]] for row in newest.values()}),))
-
-    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        """Nothing: the statement of `settle_and_claim` settles plain ends before a transaction is begun."""
-        return Finished()
 
     def take_best(self, args: Args) -> list[Job]:
         queue, most, now, owner, _, lease, single = args

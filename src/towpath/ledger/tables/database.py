@@ -6,10 +6,10 @@ The rules are written once, in this package. The statements are written per dial
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -62,13 +62,6 @@ class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     edges: int
 
 
-class Finished(NamedTuple):
-    """The ids of the jobs that `finish_plain` settled, and their number by queue and part."""
-
-    counts: Sequence[tuple[str, str | None, int]] = ()
-    ids: Set[str] = frozenset()
-
-
 class Db(Protocol):
     def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
         """All rows of a named statement as values of `type`; for a single column, its values."""
@@ -86,11 +79,6 @@ class Db(Protocol):
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         """Insert or replace rows of `TABLES`, or of the counter tables in the order of their structs."""
-        ...
-
-    def finish_plain(self, commands: Sequence[Settle], now: int) -> Finished:
-        """Those of the settles that are done with a held job whose end touches nothing else, in one step.
-        None where the store has no such step."""
         ...
 
     def take_best(self, args: Args) -> list[Job]:

@@ -54,24 +54,11 @@ def settle_run(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | Re
 
 
 def _settle_run(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """Settles without dependents, groups or keys are applied first, as one statement; no other settle depends
-    on them."""
+    """Apply settles in groups that are written together. A settle with consequences ends a group and is
+    applied alone."""
     if not commands:
         return []
     flush_queues(tx)
-    counts, done = tx.db.finish_plain(commands, tx.now)
-    if not done:
-        return _settle_rest(tx, commands)
-    tx.move(Counter({(queue, part, RUNNING, DONE): n for queue, part, n in counts}))
-    if len(done) == len(commands):
-        return [Settled(command.id, DONE) for command in commands]
-    rest = iter(_settle_rest(tx, [command for command in commands if command.id not in done]))
-    return [Settled(command.id, DONE) if command.id in done else next(rest) for command in commands]
-
-
-def _settle_rest(tx: Transaction, commands: Sequence[Settle]) -> list[Settled | Refused]:
-    """Apply settles in groups that are written together. A settle with consequences ends a group and is
-    applied alone."""
     answers: list[Settled | Refused] = []
     ahead = len(commands)
     while (done := len(answers)) < len(commands):
