@@ -37,8 +37,8 @@ from towpath.testing.postgres import Server, place
 TARGETS = {
     "vs_best_peer": 1.5,
     "vs_raw": 0.45,
-    "two_processes": 1.3,
-    "enqueue_single": 0.8,
+    "two_processes": 1.2,
+    "enqueue_single": 0.65,
     "enqueue_30": 2.5,
     "enqueue_many": 0.4,
     "commit_fn": 0.15,
