@@ -1,9 +1,8 @@
-"""The commonest batches of all, in one statement each: one plain spec, for which a user waits, and what an
-idle fleet asks all day. Many plain specs take a few (see `many`).
+"""The fast paths of the PostgreSQL ledger: plain appends, a note, and the claim and the upkeep of an idle
+fleet.
 
-Whatever is not plain (a key, a dependency, a group, a part, headers, a queue with a capacity, an id that is
-known) is left to the general way. What this writes is what that would have written; the suite runs over both.
-"""
+Each writes what the general path would write. A spec with a key, a dependency, a group, a part or headers, a
+queue with a capacity and a known id take the general path."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ from towpath.ledger.tables.database import PAYLOAD, Body, array
 from towpath.ledger.tables.fast_path import FastPathRefused, FastPaths
 
 MOST_BY_INSERT = 60
-"""Specs that go in one statement; COPY is faster for more."""
+"""Specs that one INSERT appends; COPY is faster for more."""
 # fmt: off
 _FIELDS = (
     "id", "queue", "kind", "priority", "delay", "ready_at", "max_attempts", "max_losses", "timeout", "retention", "parent",
@@ -77,8 +76,8 @@ T = TypeVar("T")
 def apply(
     db: PostgresDb, fast_worker: FastWorker, paths: FastPaths, commands: Sequence[Command], now: int | None
 ) -> Iterator[Applied]:
-    """Apply the first commands by fast paths, each of which commits: the time and the answers of each. Commands
-    without an answer are left to the general path. Raises `psycopg.OperationalError`."""
+    """Apply the first commands by fast paths, each of which commits: the time and the answers of each.
+    Commands without an answer are left to the general path. Raises `psycopg.OperationalError`."""
     first = type(commands[0]) if commands else None
     if first is Append:
         found = _attempt(paths, "append", lambda: _append(db, commands, now))
@@ -216,7 +215,7 @@ def read_note(db: PostgresDb, key: str, now: int | None) -> NoteView | None:
 
 
 BLOCK = 64
-"""Rows that are sent at a time: the server works on them while the next are made."""
+"""Rows per message: the server inserts them while the next are encoded."""
 _start = struct.Struct(">hiqiqi?i").pack
 _length = struct.Struct(">i").pack
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -225,7 +224,7 @@ _NULL = _length(-1)
 
 
 class SpecRun:
-    """Specs that differ in nothing but id and payload, and the numbers they get."""
+    """Specs that differ only in id and payload. `first` is the number of the first job."""
 
     __slots__ = ("first", "model", "specs")
 
@@ -236,7 +235,7 @@ class SpecRun:
         return now + self.model.delay if self.model.ready_at is None else self.model.ready_at
 
     def span(self, now: int) -> tuple[int, int, str, int | str, int, int]:
-        """Its turns."""
+        """The row of `enter_many`."""
         due = self.due(now)
         return (
             self.first,
@@ -248,7 +247,7 @@ class SpecRun:
         )
 
     def rows(self, now: int) -> Iterator[bytes]:
-        """In the binary form of COPY, by the columns of PLAIN."""
+        """The rows of a binary COPY with the columns of `PLAIN`."""
         rest = self._rest(now)
         for seq, spec in enumerate(self.specs, self.first):
             id, payload = spec.id.encode(), spec.payload
@@ -257,7 +256,7 @@ class SpecRun:
             yield b"".join((_start(len(PLAIN), 8, seq, 8, size, 1, size <= SMALL, len(id)), id, kept, rest))
 
     def _rest(self, now: int) -> bytes:
-        """What is the same for all of them."""
+        """The columns that all rows share."""
         model, due = self.model, self.due(now)
         waits = due > now
         # fmt: off

@@ -1,8 +1,6 @@
-"""What a worker sends all day, in one statement: plain ends of jobs, and the claim of those that are next. It
-is one round trip, and commits itself.
+"""The fast path of a worker: plain ends and the next claim as one statement, which commits itself.
 
-Whatever is not plain is left to the general way, as are queues with limits and ends that touch others.
-"""
+Ends that are not plain or affect other jobs take the general path, as do claims from queues with limits."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from towpath.ledger.tables.database import Args, array
 from towpath.ledger.tables.fast_path import FastPathRefused
 
 SKIPPED_AFTER_MISS = 16
-"""Batches for a queue until it is tried again after it was in vain: those that must go the general way should
-not pay for both."""
+"""After a miss, skip the fast path for this many batches of the queue, which would pay for both paths."""
 MOST_QUEUES = 10_000
 Applied = tuple[int, list[Answer]]
 """The ledger's time, and the answers."""
@@ -29,7 +26,7 @@ Applied = tuple[int, list[Answer]]
 class FastWorker:
     def __init__(self) -> None:
         self._skipped: dict[str, int] = {}
-        """How many batches of a queue go without."""
+        """Batches to skip, by queue."""
 
     def apply(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> Applied:
         """The time, and the answers to all commands or to all but the claim."""
@@ -65,8 +62,8 @@ class FastWorker:
 def _settle_and_claim(
     db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args
 ) -> tuple[int, list[Job] | None] | None:
-    """See the statement; `by` whom it is claimed, and for how long. The time, and what was claimed: None if
-    that needs a closer look."""
+    """Run the statement; `by`: owner and lease. The time and the claimed jobs, None for the jobs if the
+    general path must choose them; None if the statement refuses."""
     queue, most, single = (
         ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
     )

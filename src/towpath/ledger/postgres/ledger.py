@@ -341,8 +341,9 @@ class PostgresLedger(reads.GroupReads):
             self._writer = None
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy session. Raises
-        `Refused`. What has a key, a dependency or a group is played after the commit, so that its number here is 0."""
+        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy
+        session. Raises `Refused`. What has a key, a dependency or a group is played after the commit, so that
+        its number here is 0."""
         self._guard()
         with self._translated():
             return user_transactions.append_on(self._append_context(now), connection, specs)

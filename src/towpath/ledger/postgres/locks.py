@@ -1,13 +1,11 @@
-"""What a batch may hold besides job rows, in the order in which it is taken: relations, then limited queues
-by name, then jobs.
+"""The locks of a batch, in the order in which they are taken: relations, limited queues by name, jobs.
 
-Whoever holds jobs never waits for one of the first two. It tries, and if somebody else has it, the batch
-begins anew with that lock first. So there is no circle of waiters, whatever the batches do.
+A batch that holds jobs never waits for relations or queues. It tries to lock them; if another batch holds the
+lock, the batch restarts and takes that lock first. So no deadlock can occur.
 
-Jobs may be held for long: by settles whose commit functions run. A batch that has the relations and meets
-such a job releases them (`RowsTaken`), holds nothing for a moment, and begins anew. Those settles take the
-relations last, after the functions, and wait for them there, so that the functions are not called again for
-it."""
+Settles hold their jobs while commit functions run, possibly for long. A batch that holds the relations and
+needs such a job releases all its locks (`RowsTaken`), pauses and restarts. Those settles lock the relations
+last, after the functions, and wait for the lock, so that the functions are not called again."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Locks(msgspec.Struct, frozen=True):
 
 
 class NeedsLock(Exception):
-    """Somebody else has it, and the batch holds jobs already."""
+    """Another batch holds the lock, and this batch holds jobs already: it restarts with the lock."""
 
     def __init__(self, locks: Locks) -> None:
         super().__init__(str(locks))
@@ -60,7 +58,7 @@ class NeedsLock(Exception):
 
 
 class RowsTaken(Exception):
-    """Somebody holds rows for long that a batch with the relations wants."""
+    """Another transaction holds rows that this batch needs: it restarts."""
 
 
 class LockHeld(Exception):
@@ -68,10 +66,10 @@ class LockHeld(Exception):
 
 
 ROW_WAIT, ROW_WAIT_AGAIN = "500ms", "100ms"
-"""How long whoever has the relations waits for a row; and when it comes back for one that was taken."""
+"""`lock_timeout` for rows of a batch that holds the relations, at the first attempt and at later ones."""
 PAUSES = (0.02, 0.05, 0.1, 0.2)
-"""Seconds until then, the last one again and again. (To wait for the row itself would be to hold those that
-one gets before it.)"""
+"""Seconds before each restart; the last one repeats. (Waiting for the row would hold the rows locked
+before.)"""
 
 
 _EARLY = (Settle, Renew, Progress)
@@ -80,11 +78,11 @@ _NOTIFYING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
 
 
 class Survey(msgspec.Struct):
-    """What there is to know of commands before they are played, in one look at each.
+    """The needs of commands before they are applied.
 
-    `locks`: what they will need for sure. `queues`: those by name that are appended to or claimed from; if one of them has limits,
-    its lock will be needed. `calls_user`: a function of the user's runs inside, for who knows how long. `notifies`: it changes what
-    others may wait for, whatever becomes of jobs. `has_upkeep`: there is an Upkeep."""
+    `locks`: locks that they certainly need. `queues`: queues that they append to or claim from by name; those
+    with limits must be locked. `calls_user`: commit functions run in the transaction. `notifies`: waiters
+    must be notified whatever the commands do to jobs. `has_upkeep`: one of them is an Upkeep."""
 
     locks: Locks
     queues: set[str]
@@ -133,7 +131,7 @@ def _relates(specs: Sequence[Spec]) -> bool:
 
 
 class BatchSlice(NamedTuple):
-    """Commands that are played in one transaction, with their places in the batch."""
+    """Commands that are applied in one transaction, and their places in the batch."""
 
     places: Sequence[int]
     commands: Sequence[Command]

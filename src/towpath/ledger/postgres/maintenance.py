@@ -303,8 +303,8 @@ def _one(connection: Connection, query: bytes, args: tuple[Any, ...] | None = No
 
 
 def wakes(url: str, told: PostgresOptions, options: PostgresOptions) -> str:
-    """Do wake-ups arrive? Empty if so, else why not. Tried out: there are things in between that accept LISTEN, and nothing comes.
-    `told` is what the URL says, `options` what was found."""
+    """Do wake-ups arrive? Empty if so, else why not. Tried out: there are things in between that accept
+    LISTEN, and nothing comes. `told` is what the URL says, `options` what was found."""
     if told.pooled:
         return "the URL says pooled=true"
     if options.pooled:

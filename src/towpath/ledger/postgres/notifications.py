@@ -1,5 +1,5 @@
-"""Wake-ups between processes, on a connection of their own: NOTIFY after the commit, LISTEN, a look now and
-then as the net."""
+"""Notifications between processes, on a connection of their own: NOTIFY after a commit, LISTEN, and a poll in
+case a notification is lost."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from towpath.ledger.postgres.rows import Connection
 log = get_logger("towpath.postgres")
 
 POLL = 1.0
-"""Seconds between two looks where nobody rings: behind a pooler, or while the listener has no connection."""
+"""Seconds between two polls without LISTEN: behind a pooler, or while the listener has no connection."""
 SAFETY_POLL = 5.0
-"""The same while somebody listens."""
+"""Seconds between two polls with LISTEN."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.02
-"""Seconds between two rings at least: what happens meanwhile is told by one. Longer and longer while there is
-always something."""
+"""Minimum seconds between two NOTIFY, which cover all commits in between. The pause doubles while every pause
+ends with a new commit."""
 FIRST = 1.0
-"""Seconds that whoever opens a ledger waits for the first attempt to listen."""
+"""Seconds that `start` waits for the first attempt to listen."""
 RECONNECT = (0.0, 0.25, 0.5, 1.0)
-"""Seconds between two attempts to connect, the last one again and again. The first comes at once: meanwhile
-the locks of this process's owners are free."""
+"""Seconds between two attempts to connect; the last one repeats. The first attempt is immediate, because the
+locks of this process's owners are free meanwhile."""
 RELOCK = 0.25
-"""Seconds between two attempts to lock what another session still holds."""
+"""Seconds between two attempts to take a lock that another session still holds."""
 
 
 class Notifications:
-    """`version` is different after every commit that this process made or heard of."""
+    """`version` changes after every commit of this process and every notification of another."""
 
     def __init__(
         self, url: str, options: PostgresOptions, snapshot: Callable[[], str], locks: OwnerLocks
@@ -52,9 +52,9 @@ class Notifications:
         self._tried = threading.Event()
         self._closed = False
         self.listening = False
-        """Does a ring of another process reach us? Otherwise we look."""
+        """Notifications of other processes are received; otherwise the ledger polls."""
         self._unpublished = False
-        """This process has committed, and not yet told the others."""
+        """This process has committed and has not sent a NOTIFY since."""
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="towpath-notifications", daemon=True)
         self._wake, self._woken = socket.socketpair()
@@ -63,8 +63,8 @@ class Notifications:
     def start(self) -> None:
         self._thread.start()
         if not self._options.pooled:
-            # Who has opened the ledger hears of everything after it; that the listener has begun is no news
-            # later.
+            # Commits after the ledger was opened must be received, and the start of the listener must not
+            # change the version later.
             self._tried.wait(FIRST)
 
     def close(self) -> None:
@@ -77,11 +77,11 @@ class Notifications:
         self._woken.close()
 
     def wake(self) -> None:
-        """There is something to do on the connection."""
+        """Wake the listener: an owner lock must be taken."""
         self._wake.send(b"!")
 
     def publish(self) -> None:
-        """This process has committed."""
+        """Change the version after a commit of this process, and have the listener send a NOTIFY."""
         self._bump()
         if not self._unpublished:
             self._unpublished = True
@@ -116,7 +116,7 @@ class Notifications:
                 self._changed.notify_all()
 
     def _poll(self) -> None:
-        """Ask the server whether somebody committed, if it was long ago that we knew."""
+        """Change the version if the server's snapshot has changed. At most once in a period."""
         with self._changed:
             now = time.monotonic()
             if now - self._polled_at < self._period:
@@ -132,9 +132,9 @@ class Notifications:
             try:
                 self._listen()
             except (psycopg.Error, TowpathError) as error:
-                log.debug("neither ringing nor listening: %s", error)
+                log.debug("no connection for notifications: %s", error)
             self.listening = False
-            self._bump()  # whatever was told meanwhile, nobody heard
+            self._bump()  # notifications may have been lost
             self._tried.set()
             with self._changed:
                 if not self._closed:
@@ -173,8 +173,8 @@ class Notifications:
 
     def _notify(self, connection: Connection) -> None:
         self._unpublished = False
-        # It need not survive a crash, so it need not wait for the disk. And past the driver: this runs beside
-        # every stream of commits.
+        # Without a sync, because a NOTIFY need not survive a crash. Without the driver, because a NOTIFY
+        # follows every series of commits.
         name = sql.Identifier(self.channel).as_bytes(connection)
         try:
             told = connection.pgconn.exec_(
@@ -187,7 +187,7 @@ class Notifications:
             raise
 
     def _receive(self, connection: Connection) -> None:
-        """What comes from this connection we know already."""
+        """Change the version if a notification came from another connection than this one."""
         others = False
         while (notice := connection.pgconn.notifies()) is not None:
             others |= notice.be_pid != connection.pgconn.backend_pid

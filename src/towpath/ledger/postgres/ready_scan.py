@@ -1,14 +1,15 @@
-"""Where to begin to look for ready jobs.
+"""Scan positions: where the scan for ready jobs of a queue starts.
 
-What was claimed stays in the index until it is swept, and while somebody reads in a long transaction nothing
-is swept: each claim would walk over all that was claimed since. So a process remembers, of each queue and
-priority, up to which number it has seen all there is, and begins behind it.
+Claimed jobs stay in the index until it is vacuumed, and beside a long transaction nothing is vacuumed: each
+claim would scan all jobs claimed since. So a process stores, per queue and priority, the number up to which
+it has seen every job, and starts behind it.
 
-A job may still come before a mark. It was numbered by a transaction that is not over; or somebody who is
-claiming it does not commit. Both have a transaction number below the next one that was free when we had
-looked. So a mark is believed when all below that are over and what is before it has been looked at once more.
-Jobs that become ready later than by their append are not behind positions at all (`ripe` 2). Against what is
-left, such as a claim that is undone just then, everything is looked at once in a while."""
+A job may still appear before a position: the transaction that numbered it has not ended, or a transaction
+that claims it rolls back. Both have a transaction id below the next free one at the time of the scan. So a
+position is used only when all transactions below that id have ended and the jobs before the position were
+scanned once more. Jobs that become ready later than by their append are not subject to positions (`ripe` 2).
+For remaining cases, such as a claim that is undone at that moment, the whole queue is scanned now and
+then."""
 
 from __future__ import annotations
 
@@ -18,26 +19,26 @@ from collections.abc import Iterable
 import msgspec
 
 FULL_SCAN = 5.0
-"""Seconds after which everything is looked at again; more where that took long."""
+"""Seconds between two scans of the whole queue; more if the scan takes long."""
 SHARE, LONGEST = 50, 30.0
-"""How many times as long as that took one goes without it, and how many seconds at most."""
+"""The pause is so many times the duration of the scan, at most so many seconds."""
 MOST_PRIORITIES, MOST_QUEUES = 32, 10_000
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
 Span = tuple[int, int, int]
-"""From behind this priority and number on, up to this priority."""
+"""Priority and number behind which a scan starts, and the priority before which it ends."""
 
 
 class _QueuePositions(msgspec.Struct):
     seen: dict[int, int] = {}
-    """The positions: a number by priority."""
+    """The positions in use: a number by priority."""
     ahead: dict[int, int] = {}
-    """What they will be once everybody that was there is gone, who is below `until`; None: since the next
+    """The next positions, used once all transactions below `until` have ended. `until` is set by the next
     batch."""
     until: int | None = None
     looked_at: float = 0.0
     took: float = 0.0
-    """When everything was last looked at, and for how long."""
+    """Start of the last full scan, and its seconds."""
 
 
 class ScanPositions:
@@ -47,8 +48,7 @@ class ScanPositions:
         self._oldest = 0
 
     def begin(self, oldest: int, following: int) -> None:
-        """A batch begins, when no transaction before `oldest` was there and the next one would be
-        `following`."""
+        """A batch begins. `oldest` is the oldest running transaction, `following` the next free id."""
         self._oldest = oldest
         for each in self._new:
             each.until = following
@@ -71,8 +71,7 @@ class ScanPositions:
         spans: list[Span],
         took: float,
     ) -> None:
-        """Of the queue, from `spans` on, these (priority, number) were found that are ready since they were appended: all up to
-        `last`, or all there are."""
+        """A scan of `spans` found these (priority, number): all jobs up to `last`, or all of the queue."""
         if len(self._queues) >= MOST_QUEUES:
             self._queues.clear()
         positions = self._queues.setdefault(queue, _QueuePositions({}, {}))
@@ -92,6 +91,6 @@ class ScanPositions:
             positions.seen = {}
 
     def forget(self) -> None:
-        """What was claimed was not."""
+        """Drop all positions: a claim was rolled back."""
         self._queues.clear()
         self._new.clear()

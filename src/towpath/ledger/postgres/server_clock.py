@@ -1,10 +1,8 @@
-"""How the server's time passes, as this process sees it: what it went beyond the time that has passed here
-was a jump.
+"""Jumps of the server's clock: its advance minus the advance of the local monotonic clock.
 
-While the server is away nobody can renew a lease, so that time is a jump too, and those who held jobs can say
-so before they are taken for dead. So is the time in which sessions wait for a lock that a frozen process
-holds. It may be away for some statements only (a table is locked), so that it is sure to be back when an
-upkeep succeeds."""
+An outage counts as a jump, because no lease can be renewed during it: holders get time to renew before their
+jobs are reaped. The time in which sessions wait for a lock of a frozen process counts as well. An outage may
+affect some statements only (a locked table), so it ends when an upkeep succeeds."""
 
 from __future__ import annotations
 
@@ -18,34 +16,33 @@ from towpath.core.lifecycle import Jumps
 
 
 class ServerClock:
-    """Any thread may say that something failed or succeeded; the rest is for one at a time."""
+    """`fail` and `succeed` may be called from any thread, the other methods under the write lock."""
 
     def __init__(self) -> None:
         self.jumps = Jumps()
-        # In seconds of our own clock, which nobody sets.
+        # Seconds of the local monotonic clock.
         self._seen_at = time.monotonic()
-        """When we last knew the server's time."""
+        """When the server's time was last read."""
         self._good_at = self._seen_at
-        """The last success before something failed."""
+        """The last success before an outage."""
         self._failing = False
         self._back_at: float | None = None
-        """The first success since something failed."""
+        """The first success since the outage began."""
 
     def begin(self, present: int, real: bool) -> None:
-        """A batch begins. Is it `real` time? Otherwise somebody says how it passes."""
+        """Note the time at which a batch begins. `real`: it is the server's time, not a given one."""
         before, self._seen_at = self._seen_at, time.monotonic()
         self.jumps.note(present, _micros(self._seen_at - before) if real else 0)
 
     def begin_upkeep(self, present: int, real: bool) -> None:
-        """It is for an upkeep."""
+        """Add the outage as a jump before an upkeep reaps leases."""
         if self._failing and real:
             now = time.monotonic()
             back_at = self._back_at or now
             self.jumps.add(present - _micros(now - back_at), _micros(back_at - self._good_at))
 
     def stall(self, present: int, seconds: float) -> None:
-        """A batch waits, or has waited, for a lock that somebody held for long; renewals of others may wait
-        as well."""
+        """Add the wait of a batch for a lock as a jump: renewals may wait for the same lock."""
         self.jumps.add(present, _micros(seconds))
 
     def succeed(self, commands: Sequence[Command] = ()) -> None:

@@ -75,12 +75,13 @@ class Statements:
 
 
 _FORGOTTEN, _KNOWN = "26000", "42P05"
-"""SQLSTATE of a prepared statement that does not exist (the driver deallocates all statements now and then), and
-of one that exists already."""
+"""SQLSTATE of a prepared statement that does not exist (the driver deallocates all statements now and then),
+and of one that exists already."""
 
 
 class RawStatement:
-    """A prepared statement that is sent without the driver, which costs as much CPU for a statement as the server.
+    """A prepared statement that is sent without the driver, which costs as much CPU for a statement as the
+    server.
 
     All arguments are text but the last, which is binary. The rows are integers."""
 
@@ -130,8 +131,8 @@ class RawStatement:
         return self._receive()
 
     def _receive(self) -> PGresult:
-        """The result. The wait can be interrupted; an interrupt leaves the statement open, and `end_open` closes
-        the connection."""
+        """The result. The wait can be interrupted; an interrupt leaves the statement open, and `end_open`
+        closes the connection."""
         pgconn = self._connection.pgconn
         if pgconn.flush():
             found: list[PGresult] = self._connection.wait(generators.execute(pgconn))

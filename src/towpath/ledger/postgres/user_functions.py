@@ -43,9 +43,9 @@ def call_all(
     A savepoint is a round trip for each function, as many as most functions have themselves. With `eager`
     they are called without; if one fails, all are undone and called again in savepoints.
 
-    `begin` leaves a row that no COMMIT passes, `end` removes it: COMMIT as text fails. ROLLBACK ends the savepoint, whose name a
-    function does not know. `commit()` and `rollback()` of the connection are refused by its `transaction()`.
-    """
+    `begin` leaves a row that no COMMIT passes, `end` removes it: COMMIT as text fails. ROLLBACK ends the
+    savepoint, whose name a function does not know. `commit()` and `rollback()` of the connection are refused
+    by its `transaction()`."""
     name = f"towpath_{secrets.token_hex(8)}".encode()
     calls = _Calls(connection, name)
     process = os.getpid()
