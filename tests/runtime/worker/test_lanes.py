@@ -375,7 +375,7 @@ class Answered(Exception):
 
     class Response:
         status_code = 429
-        headers: dict[str, str] = {"Retry-After": "0.3"}
+        headers: dict[str, str] = {"Retry-After": "2"}
 
     response = Response()
 
@@ -385,8 +385,8 @@ def test_retry_after_is_for_all_jobs_of_the_resource(app: App, form: str) -> Non
     app.resource("api")
     errors: dict[str, Exception] = {
         "429": Answered(),
-        "throttled": Throttled(after=0.3),
-        "retry": towpath.Retry("busy", after=0.3, throttled=True),
+        "throttled": Throttled(after=2),
+        "retry": towpath.Retry("busy", after=2, throttled=True),
     }
     first = threading.Event()
 
