@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 SAYS = {
-    "quickstart.py": ["ready, first in line in mail", "sent 'Hello' to ada@example.com"],
+    "quickstart.py": ["ready, first in queue mail", "sent 'Hello' to ada@example.com"],
     "messages.py": [
         "attempt 1 at lamp",
         "returned to the queue",

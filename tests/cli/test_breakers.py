@@ -40,7 +40,7 @@ def test_open_close_and_reset(shell: Shell) -> None:
     )
     shell("get", "orders", code=3)
     why = shell("jobs", "explain", id).out
-    assert "breaker platform-x is open until somebody closes it (by hand: a migration)" in why
+    assert "breaker platform-x is open until it is closed by hand (by hand: a migration)" in why
     held = shell("breakers", "open", "platform-x", "--for", "10m", "--json").json
     assert held["until"] is not None
     row = shell("breakers", "list").out.splitlines()[1].split()
@@ -85,7 +85,7 @@ def test_a_part_is_slowed_with_a_reason_and_let_go(shell: Shell) -> None:
     lifted = shell("parts", "set", "mail", "tenant:acme", "--not-before", "0", "--cap", "0", "--json").json
     assert lifted["not_before"] is None
     assert (
-        "cap 0 of part tenant:acme of queue mail (too loud) lets nothing run"
+        "cap 0 of part tenant:acme of queue mail (too loud) allows no job to run"
         in shell("jobs", "explain", id).out
     )
     shell("parts", "set", "mail", "tenant:acme", "--cap", "none", "--rate", "none", "--why", "none")

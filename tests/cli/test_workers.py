@@ -108,7 +108,7 @@ def test_lanes_of_a_fleet_are_paused_from_outside(shop: Shell) -> None:
         assert parent.end() == 0
     assert shop("lanes", "list").out == "No running worker has lanes, and no lane is paused.\n"
     id = greet(shop, "eve")
-    assert "no worker that is there takes from hall" in shop("jobs", "explain", id).out
+    assert "no running worker consumes queue hall" in shop("jobs", "explain", id).out
 
 
 def test_stats_watch_counts_by_lane(shop: Shell) -> None:
@@ -205,7 +205,7 @@ def test_groups_pause_and_resume(shop: Shell) -> None:
         group = app.group([task.of(name="ada")], id="g")
         assert shop("groups", "pause", "g", "--why", "a new disk").out == "group g is paused\n"
         assert (
-            "group g is paused: a new disk; `towpath groups resume g`"
+            "group g is paused: a new disk; resume it with `towpath groups resume g`"
             in shop("jobs", "explain", group.jobs[0].id).out
         )
         assert group.jobs[0].status().state is towpath.State.BLOCKED

@@ -107,7 +107,7 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
     (
         JobFacts(job=replace(MEMBER, waits=1), queue=queue(), group=group(paused=True)),
         GateName.GROUP_PAUSED,
-        "group g is paused; `towpath groups resume g` lets it go on",
+        "group g is paused; resume it with `towpath groups resume g`",
     ),
     (
         JobFacts(
@@ -148,8 +148,8 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
         JobFacts(job=job(losses=2), queue=queue(), ahead=4),
         GateName.SUSPECT,
         (
-            "ready, 4 ahead of it in q: its lease was lost 2 times, which makes it a suspect, and a worker"
-            " runs one suspect at a time"
+            "ready, 4 ahead of it in queue q: its lease was lost 2 times, which makes it a suspect, and a"
+            " worker runs one suspect at a time"
         ),
     ),
     (
@@ -215,7 +215,7 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
     (
         JobFacts(job=job(), queue=queue(next_at=FOREVER, why="breaker b: by hand: a migration")),
         GateName.BREAKER,
-        "breaker b is open until somebody closes it (by hand: a migration)",
+        "breaker b is open until it is closed by hand (by hand: a migration)",
     ),
     (
         JobFacts(
@@ -225,9 +225,9 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
             holders=("b", "c"),
         ),
         GateName.BREAKER,
-        "breaker b is half open (a probe failed): 2 may try, 2 running: b, c",
+        "breaker b is half open (a probe failed): 2 probes allowed, 2 running: b, c",
     ),
-    (JobFacts(job=job(), queue=queue(cap=0)), GateName.QUEUE_CAP, "cap 0 of queue q lets nothing run"),
+    (JobFacts(job=job(), queue=queue(cap=0)), GateName.QUEUE_CAP, "cap 0 of queue q allows no job to run"),
     (
         JobFacts(
             job=job(
@@ -246,13 +246,13 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
     (
         JobFacts(job=job(), queue=queue(), part=part()),
         GateName.NEXT,
-        "ready, first in line in q: the next claim takes it",
+        "ready, first in queue q: the next claim takes it",
     ),
-    (JobFacts(job=job(), queue=queue(), ahead=3), GateName.NEXT, "ready, 3 ahead of it in q"),
+    (JobFacts(job=job(), queue=queue(), ahead=3), GateName.NEXT, "ready, 3 ahead of it in queue q"),
     (
         JobFacts(job=job(state=State.SCHEDULED, ready_at=NOW), queue=queue()),
         GateName.NEXT,
-        "ready, first in line in q: the next claim takes it",
+        "ready, first in queue q: the next claim takes it",
     ),
 ]
 
@@ -288,16 +288,16 @@ def worker(**changes: Any) -> WorkerView:
 HELD = replace(API, running=0, until=LATER)
 AMONG: list[tuple[list[WorkerView], GateName, str]] = [
     ([worker()], GateName.NEXT, ": the next claim takes it"),
-    ([], GateName.NO_WORKER, ", but no worker that is there takes from q"),
+    ([], GateName.NO_WORKER, ", but no running worker consumes queue q"),
     (
         [worker(queues=("r", "x/*")), worker(draining=True)],
         GateName.NO_WORKER,
-        ", but no worker that is there takes from q",
+        ", but no running worker consumes queue q",
     ),
     (
         [worker(paused=True, why="x")],
         GateName.WORKERS_PAUSED,
-        ", but every worker that takes from q is paused: x",
+        ", but every worker that consumes queue q is paused: x",
     ),
     ([worker(paused=True), worker()], GateName.NEXT, ": the next claim takes it"),
     ([worker(lanes=(LANE,))], GateName.LANE_PAUSED, ", but lane bulk is paused by hand: a new disk"),
@@ -311,7 +311,7 @@ AMONG: list[tuple[list[WorkerView], GateName, str]] = [
     (
         [worker(limits=(HELD,)), worker(limits=(replace(HELD, until=LATER + SECOND),))],
         GateName.LIMIT,
-        f", but resource api is held until {THEN}: the service was asked too much",
+        f", but resource api is held until {THEN}: the service is throttling",
     ),
 ]
 
@@ -321,7 +321,7 @@ def test_who_would_run_it(workers: list[WorkerView], gate: GateName, rest: str) 
     found = among_workers(
         explain(JobFacts(job=job(), queue=queue()), NOW), "q", workers, {"bulk": "a new disk"}, NOW
     )
-    assert (found.gate, str(found)) == (gate, f"job a: ready, first in line in q{rest}")
+    assert (found.gate, str(found)) == (gate, f"job a: ready, first in queue q{rest}")
 
 
 def running(owner: str, count: int, queue: str = "q") -> list[Job]:

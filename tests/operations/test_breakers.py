@@ -254,7 +254,7 @@ def test_by_hand(bench: Bench, platform: Platform) -> None:
     app.breakers.open("platform-x", "a migration")
     assert bench.advance(3600 * 24 * 400) == 0
     assert str(job.explain()).endswith(
-        "breaker platform-x is open until somebody closes it (by hand: a migration)"
+        "breaker platform-x is open until it is closed by hand (by hand: a migration)"
     )
     app.breakers.close("platform-x")
     assert bench.drain() == 1

@@ -131,7 +131,7 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
     async def main() -> None:
         handle = await bulk.aenqueue()
         assert str(handle.explain()).endswith(
-            "first in line in bulk, but no worker that is there takes from bulk"
+            "first in queue bulk, but no running worker consumes queue bulk"
         )
         await handle.acancel()
         async with aworking(app, concurrency=4, lanes=LANES):
@@ -152,7 +152,9 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
             )
             assert (front.name, front.paused, front.reserved) == ("front", False, 2)
             assert handle.explain().gate == "lane-paused"
-            assert str(handle.explain()).endswith("in bulk, but lane back is paused by hand: a new disk")
+            assert str(handle.explain()).endswith(
+                "in queue bulk, but lane back is paused by hand: a new disk"
+            )
             assert handle.status().attempts == 0
             asked = time.monotonic()
             assert await app.lanes.aresume("back")
@@ -209,7 +211,9 @@ def test_explain_knows_what_a_resource_is_waiting_for(app: App) -> None:
             waiting = await call.aenqueue()
             service._report()
             await auntil(lambda: waiting.explain().gate == "limit")
-            assert str(waiting.explain()).endswith("in calls, but resource api is at its limit: 1 of 1 run")
+            assert str(waiting.explain()).endswith(
+                "in queue calls, but resource api is at its limit: 1 of 1 run"
+            )
             let_go.set()
             await auntil(lambda: waiting.explain().until is not None)
             assert "but resource api is held until 20" in str(waiting.explain())
@@ -223,7 +227,7 @@ def test_explain_names_a_paused_group(app: App) -> None:
     group.pause("a new disk")
     [job] = group.jobs
     assert str(job.explain()).endswith(
-        ": group g is paused: a new disk; `towpath groups resume g` lets it go on"
+        ": group g is paused: a new disk; resume it with `towpath groups resume g`"
     )
     assert (group.status().paused, group.status().why) == (True, "a new disk")
     group.resume()

@@ -148,7 +148,7 @@ def test_a_job_that_goes_away_while_somebody_waits(app: App) -> None:
 
 def test_explain(app: App) -> None:
     handle = app.task(double).enqueue(1)
-    assert "first in line" in str(handle.explain())
+    assert "first in queue" in str(handle.explain())
     assert repr(handle) == f"<job {handle.id}>"
 
 

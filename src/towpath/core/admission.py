@@ -1,8 +1,8 @@
-"""What an append does, decided from facts: who is new, who is a repeat, what waits for what.
+"""The effects of an append, decided from facts: new jobs, repeated ids, keys, dependencies.
 
-A ledger gathers `Facts` about the ids, keys, groups and queues that the specs mention, calls `admit`, and writes the
-`Admission`. Nothing here knows where the facts live, so every ledger decides alike. `admit` raises `Refused` before
-anything is written.
+A ledger reads `AppendFacts` about the ids, keys, groups and queues of the specs, calls `admit`, and writes
+the `Admission`. The decision depends on the facts only, so every ledger decides alike. `admit` raises
+`Refused` before a row is written.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class _Admitting:
         self.result.jobs = [made[id] for id in self.new]
         self.result.proxies = [self._proxy(spec) for spec in self.refused.values()]
         self.result.superseded = [seq for _, seq in self.replaces.values()]
-        # A newer job that ended at birth takes nobody's dependents over.
+        # A newer job that ended in this append takes over no dependents.
         older = {**self.replaces, **self.inherits}
         self.result.handed = [
             (seq, self.seqs[id]) for id, (_, seq) in older.items() if id not in self.endings

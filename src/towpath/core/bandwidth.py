@@ -23,7 +23,7 @@ DIRECTIONS: Final[tuple[Direction, Direction]] = ("up", "down")
 FIELDS: Final = ("up", "down", "total")
 
 BURST = 0.1
-"""Seconds of a rate that may be made up for: whoever wakes late has lost nothing, and over 10 s it is 1 %."""
+"""Seconds of a rate that a late stream may catch up. Over 10 s this is 1 % of the rate."""
 TURNS = 50
 """Turns a second of a slow bucket. One turn moves so many bytes that this many fill the rate."""
 PIECE = 64 * 1024
@@ -165,7 +165,7 @@ class Bucket:
 
     def take(self, count: int, now: float) -> None:
         if self.rate is not None:
-            # A new bucket is empty: the first who comes would else have all that is in it.
+            # A new bucket is empty. Otherwise the first stream would take the whole burst.
             start = now if self.open_at == NEVER else max(self.open_at, now - BURST)
             self.open_at = start + count / self.rate
 
@@ -178,7 +178,7 @@ class Bucket:
 
 
 class Stream:
-    """Somebody who moves bytes in one direction, with at most one wish at a time."""
+    """A transfer of bytes in one direction, with at most one pending request."""
 
     __slots__ = ("direction", "served", "wants")
 

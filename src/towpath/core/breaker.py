@@ -123,7 +123,7 @@ class Status(msgspec.Struct, frozen=True):
     out: tuple[int, ...] = ()
     """When the probes began that were let through by hand (`admit`) and have not reported."""
     stuck: int = 0
-    """Jobs that fill the gate for too long without a word: they do not count against the probes."""
+    """Jobs that fill the gate for too long and have not ended: they do not count as probes."""
     trips: int = 0
 
     def phase(self, now: int) -> Phase:
@@ -216,7 +216,7 @@ def closed(status: Status, now: int, why: str = "") -> Status:
 
 
 def again(breaker: Breaker, status: Status, now: int) -> int:
-    """When whoever finds it open asks again."""
+    """The time at which a caller that finds the breaker open asks again."""
     return min(status.until, now + max(breaker.rest, ASK_AGAIN))
 
 
@@ -290,7 +290,7 @@ class Said(NamedTuple):
 
 
 def heard(why: str | None) -> Said | None:
-    """The breaker that holds a gate, if that is what its reason says."""
+    """The breaker that holds a gate, parsed from the gate's reason; None if no breaker holds it."""
     if why is None or not why.startswith(_SAID) or ": " not in why:
         return None
     name, _, rest = why.removeprefix(_SAID).partition(": ")

@@ -17,7 +17,7 @@ SECOND = 1_000_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 FOREVER = 200 * 365 * DAY
-"""The longest span and the latest time anybody may ask for: the year 2170."""
+"""The longest duration and the latest time that are accepted: the year 2170."""
 
 MAX_NAME = 255
 MAX_KEY = 512
@@ -177,7 +177,7 @@ def micros(value: float | timedelta, field: str = "time") -> int:
 
 
 def moment(value: object, field: str) -> int:
-    """A point in time as the ledger's microseconds. It must say its time zone."""
+    """A point in time as the ledger's microseconds. The time zone is required."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidInput(
             field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)"

@@ -1,4 +1,4 @@
-"""The ledger's language: commands in, results out (`core.results`, importable from here too)."""
+"""The commands of a ledger. Their results are in `core.results` and importable from here too."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`token` makes the command safe to repeat: the same token gets the first answer again for at least an
-    hour."""
+    """`token` makes the command safe to repeat: for at least an hour, the same token returns the first
+    result."""
 
     token: str = ""
 
@@ -60,8 +60,8 @@ class _Tokened(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def token_of(command: Any) -> str:
-    """Under what the command's answer is kept; nothing if it has no token. Each kind of command has tokens of
-    its own."""
+    """The key under which the command's result is kept; empty without a token. Each kind of command has its
+    own tokens."""
     token: str = getattr(command, "token", "")
     return f"{type(command).__struct_config__.tag}:{token}" if token else ""
 
@@ -96,10 +96,12 @@ def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
 
 
 class Want(_Command, frozen=True, gc=False):
-    """At most `n` jobs of a queue, a queue pattern, or several of these with commas between them. Of these at most `once` may
-    be jobs with a single attempt, which are lost for good if the claimer dies: ask only for as many as can start at once
-    (None: all n). `upto`: the claim takes no more for this want once it has taken so many for it and those before it.
-    `suspects`: at most so many jobs that have lost their lease `SUSPECT` times or more (None: all n); others of them are passed over."""
+    """At most `n` jobs of a queue, of a queue pattern, or of several of these separated by commas.
+
+    `once`: the most jobs with a single attempt among them (None: n). Such a job is lost for good if its
+    worker dies, so ask only for as many as can start immediately. `upto`: the most jobs for this want and the
+    wants before it together. `suspects`: the most jobs that have lost their lease at least `SUSPECT` times
+    (None: n); further suspects are skipped."""
 
     queue: str
     n: int = 1
@@ -154,9 +156,12 @@ class Renew(_Command, frozen=True, gc=False, tag="renew"):
 
 
 class Note(_Tokened, frozen=True, kw_only=True, gc=False, tag="note"):
-    """A small compare-and-set record. `expect`: None writes anyway, 0 only if there is none, else only at that version.
-    `value` None deletes. The answer's `fence` is fixed while the note lives and larger each time it is made anew, so a
-    note that expires is a lock. `gates` are set with the note, or not at all."""
+    """Write a small compare-and-set record.
+
+    `expect` None: write in any case; 0: only if the note does not exist; else only at this version. `value`
+    None deletes the note. The `fence` of the result stays while the note exists and is larger each time the
+    note is created again, so a note that expires is a lock. `gates` are set together with the note, or not at
+    all."""
 
     key: str
     value: bytes | None
@@ -295,7 +300,7 @@ def states_of(states: tuple[State | str, ...]) -> tuple[State, ...]:
 
 
 class _Bulk(_Tokened, frozen=True, kw_only=True, gc=False):
-    """In the order of `seq`, at most `limit` at a time; the answer says whether there are more."""
+    """In the order of `seq`, at most `limit` jobs; `more` in the result is true if further jobs match."""
 
     where: Selector
     limit: int = MAX_BULK
@@ -452,7 +457,7 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
 
 class Upkeep(_Command, frozen=True, gc=False, tag="upkeep"):
     """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`:
-    owners whose process has ended. Their running jobs are lost now, whatever their lease says."""
+    owners whose process has ended. Their running jobs are lost now, whatever their lease."""
 
     limit: int = 1000
     dead: tuple[str, ...] = ()

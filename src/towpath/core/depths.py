@@ -32,7 +32,7 @@ def check_depth(depth: object, capacity: object = None) -> None:
 def write_depth(
     read: Callable[[str], NoteView | None], tell: Callable[[Note], object], queue: str, depth: int | None
 ) -> None:
-    """Set the depth of a queue, or lift it, with these two words of a ledger."""
+    """Set or remove the depth of a queue with these two calls of a ledger."""
     while True:
         with contextlib.suppress(NoteConflict):
             tell(changed(read(KEY), queue, depth))
@@ -40,7 +40,7 @@ def write_depth(
 
 
 def changed(note: NoteView | None, queue: str, depth: int | None) -> Note:
-    """The note after `depth` was set for a queue, or lifted; nobody may have written it since."""
+    """The note that sets or removes the depth of a queue. It is refused if the note has changed since."""
     check_depth(depth)
     depths = depths_of(note)
     depths.pop(queue, None)
@@ -50,7 +50,7 @@ def changed(note: NoteView | None, queue: str, depth: int | None) -> Note:
 
 
 class Alarm:
-    """Which queues are above their depth, as far as it was told."""
+    """The queues above their depth that have been reported."""
 
     def __init__(self) -> None:
         self._above: set[str] = set()

@@ -1,4 +1,4 @@
-"""Why does it not run? The one true reason, from facts that a ledger gathers."""
+"""Why a job does not run: the one reason, decided from facts that a ledger reads."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ class GateName(StrEnum):
 OF_WORKERS = frozenset(
     [GateName.NO_WORKER, GateName.WORKERS_PAUSED, GateName.LANE_PAUSED, GateName.LIMIT, GateName.BUSY]
 )
-"""Gates that a ledger does not know of: see `core.fleet`."""
+"""Gates that depend on workers and not on the ledger: see `core.fleet`."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """`str()` of it is one sentence. `by` names the jobs (or groups) in the way, the first few of `count`."""
+    """`str()` returns one sentence. `by` names the first few of the `count` jobs or groups that hold the job
+    back."""
 
     id: str
     gate: GateName
@@ -65,7 +66,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class JobFacts(msgspec.Struct, kw_only=True):
-    """What `explain` needs to know; a ledger fills in only what the job's state calls for."""
+    """The facts that `explain` needs. A ledger reads only the facts that matter in the job's state."""
 
     job: Job
     queue: QueueView
@@ -78,12 +79,12 @@ class JobFacts(msgspec.Struct, kw_only=True):
     ahead: int = 0
     """The ready jobs before this one, counted up to `AHEAD`."""
     culprit: Job | None = None
-    """With the reason `dependency`: of the jobs that did not end so for a dependency of theirs, and because
-    of which this one ended, the first to end."""
+    """For a job that ended with the reason `dependency`: the first job to end that caused it and had another
+    reason itself."""
 
 
 SHOWN = 5
-"""How many ids a sentence names."""
+"""The number of ids that a sentence names."""
 AHEAD = 1000
 """Jobs ahead are counted up to this number."""
 
@@ -135,7 +136,7 @@ def _blocked(facts: JobFacts) -> Explanation:
     if len(open_) == job.waits - 1 == 0:
         if not group.paused:
             return _say(job, GateName.UNSEALED, what, by=(group.id,), count=1)
-        text = f"{what}; `towpath groups resume {group.id}` lets it go on"
+        text = f"{what}; resume it with `towpath groups resume {group.id}`"
         return _say(job, GateName.GROUP_PAUSED, text, by=(group.id,), count=1)
     return _waits(job, facts, open_, job.waits - 1, f", and {what}")
 
@@ -180,14 +181,14 @@ def _held(
     job: Job, where: str, gate: QueueView | PartView, now: int, gates: tuple[GateName, GateName]
 ) -> Explanation:
     if (said := heard(gate.why)) is not None:
-        until = "somebody closes it" if gate.next_at >= FOREVER else when(gate.next_at)
+        until = "it is closed by hand" if gate.next_at >= FOREVER else when(gate.next_at)
         return _say(
             job,
             GateName.BREAKER,
             f"breaker {said.name} is open until {until} ({said.why})",
             until=gate.next_at,
         )
-    # Further ahead than any start can put it, it was set by hand.
+    # A time further ahead than one interval was set by hand: no start can move it so far.
     if gate.rate is not None and gate.next_at <= now + gate.rate.interval:
         left = (gate.next_at - now) / SECOND
         span = f"{left:.3g}" if left < 100 else f"{left:.0f}"
@@ -208,18 +209,18 @@ def _full(
 ) -> Explanation:
     names = _names(facts.holders, running)
     if (said := heard(full.why)) is not None:
-        text = (
-            f"breaker {said.name} is half open ({said.why}): {full.cap} may try, {running} running: {names}"
-        )
+        allowed = f"{full.cap} probes allowed, {running} running: {names}"
+        text = f"breaker {said.name} is half open ({said.why}): {allowed}"
         return _say(facts.job, GateName.BREAKER, text, facts.holders, running)
-    reached = f"reached by {names}" if running else "lets nothing run"
+    reached = f"reached by {names}" if running else "allows no job to run"
     why = f" ({full.why})" if full.why else ""
     return _say(facts.job, gate, f"cap {full.cap} of {where}{why} {reached}", facts.holders, running)
 
 
 def _next(facts: JobFacts) -> Explanation:
     if facts.job.losses >= SUSPECT:
-        text = f"{place(facts.ahead, facts.queue.name)}: {_suspect(facts.job)}, and a worker runs one suspect at a time"
+        where = place(facts.ahead, facts.queue.name)
+        text = f"{where}: {_suspect(facts.job)}, and a worker runs one suspect at a time"
         return _say(facts.job, GateName.SUSPECT, text, count=facts.ahead)
     now = ": the next claim takes it" if facts.ahead == 0 else ""
     return _say(facts.job, GateName.NEXT, place(facts.ahead, facts.queue.name) + now, count=facts.ahead)
@@ -230,8 +231,8 @@ def _suspect(job: Job) -> str:
 
 
 def place(ahead: int, queue: str) -> str:
-    """Where in the line of its queue a job is."""
-    return f"ready, {f'{at_least(ahead)} ahead of it' if ahead else 'first in line'} in {queue}"
+    """The position of a ready job in its queue."""
+    return f"ready, {f'{at_least(ahead)} ahead of it' if ahead else 'first'} in queue {queue}"
 
 
 def at_least(ahead: int) -> str:
@@ -239,7 +240,7 @@ def at_least(ahead: int) -> str:
 
 
 def blame(culprit: Job) -> str:
-    """How a job ended on which others depended, with the first line of its error."""
+    """How the culprit ended, with the first line of its error."""
     kind = f" ({culprit.kind})" if culprit.kind else ""
     said = (culprit.error or "").partition("\n")[0]
     ended = "failed" if culprit.state is State.FAILED else f"was {culprit.state}"
@@ -262,7 +263,7 @@ def _why(why: str | None) -> str:
 
 
 def when(at: int | None) -> str:
-    """A ledger time for people."""
+    """A ledger time as ISO 8601 text in UTC."""
     if at is None:
         return "an unknown time"
     return (

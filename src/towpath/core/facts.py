@@ -1,4 +1,4 @@
-"""The facts an append is decided from, and what the decision says: the nouns of `core.admission`."""
+"""The facts from which `core.admission` decides an append, and the decision (`Admission`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeyHolder(msgspec.Struct, frozen=True, gc=False):
-    """Who holds a key. `state` is None if the job is deleted. `runner` is the running job the holder waits
-    for to stop."""
+    """The job that holds a key. `state` is None if the job is deleted. `runner` is the running job the holder
+    waits for to stop."""
 
     id: str
     seq: int
@@ -122,7 +122,7 @@ class Admission(msgspec.Struct):
     """(refused id, id of the winner)"""
     keys: list[KeyTaken] = []
     freed: list[KeyName] = []
-    """Keys taken by jobs that ended in this very append, so that nobody holds them."""
+    """Keys taken by jobs that ended in this very append, so that no job holds them."""
     superseded: list[int] = []
     """Older waiting jobs that end as superseded."""
     handed: list[tuple[int, int]] = []

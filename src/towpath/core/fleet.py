@@ -15,8 +15,8 @@ from towpath.core.job import Job
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of one worker (`paused`: it has heard of it), or of all of them together (`paused`: they are
-    told so)."""
+    """A lane of one worker (`paused`: the worker has applied the pause), or of all workers (`paused`: the
+    pause is requested)."""
 
     name: str
     queues: tuple[str, ...]
@@ -39,7 +39,7 @@ class LimitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker last said of itself, at most ten seconds ago. Times are microseconds."""
+    """The last report of a worker, at most 10 s old. Times are microseconds."""
 
     name: str
     owner: str
@@ -60,7 +60,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return next((lane.name for lane in self.lanes if _takes(lane.queues, queue)), None)
 
     def slots_for(self, queue: str) -> int:
-        """The slots in which a job of this queue may run: all but those that other lanes have reserved."""
+        """The slots in which a job of this queue may run: all slots except the reserved slots of other
+        lanes."""
         lane = self.lane_of(queue)
         return self.concurrency - sum(
             each.reserved for each in self.lanes if lane is not None and each.name != lane
@@ -97,7 +98,7 @@ class Fleet(msgspec.Struct):
 
 
 def lanes_together(workers: Sequence[WorkerView], paused: dict[str, str | None]) -> list[LaneView]:
-    """The lanes of all workers by name, also those that are paused and that nobody has now."""
+    """The lanes of all workers by name, including paused lanes that no worker has."""
     found: list[LaneView] = []
     names = dict.fromkeys(lane.name for worker in workers for lane in worker.lanes)
     for name in sorted(names | dict.fromkeys(paused)):
@@ -117,7 +118,7 @@ def lanes_together(workers: Sequence[WorkerView], paused: dict[str, str | None])
 
 
 def spell_lanes(lanes: Mapping[str, Mapping[str, int]], names: Mapping[str, str]) -> str:
-    """What runs in each lane, for people. `names` says how kinds are called."""
+    """The running kinds of each lane as text. `names` maps kinds to displayed names."""
     words = {
         lane: ", ".join(f"{count} {names.get(kind, kind)}" for kind, count in sorted(kinds.items()))
         for lane, kinds in lanes.items()
@@ -133,18 +134,18 @@ def among_workers(
     now: int,
     running: Sequence[Job] = (),
 ) -> Explanation:
-    """The explanation of a job that the next claim takes, knowing who would claim it. `paused` are lanes,
+    """The explanation of a job that the next claim would return, given the workers. `paused` are lanes,
     `running` are jobs on lease."""
     takers = [worker for worker in workers if _takes(worker.queues, queue) and not worker.draining]
     if not takers:
-        return _but(found, queue, GateName.NO_WORKER, f"no worker that is there takes from {queue}")
+        return _but(found, queue, GateName.NO_WORKER, f"no running worker consumes queue {queue}")
     awake = [worker for worker in takers if not worker.paused]
     if not awake:
         return _but(
             found,
             queue,
             GateName.WORKERS_PAUSED,
-            f"every worker that takes from {queue} is paused{_why(takers[0].why)}",
+            f"every worker that consumes queue {queue} is paused{_why(takers[0].why)}",
         )
     lanes = [worker.lane_of(queue) for worker in awake]
     if all(lane in paused for lane in lanes):
@@ -157,7 +158,7 @@ def among_workers(
 def _busy(
     found: Explanation, queue: str, workers: Sequence[WorkerView], now: int, running: Sequence[Job]
 ) -> Explanation | None:
-    """If no worker has a free slot. One that is held by a limit has none either."""
+    """The explanation if no worker has a free slot. A worker held by a limit has none."""
     free = [worker for worker in workers if _in_the_way(worker, queue, now) is None]
     for worker in free:
         held = [job.queue for job in running if job.owner == worker.owner and job.kind]
@@ -184,13 +185,13 @@ def _busy(
 
 
 def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now: int) -> Explanation | None:
-    """If it is so for all of them."""
+    """The explanation if a limit holds every worker."""
     limits = [_in_the_way(worker, queue, now) for worker in workers]
     if any(limit is None for limit in limits):
         return None
     first = min((limit for limit in limits if limit is not None), key=lambda limit: limit.until or 0)
     if first.until is not None and first.until > now:
-        text = f"{first.name} is held until {when(first.until)}: the service was asked too much"
+        text = f"{first.name} is held until {when(first.until)}: the service is throttling"
         return _but(found, queue, GateName.LIMIT, text, first.until)
     return _but(
         found, queue, GateName.LIMIT, f"{first.name} is at its limit: {first.running} of {first.limit} run"
@@ -198,7 +199,7 @@ def _limited(found: Explanation, queue: str, workers: Sequence[WorkerView], now:
 
 
 def _in_the_way(worker: WorkerView, queue: str, now: int) -> LimitView | None:
-    """The limit that lets nothing of this queue start."""
+    """The limit that prevents jobs of this queue from starting."""
     mine = [limit for limit in worker.limits if _takes(limit.queues, queue)]
     held = [limit for limit in mine if limit.until is not None and limit.until > now]
     full = [limit for limit in mine if limit.running >= limit.limit]

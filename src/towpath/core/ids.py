@@ -45,13 +45,14 @@ class IdSource:
     def _begin(self, ms: int) -> None:
         self._last_ms = ms
         drawn = int.from_bytes(self._entropy(10), "big")
-        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{drawn >> 62 & 0xFFF:03x}-{drawn >> 48 & 0x3FFF | 0x8000:04x}-"
+        time = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}"
+        self._head = f"{time}-7{drawn >> 62 & 0xFFF:03x}-{drawn >> 48 & 0x3FFF | 0x8000:04x}-"
         # The top bit stays clear, so that a millisecond has room for 2**47 / 2**32 more.
         self._growing = drawn & (_GROWING_END >> 1) - 1
 
 
 def is_new(id: str) -> bool:
-    """Does it look like one of an `IdSource`, which nobody has had before?"""
+    """Does the id have the form that `IdSource` creates, so that it is new?"""
     return len(id) == 36 and id[14] == "7"
 
 

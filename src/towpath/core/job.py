@@ -1,5 +1,5 @@
-"""The nouns: what is asked for (`Spec`), the durable record (`Job`), a job on lease (`Claim`), how it ended
-(outcomes)."""
+"""The request for a job (`Spec`), the durable record (`Job`), a job on lease (`ClaimedJob`), and the outcomes
+of an attempt."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SERIAL = "serial:"
 
 
 class Word(StrEnum):
-    """A word that the ledger stores. Hashed like the plain text it is: Enum's own hash is a slow Python
+    """A text value that the ledger stores. It is hashed as text, because the hash of Enum is a slow Python
     function."""
 
     __hash__ = str.__hash__
 
 
 class State(Word):
-    """Where a job is in its life. `docs/states.md` draws the arrows between them."""
+    """The state of a job. `docs/states.md` draws the transitions."""
 
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
@@ -48,7 +48,7 @@ FINISHED = frozenset({State.DONE, State.FAILED, State.CANCELED})
 
 
 class Reason(Word):
-    """Why a job is in its state. `NONE` where the state says it all."""
+    """The reason for a job's state. `NONE` if the state needs none."""
 
     NONE = ""
     DELAY = "delay"
@@ -69,7 +69,8 @@ class Reason(Word):
 
 
 class KeyPolicy(Word):
-    """What a second job with the same key does: is the first one, replaces it, or waits until it has run."""
+    """The effect of a second job with the same key: it is the first job, replaces it, or waits until it has
+    run."""
 
     UNIQUE = "unique"
     REPLACE = "replace"
@@ -111,8 +112,8 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 class Spec(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What is asked for. Spans (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from the
-    ledger's time."""
+    """The request for a job. Durations (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from
+    the ledger's time."""
 
     id: str
     queue: str
@@ -170,7 +171,7 @@ class Spec(
 
 
 def another(spec: Spec, id: str, payload: bytes) -> Spec:
-    """The same with another id, which is one that we made, and payload. What is the same has been checked."""
+    """A copy of the spec with another id, which Towpath created, and payload. All else is already checked."""
     if len(payload) > checks.MAX_PAYLOAD:
         checks.data("payload", payload, checks.MAX_PAYLOAD)
     made: Spec = spec.__copy__()  # type: ignore[attr-defined]  # which it has; copy.copy() costs five times as much
@@ -180,7 +181,7 @@ def another(spec: Spec, id: str, payload: bytes) -> Spec:
 
 
 def runs_of(specs: Iterable[Spec]) -> list[list[Spec]]:
-    """Those in a row that differ in nothing but id and payload."""
+    """Runs of consecutive specs that differ only in id and payload."""
     runs: list[list[Spec]] = []
     model: Spec | None = None
     for spec in specs:
@@ -345,16 +346,16 @@ class RetryOutcome(_Delayed, frozen=True, gc=False, tag="retry"):
 
 
 class SnoozeOutcome(_Delayed, frozen=True, gc=False, tag="snooze"):
-    """Not a failure: come back after `delay`."""
+    """Not a failure: the job is ready again after `delay`."""
 
 
 class Release(_Delayed, frozen=True, gc=False, tag="release"):
-    """The attempt did not begin: give it back as if it had never been claimed."""
+    """The attempt did not begin. The job waits as if it had not been claimed."""
 
 
 class Refuse(_Delayed, frozen=True, gc=False, tag="refuse"):
-    """This worker cannot take it (unknown kind, closed gate). Given back for at least a second, so that
-    nobody spins."""
+    """This worker cannot run the job (unknown kind, closed gate). It waits at least a second, so that no
+    worker claims it in a loop."""
 
     error: str | None = None
 

@@ -48,8 +48,8 @@ class LaneCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shares:
-    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before anybody gets
-    a second look. `total` may change: what runs and belongs to no lane has slots too."""
+    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before any
+    lane gets more. `total` may change: what runs and belongs to no lane has slots too."""
 
     def __init__(self, total: int, lanes: Mapping[str, Lane]) -> None:
         self.total = total
@@ -254,7 +254,7 @@ def limit_of(lane: str) -> str:
 
 
 def shown(limit: str) -> str:
-    """What a limit is called before people."""
+    """The displayed name of a limit."""
     return limit if limit.startswith(limit_of("")) else f"resource {limit}"
 
 

@@ -113,7 +113,7 @@ _NONE = Reason.NONE
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """What a running job becomes. `ready_at` is None where it keeps the time it had."""
+    """The change of a running job. `ready_at` is None if it stays as it is."""
 
     state: State
     reason: Reason
@@ -124,7 +124,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Attempted(Protocol):
-    """What of a running job decides what it becomes; a ledger may read just that."""
+    """The fields of a running job that decide its change. A ledger may read only these."""
 
     @property
     def attempts(self) -> int: ...
@@ -322,13 +322,14 @@ def group_outcome(failed: int, canceled: int, aborting: bool) -> State:
 
 
 RETENTION = 7 * checks.DAY
-"""How long a queue keeps done and canceled jobs unless it or the job says otherwise."""
+"""The time that done and canceled jobs are kept unless the queue or the job has its own retention."""
 
 
 def purge_time(
     state: State, finished_at: int, job_retention: int | None, queue_retention: int | None
 ) -> int | None:
-    """When a finished job may be deleted. A dead letter stays until somebody decides."""
+    """The time at which a finished job may be deleted; None for a dead letter, which is deleted only by
+    hand."""
     if state is FAILED:
         return None
     if job_retention is not None:
@@ -353,14 +354,14 @@ class Jumps:
         self._jumps: list[tuple[int, int]] = []
 
     def note(self, now: int, passed: int = 0) -> None:
-        """The ledger's time is `now`. The first time after opening is no jump, nor is what has `passed`
-        since, by a clock that nobody sets, where the caller knows it."""
+        """Record the ledger time `now`. `passed` is the time since the last call on a monotonic clock, if the
+        caller has one. The advance of the ledger time beyond it is a jump; the first call records none."""
         last, self._last = self._last, now
         if last is not None and now - last - passed > LEAST:
             self.add(now, now - last - passed)
 
     def add(self, at: int, size: int) -> None:
-        """There was a jump, as the caller knows, to the time `at`."""
+        """Record a jump of `size` to the time `at`."""
         jumps = [jump for jump in self._jumps if jump[1] + checks.DAY > at]
         jumps.append((size, at))
         self._jumps = sorted(jumps)[-KEPT:]

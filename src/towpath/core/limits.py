@@ -172,7 +172,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class LimiterStart(msgspec.Struct, frozen=True, gc=False):
-    """A start: when, as how many-th of those that run, and between which two cuts of the limit."""
+    """A start: its time, the number of running jobs with it, and the number of cuts of the limit before
+    it."""
 
     began: int
     load: int
@@ -180,14 +181,14 @@ class LimiterStart(msgspec.Struct, frozen=True, gc=False):
 
 
 class Limiter:
-    """Ask `room` before a start; tell every start and end."""
+    """An adaptive limit of running jobs. Check `room` before each start, and report each start and end."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.limit = max(bounds.least, min(bounds.most, START))
         self.running = 0
         self.until = 0
-        """Nothing starts before: the service has said when to come again."""
+        """No job starts before this time, which the service asked for."""
         self._works: int | None = None
         """The most that worked when it was last too much."""
         self._epoch = 0
@@ -207,7 +208,7 @@ class Limiter:
         return LimiterStart(now, self.running, self._epoch)
 
     def ended(self, ticket: LimiterStart, now: int, ok: bool = True) -> None:
-        """It ended; well, or with a failure that says nothing about the load."""
+        """Report an end: a success, or a failure that is unrelated to the load."""
         self.running -= 1
         if ok:
             self._pulse.beat(now, now - ticket.began, self.limit)
@@ -215,7 +216,8 @@ class Limiter:
                 self._more()
 
     def throttled(self, ticket: LimiterStart, now: int, after: int = 0) -> None:
-        """The service said: too much, come again after `after` microseconds (0: it did not say when)."""
+        """Report that the service throttled the job and asked for a delay of `after` microseconds (0:
+        none)."""
         self.running -= 1
         self.until = max(self.until, now + after)
         if ticket.epoch != self._epoch:

@@ -1,5 +1,5 @@
-"""What commands are answered with, and the words of groups. A business error takes the place of a result (see
-`errors.Refused`)."""
+"""The results of commands, and the states of groups. A refused command returns an error (`errors.Refused`)
+instead of a result."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Canceled(_Result, frozen=True, gc=False, tag="canceled"):
 
 
 class Revived(_Result, frozen=True, gc=False, tag="revived"):
-    """`revived` counts what came back with it too; `refused` says of each asked job why it could not."""
+    """`revived` includes the dependents that were revived too; `refused` has the id and obstacle of each job
+    that was not revived."""
 
     revived: int
     refused: tuple[tuple[str, str], ...] = ()

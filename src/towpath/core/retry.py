@@ -1,4 +1,4 @@
-"""When to try again. Computed by the worker; the ledger is told the delay and never draws a random number."""
+"""Backoff. The worker computes the delay and sends it; the ledger never draws a random number."""
 
 from __future__ import annotations
 

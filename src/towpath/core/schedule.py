@@ -37,7 +37,7 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 class Missed(Word):
-    """What becomes of fires that nobody was there for: forgotten, made up for by one, or each made up for."""
+    """The handling of fires that were missed: none, one, or all of them are made up for."""
 
     SKIP = "skip"
     ONCE = "once"

@@ -1,4 +1,4 @@
-"""What the reads answer, and the question `find` takes."""
+"""The values that the reads of a ledger return, and the query of `find`."""
 
 from __future__ import annotations
 

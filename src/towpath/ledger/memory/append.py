@@ -1,4 +1,4 @@
-"""Admissions: the facts for `admit`, and writing what it says."""
+"""Append: read the facts for `admit`, and write the admission."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def downstream(store: MemoryStore, start: str) -> frozenset[str]:
         name = todo.pop()
         job = store.find(name)
         if job is None:
-            # Of a group that has ended: those that would wait again if it were reopened.
+            # Of a closed group: the jobs that would wait again if it were reopened.
             waiting = [store.jobs[dst] for dst in store.gates_out.get(name.removeprefix("\0"), ())]
             found = {dst.id for dst in waiting if dst.state in WAITING}
         else:

@@ -84,11 +84,11 @@ def _queues(store: MemoryStore) -> Iterator[str]:
     for name, queue in store.queues.items():
         for state in State:
             if queue.counts[state] != counted[name, state]:
-                yield f"queue {name} says {queue.counts[state]} {state}, counted {counted[name, state]}"
+                yield f"queue {name} has {queue.counts[state]} {state}, counted {counted[name, state]}"
         if queue.loose.ready != loose[name]:
-            yield f"queue {name} says {queue.loose.ready} ready without a part, counted {loose[name]}"
+            yield f"queue {name} has {queue.loose.ready} ready without a part, counted {loose[name]}"
         if queue.suspects != (found := Counter(part for at, part in suspects if at == name)):
-            yield f"queue {name} says {dict(queue.suspects)} ready suspects by part, counted {dict(found)}"
+            yield f"queue {name} has {dict(queue.suspects)} ready suspects by part, counted {dict(found)}"
 
 
 def _parts(store: MemoryStore) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _parts(store: MemoryStore) -> Iterator[str]:
     for place, part in rows.items():
         if part.line.ready != ready[place] or part.running != running[place]:
             yield (
-                f"part {part.name} of {part.queue} says {part.line.ready} ready and {part.running} running, "
+                f"part {part.name} of {part.queue} has {part.line.ready} ready and {part.running} running, "
                 f"counted {ready[place]} and {running[place]}"
             )
         if part.willing() and part.spot is None:
@@ -134,11 +134,11 @@ def _group(group: GroupRecord, members: list[Job], proxies: list[Proxy]) -> Iter
     if list(group.members) != [job.seq for job in members]:
         yield "lists other members than it has"
     if group.unfinished != again.unfinished:
-        yield f"says {group.unfinished} unfinished, counted {again.unfinished}"
+        yield f"has {group.unfinished} unfinished, counted {again.unfinished}"
     for ending in ("done", "failed", "canceled", "superseded"):
         # Deleted members are still counted, so there may be fewer.
         if getattr(group, ending) < getattr(again, ending):
-            yield f"says {getattr(group, ending)} {ending}, counted {getattr(again, ending)}"
+            yield f"has {getattr(group, ending)} {ending}, counted {getattr(again, ending)}"
     if group.total != group.unfinished + group.done + group.failed + group.canceled + group.superseded:
         yield f"has {group.total} members, which is not the sum of its counters"
     closed = group.state is GroupState.CLOSED

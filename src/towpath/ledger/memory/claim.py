@@ -1,4 +1,4 @@
-"""Claim, Renew and Progress: what holds a lease."""
+"""Claim, renew and progress: the commands of a job on lease."""
 
 from __future__ import annotations
 

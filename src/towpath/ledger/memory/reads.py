@@ -1,4 +1,4 @@
-"""What the reads answer."""
+"""The reads of the memory ledger."""
 
 from __future__ import annotations
 

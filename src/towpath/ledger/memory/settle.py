@@ -1,5 +1,4 @@
-"""Append and Settle: from a command to what it does, all or nothing. Also groups, as they are made of the
-same pieces."""
+"""Append, settle and groups: each command is applied completely or not at all."""
 
 from __future__ import annotations
 
@@ -317,7 +316,7 @@ class EndCascade:
 
     def _call_back(self, group: GroupRecord, outcome: State) -> None:
         """Append what was to follow, once. It has no dependencies and no group, and is never refused for want
-        of room. A gate tells which outcome it follows, should the group be reopened."""
+        of room. Its gate records the outcome that it follows, in case the group is reopened."""
         specs = [
             replace(spec, id=derived(group.id, f"then:{outcome}", n))
             for n, spec in enumerate(group.then.pop(outcome, ()))

@@ -1,4 +1,4 @@
-"""Upkeep: reap, expire, wake, purge, sweep, and tell when there is more to do."""
+"""Upkeep (reap, expire, wake, purge, sweep, and the time of the next), and the bulk commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def upkeep(store: MemoryStore, command: Upkeep, now: int) -> Upkept:
 
 
 def _reap(store: MemoryStore, dead: Sequence[str], now: int, limit: int) -> int:
-    """First the jobs of dead owners, then those whose lease is over."""
+    """Take back first the jobs of dead owners, then the jobs whose lease is over; return their number."""
     orphans = [job for seq in sorted(store.leases) if (job := store.jobs[seq]).owner in dead] if dead else []
     reaped = _lose(store, orphans[:limit], now)
     late = sorted((until, seq) for seq, until in store.leases.items() if until < now)

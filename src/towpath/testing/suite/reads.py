@@ -316,7 +316,7 @@ class ExplainSuite(Suite):
         harness.append(spec("a", group="g"), spec("b", group="g", after=["a"]))
         harness.seal("g")
         harness.unseal("g", "a new disk")
-        text = "group g is paused: a new disk; `towpath groups resume g` lets it go on"
+        text = "group g is paused: a new disk; resume it with `towpath groups resume g`"
         self.explain(harness, "a", GateName.GROUP_PAUSED, text, by=("g",), count=1)
         self.explain(
             harness,
@@ -404,7 +404,7 @@ class ExplainSuite(Suite):
             until=harness.now + SECOND,
         )
         harness.take()
-        text = "breaker x is half open (5 failures in 60 s): 1 may try, 1 running: b"
+        text = "breaker x is half open (5 failures in 60 s): 1 probes allowed, 1 running: b"
         self.explain(harness, "c", GateName.BREAKER, text, by=("b",), count=1)
 
     def test_explain_part_held(self, harness: Harness) -> None:
@@ -433,8 +433,8 @@ class ExplainSuite(Suite):
 
     def test_explain_next(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"), spec("c", priority="high"))
-        self.explain(harness, "c", GateName.NEXT, "ready, first in line in q: the next claim takes it")
-        self.explain(harness, "b", GateName.NEXT, "ready, 2 ahead of it in q", count=2)
+        self.explain(harness, "c", GateName.NEXT, "ready, first in queue q: the next claim takes it")
+        self.explain(harness, "b", GateName.NEXT, "ready, 2 ahead of it in queue q", count=2)
 
     def test_explain_suspect(self, harness: Harness) -> None:
         harness.started("a")
