@@ -21,7 +21,7 @@ from towpath.escapes import get_logger
 from towpath.events import Bus, CaretakerElected, QueueDeep
 from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
-from towpath.runtime.commit.pending import Reply
+from towpath.runtime.commit.pending import ignore
 
 log = get_logger("towpath.upkeep")
 queues_log = get_logger("towpath.queues")
@@ -316,7 +316,7 @@ class _Election:
         held, self._note, self.held_until = self._note, None, 0
         if held is not None:
             with contextlib.suppress(LedgerClosed):
-                self._committer.post([Note(key=CARETAKER_KEY, value=None, expect=held.version)], _ignore)
+                self._committer.post([Note(key=CARETAKER_KEY, value=None, expect=held.version)], ignore)
 
 
 class _UpkeepTimer:
@@ -389,10 +389,6 @@ class _DueTimer:
                     error,
                     exc_info=not isinstance(error, TowpathError),
                 )
-
-
-def _ignore(replies: Sequence[Reply]) -> None:
-    """If the note cannot be deleted, it expires."""
 
 
 DEPTH_CHECK = SECOND

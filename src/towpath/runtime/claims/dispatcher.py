@@ -5,6 +5,7 @@ if its waiter has left."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 
@@ -12,9 +13,9 @@ from towpath.core.checks import matches
 from towpath.core.commands import MAX_BULK, Claimed, Settle, Want
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.job import SUSPECT, ClaimedJob, Job, Release
-from towpath.errors import TowpathError
+from towpath.errors import LedgerClosed, TowpathError
 from towpath.runtime.commit.committer import Committer
-from towpath.runtime.commit.pending import Reply
+from towpath.runtime.commit.pending import ignore
 
 
 class Waiter:
@@ -165,8 +166,7 @@ class _SharedDemand:
                     deliveries.setdefault(waiter, []).append(claim)
         for waiter, claims in deliveries.items():
             waiter.deliver(claims)
-        if orphans:
-            self._committer.post([Settle(claim.id, claim.fence, Release()) for claim in orphans], _ignore)
+        release(self._committer, orphans)
         return deliveries
 
     def _find_waiter(self, claim: ClaimedJob) -> Waiter | None:
@@ -177,5 +177,8 @@ class _SharedDemand:
         return None
 
 
-def _ignore(replies: Sequence[Reply]) -> None:
-    """If the release of a claim without a waiter fails, its lease expires."""
+def release(committer: Committer, claims: Sequence[ClaimedJob]) -> None:
+    """Release claims as if they had never been claimed. If that fails, their leases expire."""
+    if claims:
+        with contextlib.suppress(LedgerClosed):
+            committer.post([Settle(claim.id, claim.fence, Release()) for claim in claims], ignore)

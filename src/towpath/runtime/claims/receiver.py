@@ -1,8 +1,7 @@
-"""Where claims arrive for somebody who handles them by hand, and the waiting for them: by a thread or by a
-coroutine.
+"""Claims for code that handles messages by hand, and the wait for them, by a thread or by a coroutine.
 
-Nothing is lost here: what nobody takes out before the inbox is closed, or what arrives afterwards, is given
-back to the ledger as if it had never been claimed."""
+No claim is lost: a claim that is not taken before the receiver is closed, or that arrives later, is released
+as if it had never been claimed."""
 
 from __future__ import annotations
 
@@ -18,22 +17,21 @@ from typing import Generic, NamedTuple, Self, TypeVar
 import msgspec
 
 from towpath.core.commands import Claim as ClaimCommand
-from towpath.core.commands import Claimed, Settle, Want
-from towpath.core.job import ClaimedJob, Reason, Release
-from towpath.errors import LedgerClosed, TowpathError
-from towpath.runtime.claims.dispatcher import Waiter
-from towpath.runtime.commit.committer import Committer
+from towpath.core.commands import Claimed, Want
+from towpath.core.job import ClaimedJob, Reason
+from towpath.errors import TowpathError
+from towpath.runtime.claims.dispatcher import Waiter, release
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.engine import Engine
 
 OPEN_CHECK = 1.0
-"""Seconds after which one who waits looks whether the ledger is still open."""
+"""Seconds after which a waiting caller checks that the ledger is open."""
 
 T = TypeVar("T")
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
-    """How long a lease is (microseconds), and how many seconds it is renewed at most."""
+    """The lease in microseconds, and the seconds for which it is renewed at most."""
 
     lease: int
     max_hold: float
@@ -47,18 +45,18 @@ class Sleep(NamedTuple):
 
 
 Steps = Generator[Sleep, None, T]
-"""A procedure that sleeps now and then; `run` and `arun` carry it out in two ways. If they are interrupted,
-it is closed."""
+"""A procedure that yields its sleeps, so that `run` and `arun` share it. It is closed if they are
+interrupted."""
 
 
 def run(steps: Steps[T]) -> T:
-    """Carry it out in this thread."""
+    """Run it in this thread."""
     try:
         while True:
-            nap = next(steps)
+            sleep = next(steps)
             woken = threading.Event()
-            nap.start(woken.set)
-            woken.wait(nap.seconds)
+            sleep.start(woken.set)
+            woken.wait(sleep.seconds)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -67,15 +65,15 @@ def run(steps: Steps[T]) -> T:
 
 
 async def arun(steps: Steps[T]) -> T:
-    """Carry it out on the running event loop."""
+    """Run it on the current event loop."""
     loop = asyncio.get_running_loop()
     try:
         while True:
-            nap = next(steps)
+            sleep = next(steps)
             woken = asyncio.Event()
-            nap.start(_waker(loop, woken))
+            sleep.start(_waker(loop, woken))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(nap.seconds):
+                async with asyncio.timeout(sleep.seconds):
                     await woken.wait()
     except StopIteration as end:
         result: T = end.value
@@ -86,7 +84,7 @@ async def arun(steps: Steps[T]) -> T:
 
 def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[], None]:
     def wake() -> None:
-        # A closed loop has nobody left who waits.
+        # A closed loop has no waiters.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(woken.set)
 
@@ -94,8 +92,8 @@ def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[]
 
 
 class Receiver:
-    """Claims of one queue on their way to their taker, kept alive until he takes them. Any thread may call
-    anything."""
+    """Claims of one queue that were delivered and not taken yet. Their leases are renewed. Safe from any
+    thread."""
 
     def __init__(self, engine: Engine, queue: str, terms: LeaseTerms) -> None:
         self._engine = engine
@@ -110,10 +108,9 @@ class Receiver:
         self.closed = False
 
     def fetch(self, n: int, wait: float) -> Steps[list[ClaimedJob]]:
-        """Up to n claims: one try, and if there is nothing, wait for the first so many seconds. Closes the
-        inbox."""
+        """Up to n claims. If there are none, wait at most `wait` seconds for the first. Closes the receiver."""
         try:
-            yield Sleep(self._ask(n), None)
+            yield Sleep(self._claim(n), None)
             if self._error is not None:
                 raise self._error
             end = time.monotonic() + wait
@@ -128,7 +125,7 @@ class Receiver:
             self.close()
 
     def expect(self, n: int, once: int) -> None:
-        """From now on take up to n claims from the dispatcher; `once` as in `Want`."""
+        """Wait for up to n claims of the dispatcher; `once` as in `Want`."""
         self._engine.start_caretaker()
         self._waiter = Waiter((self._queue,), self.deliver, self._terms.lease)
         self._waiter.want, self._waiter.once = n, once
@@ -139,7 +136,7 @@ class Receiver:
             self._dispatcher.more(self._waiter, n)
 
     def wake_when_filled(self, wake: Callable[[], None]) -> None:
-        """Call it once, as soon as there is something to take (or nothing more will come)."""
+        """Call `wake` once, as soon as there is a claim to take or the receiver is closed."""
         with self._lock:
             if not (self._claims or self.closed):
                 self._wake = wake
@@ -147,7 +144,7 @@ class Receiver:
         wake()
 
     def check_open(self) -> None:
-        """Raises LedgerClosed when nothing will come any more. A ledger that is only busy is waited for."""
+        """Raise LedgerClosed if no claim can arrive any more. A busy ledger is no error."""
         try:
             self._engine.ledger.version()
         except TowpathError as error:
@@ -172,7 +169,7 @@ class Receiver:
             wake()
 
     def close(self) -> None:
-        """Give back what was not taken."""
+        """Release the claims that were not taken."""
         self._stop_waiting()
         with self._lock:
             self.closed = True
@@ -185,7 +182,7 @@ class Receiver:
         if wake is not None:
             wake()
 
-    def _ask(self, n: int) -> Callable[[Callable[[], None]], None]:
+    def _claim(self, n: int) -> Callable[[Callable[[], None]], None]:
         command = ClaimCommand(
             owner=self._engine.owner, wants=(Want(self._queue, n),), lease=self._terms.lease
         )
@@ -209,21 +206,21 @@ class Receiver:
             self._dispatcher.remove(waiter)
 
     def _forget(self, id: str) -> None:
-        """A claim was lost while it lay here."""
+        """The lease of a claim was lost before the claim was taken."""
         with self._lock:
             self._claims = deque([claim for claim in self._claims if claim.id != id])
 
 
 class Subscription(Generic[T]):
-    """Everything that comes, for `for` or `async for`, with `prefetch` claims in hand. Leaving the loop or
-    the `with` closes it: what was not consumed goes back. `close` may be called by another thread, which ends
-    the loop."""
+    """All claims of a queue, for `for` or `async for`, with `prefetch` claims ahead. Leaving the loop or the
+    `with` closes it and releases the claims that were not consumed. `close` may be called by another thread
+    and ends the loop."""
 
-    def __init__(self, inbox: Receiver, prefetch: int, make: Callable[[ClaimedJob], T]) -> None:
-        self._inbox = inbox
+    def __init__(self, receiver: Receiver, prefetch: int, make: Callable[[ClaimedJob], T]) -> None:
+        self._receiver = receiver
         self._prefetch = prefetch
         self._make = make
-        self._owed = 0
+        self._consumed = 0
         self._open = False
 
     def __iter__(self) -> Iterator[T]:
@@ -237,10 +234,10 @@ class Subscription(Generic[T]):
                 yield self._make(claim)
 
     def close(self) -> None:
-        self._inbox.close()
+        self._receiver.close()
 
     async def aclose(self) -> None:
-        self._inbox.close()
+        self._receiver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -260,33 +257,22 @@ class Subscription(Generic[T]):
 
     def _next(self) -> Steps[ClaimedJob | None]:
         """The next claim; None when closed."""
-        inbox = self._inbox
-        if not self._open and not inbox.closed:
+        receiver = self._receiver
+        if not self._open and not receiver.closed:
             self._open = True
-            inbox.expect(self._prefetch, once=1)
-        while not inbox.closed:
-            if taken := inbox.take(1):
-                self._owed += 1
-                # Half of them at a time: a batch for every single message would be mostly empty.
-                if 2 * self._owed >= self._prefetch:
-                    owed, self._owed = self._owed, 0
-                    inbox.more(owed)
+            receiver.expect(self._prefetch, once=1)
+        while not receiver.closed:
+            if taken := receiver.take(1):
+                self._consumed += 1
+                # Half of the prefetch at a time: a batch for each message would be mostly empty.
+                if 2 * self._consumed >= self._prefetch:
+                    consumed, self._consumed = self._consumed, 0
+                    receiver.more(consumed)
                 return taken[0]
-            yield Sleep(inbox.wake_when_filled, OPEN_CHECK)
-            inbox.check_open()
+            yield Sleep(receiver.wake_when_filled, OPEN_CHECK)
+            receiver.check_open()
         return None
 
 
-def release(committer: Committer, claims: Sequence[ClaimedJob]) -> None:
-    """As if they had never been claimed. If that fails, their leases run out."""
-    if claims:
-        with contextlib.suppress(LedgerClosed):
-            committer.post([Settle(claim.id, claim.fence, Release()) for claim in claims], _ignore)
-
-
-def _ignore(replies: Sequence[Reply]) -> None:
-    """Nobody waits for it."""
-
-
 def _not_started(id: str, reason: Reason) -> None:
-    """Asked to stop before anybody began: whoever takes it is told by the next renewal."""
+    """A stop request for a claim that was not taken: the reply to the next renewal repeats it."""

@@ -35,6 +35,7 @@ from towpath.runtime.commit.pending import (
     Reply,
     command_class,
     deliver,
+    ignore,
 )
 
 log = get_logger("towpath.committer")
@@ -373,7 +374,7 @@ class Committer:
         with contextlib.suppress(TowpathError):
             if releases := self._claims.releases():
                 log.warning("released %d claims whose reply from the ledger was lost", len(releases))
-                self.post(releases, _ignore)
+                self.post(releases, ignore)
 
     def _add_claims(self, commands: list[Command]) -> list[Demand]:
         """Add the claims of the standing demand; return the demands that claim."""
@@ -453,7 +454,3 @@ class Committer:
         with self._lock:
             left = self._queue.clear()
         deliver(left, [LedgerClosed(path="the engine")] * sum([len(pending.commands) for pending in left]))
-
-
-def _ignore(replies: Sequence[Reply]) -> None:
-    """If a release fails, the lease expires."""

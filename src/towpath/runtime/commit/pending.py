@@ -271,6 +271,10 @@ class CommandQueue:
         return self.unbounded or self._backlog == 0 or self._backlog + pending.room <= self._max_backlog
 
 
+def ignore(replies: Sequence[Reply]) -> None:
+    """For commands without which a lease or a time to live does the same later."""
+
+
 def outcome(reply: Reply | None) -> Result:
     """The result, or the error raised."""
     assert reply is not None

@@ -1,4 +1,4 @@
-"""What a worker is made with: its options, and the protocol of the attempts that it makes."""
+"""The options of a worker, and the protocol of the attempts that it runs."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ Mode = Literal["loop", "thread", "process"]
 
 
 class RunnableAttempt(Protocol):
-    """One run of a handler, made by the app for a claim. It never raises but for cancellation: it says how it
-    ended."""
+    """One run of a handler, made for a claim. `arun` and `run` raise nothing but cancellation; every other end is
+    returned as a settle."""
 
     mode: Mode
     timeout: float | None
     throttled: int | None
-    """Once it has ended: microseconds after which the service it uses wants to be asked again (0: it did not
-    say), if that was asked too much."""
+    """After the end, if the service was overloaded: the microseconds after which it may be called again (0: the
+    service gave no time). Otherwise None."""
 
     async def arun(self) -> Settle: ...
 
     def run(self) -> Settle: ...
 
     def request(self) -> bytes:
-        """For another process: what to do."""
+        """The message that starts the handler in another process."""
         ...
 
     def receive(self, message: bytes) -> Settle | None:
-        """A message of that process; the settle if it was the last."""
+        """Handle a message of that process; return the settle if it was the last."""
         ...
 
     def stop(self, reason: Reason) -> None:
-        """Tell the handler that it should stop."""
+        """Ask the handler to stop."""
         ...
 
     def stopped(self) -> Settle:
-        """How it ended because it was asked to stop, by the reason given to `stop`."""
+        """The settle of a handler that was stopped, by the reason given to `stop`."""
         ...
 
     def ended(self, error: BaseException) -> Settle:
-        """How it ended where the handler could not say so itself."""
+        """The settle of a handler that ended with an error outside of its own code."""
         ...
 
     def refused(self, refusal: Refused) -> Settle:
-        """How it ended if the ledger refused what the handler wanted along with its end."""
+        """The settle after the ledger refused a part of the first one."""
         ...
 
 
 EndedClaim = tuple[Settle, Job, float, RunnableAttempt | None]
-"""The settle of a claim, its job, the seconds its handler took, and the attempt: None if no handler was
-called, or if the outcome that the handler chose was refused."""
+"""The settle of a claim, its job, the seconds that its handler took, and the attempt: None if no handler was
+called, or if its first settle was refused."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`lease` and `grace` are seconds. With `lanes`, these have the queues. `resources` are the services whose load is watched,
-    `needs` says which kind of job uses one, and `sources` which queues have only such jobs."""
+    """`lease` and `grace` are seconds. With `lanes`, the queues of the lanes are claimed. `resources` are services with an
+    adaptive limit, `needs` maps a kind of job to its resource, and `sources` a queue to the resource that all
+    its jobs use."""
 
     queues: tuple[str, ...] = ("*",)
     concurrency: int = 32
