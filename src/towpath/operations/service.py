@@ -365,7 +365,7 @@ class Service:
         """Run in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop the
         worker: the first lets running jobs finish for the grace period, the second ends the process at once.
         SIGHUP calls `reload`."""
-        with signals(self.stop, self.reload, lambda: self._worker.patience), _event_loop() as loop:
+        with signals(self.stop, self.reload, lambda: self._worker.stop_seconds), _event_loop() as loop:
             loop.run_until_complete(self.arun())
 
 

@@ -166,7 +166,7 @@ class Engine:
             replies.extend(found)
             answered.set()
 
-        self.components.committer.post(commands, receive, patient=False)
+        self.components.committer.post(commands, receive, retried=False)
         answered.wait()
         return [self.components.committer.answer(reply) for reply in replies]
 
@@ -177,7 +177,7 @@ class Engine:
         def receive(replies: Sequence[Reply]) -> None:
             resolve_futures(loop, [(answered, replies)])
 
-        self.components.committer.post(commands, receive, patient=False)
+        self.components.committer.post(commands, receive, retried=False)
         return [self.components.committer.answer(reply) for reply in await answered]
 
     @property

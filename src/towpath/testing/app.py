@@ -293,7 +293,7 @@ class InlineCommitter(Committer):
         return self.call(command)
 
     def post(
-        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], retried: bool = True
     ) -> None:
         with self._one:
             call(self._apply(commands))

@@ -196,7 +196,7 @@ class Receiver:
                     self._error = reply
                 wake()
 
-            self._committer.post([command], answered, patient=False)
+            self._committer.post([command], answered, retried=False)
 
         return start
 

@@ -5,7 +5,7 @@ transaction and delivers the replies. The leader is the committer's own thread, 
 finds no leader. Order of a batch: settle, renew, progress; append and all others; the claims of the standing
 demand last, so that a job that was just appended or released is claimed in the same commit.
 
-If the ledger is unavailable, the engine's own commands (`patient`) are kept and retried; other callers get
+If the ledger is unavailable, the engine's own commands (`retried`) are kept and retried; other callers get
 the error."""
 
 from __future__ import annotations
@@ -188,13 +188,13 @@ class Committer:
             deliver((pending,), [error] * len(pending.commands))
 
     def post(
-        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], retried: bool = True
     ) -> None:
         """Add commands of the engine's own, which stay together; never blocks. The function is called with
         their replies in the committing thread."""
         self.refuse_nested()
         with self._lock:
-            self._add(PendingPost(commands, call, patient), bounded=False)
+            self._add(PendingPost(commands, call, retried), bounded=False)
 
     def refuse_nested(self) -> None:
         """Raise `NestedCall` in a commit function: the thread that would reply is the caller itself."""
@@ -412,8 +412,8 @@ class Committer:
             self.outage.noticed(error, 1)
         else:
             log.warning("a batch of %d commands failed: %s", commands, error)
-        patient = [pending for pending in batch if pending.patient and error.retryable]
-        others = [pending for pending in batch if not (pending.patient and error.retryable)]
+        retried = [pending for pending in batch if pending.retried and error.retryable]
+        others = [pending for pending in batch if not (pending.retried and error.retryable)]
         if self.bus.wants(BatchFailed):
             self.bus.publish(BatchFailed(commands, str(error), error.retryable))
         if error.fatal:
@@ -421,7 +421,7 @@ class Committer:
             with self._lock:
                 demands = list(self._demands)
             self._fail_demands(demands, error)
-        self._put_back(patient)
+        self._put_back(retried)
         deliver(others, [error] * sum([len(pending.commands) for pending in others]))
 
     def _run(self) -> None:

@@ -42,15 +42,15 @@ def _weight(command: Command) -> int:
 
 
 class Pending:
-    """Commands that stay together, in this order. If the ledger is unavailable, `patient` commands are kept
+    """Commands that stay together, in this order. If the ledger is unavailable, `retried` commands are kept
     and retried; others get the error. `room` is the number of specs that the commands append, `weight` their
     share of a batch."""
 
-    __slots__ = ("commands", "early", "patient", "room", "weight")
+    __slots__ = ("commands", "early", "retried", "room", "weight")
 
-    def __init__(self, commands: Sequence[Command], patient: bool = False) -> None:
+    def __init__(self, commands: Sequence[Command], retried: bool = False) -> None:
         self.commands = commands
-        self.patient = patient
+        self.retried = retried
         self.early = isinstance(commands[0], _EARLY)
         self.room = (
             0
@@ -71,7 +71,7 @@ class PendingCall(Pending):
 
     def __init__(self, command: Command) -> None:
         self.commands = (command,)
-        self.patient = False
+        self.retried = False
         self.weight = _weight(command)
         self.room = self.weight if type(command) is Append else 0
         self.early = isinstance(command, _EARLY)
@@ -95,7 +95,7 @@ class PendingLoopCalls(Pending):
     commands: list[Command]
 
     def __init__(self, loop: asyncio.AbstractEventLoop, kind: int) -> None:
-        self.commands, self.patient, self.early = [], False, kind == EARLY
+        self.commands, self.retried, self.early = [], False, kind == EARLY
         self.room = self.weight = 0
         self.loop, self.kind = loop, kind
         self.futures: list[asyncio.Future[Reply]] = []
@@ -142,9 +142,9 @@ class PendingPost(Pending):
     __slots__ = ("call", "sender")
 
     def __init__(
-        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], patient: bool = True
+        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], retried: bool = True
     ) -> None:
-        super().__init__(commands, patient)
+        super().__init__(commands, retried)
         self.call = call
         self.sender: object = None
 

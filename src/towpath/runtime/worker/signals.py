@@ -23,9 +23,9 @@ processes, and a parent its children."""
 
 @contextlib.contextmanager
 def signals(
-    stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+    stop: Callable[[], None], reload: Callable[[], None], stop_seconds: Callable[[], float]
 ) -> Iterator[None]:
-    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `patience()` seconds after the
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `stop_seconds()` seconds after the
     first, ends the process. SIGHUP calls `reload` in a thread of its own; if the terminal was closed, it is
     treated as SIGTERM.
 
@@ -39,7 +39,7 @@ def signals(
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    reader = _SignalReader(reads, stop, reload, patience)
+    reader = _SignalReader(reads, stop, reload, stop_seconds)
     before = {
         number: signal.signal(number, lambda number, _: _write(writes, number | _LATE)) for number in numbers
     }
@@ -75,9 +75,13 @@ def _write(pipe: int, number: int) -> None:
 
 class _SignalReader:
     def __init__(
-        self, pipe: int, stop: Callable[[], None], reload: Callable[[], None], patience: Callable[[], float]
+        self,
+        pipe: int,
+        stop: Callable[[], None],
+        reload: Callable[[], None],
+        stop_seconds: Callable[[], float],
     ) -> None:
-        self._pipe, self._stop, self._reload, self._patience = pipe, stop, reload, patience
+        self._pipe, self._stop, self._reload, self._stop_seconds = pipe, stop, reload, stop_seconds
         self._terminal = os.isatty(0)
         self._early: Counter[int] = Counter()
         self._late: Counter[int] = Counter()
@@ -97,7 +101,7 @@ class _SignalReader:
             name,
         )
         self._stop()
-        while (left := stopped_at + self._patience() - time.monotonic()) > 0:
+        while (left := stopped_at + self._stop_seconds() - time.monotonic()) > 0:
             if not select.select([self._pipe], [], [], left)[0]:
                 continue
             if (number := self._next()) == 0:
@@ -108,7 +112,7 @@ class _SignalReader:
         log.critical(
             "the worker did not end within %g s: a handler blocks its event loop. The process ends; "
             "its jobs run again.",
-            self._patience(),
+            self._stop_seconds(),
         )
         os._exit(128 + first)
 

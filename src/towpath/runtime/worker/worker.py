@@ -81,7 +81,7 @@ class Worker:
         self._fatal: TowpathError | None = None
 
     @property
-    def patience(self) -> float:
+    def stop_seconds(self) -> float:
         """Seconds after `stop()` by which `run` has returned, unless a handler blocks the event loop."""
         return self._options.grace + 3 * CLEANUP
 
