@@ -1,10 +1,10 @@
-"""Circuit breakers of a fleet. Each breaker is a note that all processes read, and gates in the ledger that are
-set from it.
+"""Circuit breakers of a fleet. Each breaker is a note that all processes read, and gates in the ledger that
+are set from it.
 
 A change is a pure function of the note. It is written with compare-and-set, together with the gates, in one
-command; after a conflict the note is read again and the change is applied to it. A success of a closed breaker
-is written only if it resets failures; with a ratio, once a second while there are failures. No handler waits
-for a commit."""
+command; after a conflict the note is read again and the change is applied to it. A success of a closed
+breaker is written only if it resets failures; with a ratio, once a second while there are failures. No
+handler waits for a commit."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ class Breakers:
     # Called by workers
 
     def is_clear(self, breaker: Breaker, now: int) -> bool:
-        """Does the cached note show a closed breaker without failures? Then a job may begin, and a success need
-        not be reported."""
+        """Is the cached note closed and without failures? Then a job may begin; a success is not reported."""
         known = self._known.get(breaker.name)
         if known is None or known.read_at is None or breaker.ratio is not None:
             return False
@@ -102,7 +101,8 @@ class Breakers:
         if place is not None and not record.has(place):
             self._write(known, lambda record: record.with_gate(place))
         elif place is None or (began > status.since and not unwritten):
-            # There is no gate, or an operator has opened it: without a delay the job would be claimed at once.
+            # There is no gate, or an operator has opened it: without a delay the job would be claimed at
+            # once.
             return max(0, rules.again(breaker, status, now) - now)
         return 0
 
@@ -145,13 +145,11 @@ class Breakers:
         return self._expected(breaker, now).phase(now)
 
     def admit(self, breaker: Breaker, now: int) -> int | None:
-        """None if a call may begin now, otherwise the time of the next attempt. Blocks for a commit only while the
-        breaker is half open."""
+        """None if a call may begin now, otherwise the time of the next attempt. Blocks for a commit only
+        while the breaker is half open."""
         status = self._expected(breaker, now)
-        if status.phase(now) is Phase.CLOSED:
-            return None
-        if status.phase(now) is Phase.OPEN:
-            return rules.again(breaker, status, now)
+        if (phase := status.phase(now)) is not Phase.HALF_OPEN:
+            return None if phase is Phase.CLOSED else rules.again(breaker, status, now)
         refused: list[int] = []
 
         def change(record: Record) -> Record:
@@ -260,7 +258,8 @@ class Breakers:
         self._write_next(known)
 
     def _write_next(self, known: _CachedBreaker) -> None:
-        """Write the pending changes, one commit after the other; the reply to a commit starts the next one."""
+        """Write the pending changes, one commit after the other; the reply to a commit starts the next
+        one."""
         with self._lock:
             changes, known.changes = known.changes, []
             known.posted = changes
@@ -316,8 +315,8 @@ class Breakers:
         )
 
     def _with_gate_limits(self, old: Record, new: Record, force: bool = False) -> Record:
-        """Read the limits that operators have set on the gates, before the breaker overwrites them and when it opens
-        the gates."""
+        """Read the limits that operators have set on the gates, before the breaker overwrites them and when
+        it opens the gates."""
         if not (force or _gates_differ(old, new)):
             return new
         shut = {gate.place for gate in old.gates} if old.status.until else set()

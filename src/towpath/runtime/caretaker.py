@@ -1,5 +1,5 @@
-"""The caretaker reaps, expires, wakes and purges jobs that are due, fires schedules, and detects the commits of
-other processes.
+"""The caretaker reaps, expires, wakes and purges jobs that are due, fires schedules, and detects the commits
+of other processes.
 
 Every engine has one. A note with a time to live elects one caretaker of the fleet for the work; the others
 stand by. Each caretaker detects the commits of other processes for its own engine. Safety does not depend on
@@ -28,8 +28,8 @@ queues_log = get_logger("towpath.queues")
 
 CARETAKER_KEY: Final = "towpath/caretaker"
 TTL: Final = 5 * SECOND
-"""A dead caretaker is replaced after at most this time and `STAND_BY`. A caretaker that is slow for longer loses
-the election, which is harmless."""
+"""A dead caretaker is replaced after at most this time and `STAND_BY`. A caretaker that is slow for longer
+loses the election, which is harmless."""
 RENEW: Final = 2 * SECOND
 """Interval at which the elected caretaker renews its note: one commit each, even in an idle ledger."""
 STAND_BY: Final = SECOND // 4
@@ -48,11 +48,11 @@ RETRY_PAUSE: Final = SECOND
 MAX_DEAD: Final = 100
 """Dead owners that one upkeep reaps."""
 MIN_DOUBT, MAX_DOUBT = SECOND // 1000, SECOND // 100
-"""After a commit of this process, the time until the caretaker kicks the committer in case another process has
-committed as well. It doubles while this process commits, because each own batch claims anyway."""
+"""After a commit of this process, the time until the caretaker kicks the committer in case another process
+has committed as well. It doubles while this process commits, because each own batch claims anyway."""
 DEAD_CHECK, REMOTE_DEAD_CHECK = SECOND // 10, SECOND * 3 // 2
-"""Minimal time between two checks of the locks of other processes; the thread checks once per `SLICE` at most.
-On a server a check is a statement, so the second value applies unless an owner may be dead."""
+"""Minimal time between two checks of the locks of other processes; the thread checks once per `SLICE` at
+most. On a server a check is a statement, so the second value applies unless an owner may be dead."""
 REMOTE_FACTOR: Final = 5
 """Factor of the intervals for a ledger on a server."""
 REMOTE_TTL_FACTOR: Final = 3
@@ -66,9 +66,9 @@ OnCommit = Callable[[bool], float | None]
 
 class Caretaker:
     """`due(now)` does the engine's timed work (schedules, breakers, depths) and returns the time of the next.
-    `on_commit(changed)` is called in every step; `changed`: there was a commit since the last step. It returns
-    the seconds after which it must be called again, or None. `run_once` does one step without a thread and
-    without sleep; `start` calls it in a thread."""
+    `on_commit(changed)` is called in every step; `changed`: there was a commit since the last step. It
+    returns the seconds after which it must be called again, or None. `run_once` does one step without a
+    thread and without sleep; `start` calls it in a thread."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Caretaker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and give up the election. A thread that waits for a locked ledger is not joined; it ends when the
-        wait ends."""
+        """Stop, and give up the election. A thread that waits for a locked ledger is not joined; it ends when
+        the wait ends."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(SLICE + 0.05)
@@ -174,8 +174,8 @@ class Caretaker:
 class _CommitWatcher:
     """Detects commits of other processes, after which the standing demand must claim.
 
-    It is registered as a demand that never claims, so it counts every batch of this process before the batch is
-    applied."""
+    It is registered as a demand that never claims, so it counts every batch of this process before the batch
+    is applied."""
 
     def __init__(self, ledger: Ledger, committer: Committer) -> None:
         self._ledger = ledger
@@ -196,8 +196,8 @@ class _CommitWatcher:
         return None if self._doubt is None else self._doubt[1]
 
     def check(self, now: int) -> bool:
-        """Was there a commit since the last step? If it was not, or may not have been, of this process, kick the
-        committer."""
+        """Was there a commit since the last step? If it was not, or may not have been, of this process, kick
+        the committer."""
         version = self._ledger.version()
         batches = self._batches
         changed = version != self.version
@@ -278,8 +278,8 @@ class _Election:
         return self.checked_at + self._times * (STAND_BY if self._note is None else RENEW)
 
     def hold(self, now: int, dead: Sequence[str] = ()) -> bool:
-        """Renew or try to take the note when it is time, or when the elected caretaker is dead. Return whether this
-        one is elected."""
+        """Renew or try to take the note when it is time, or when the elected caretaker is dead. Return
+        whether this one is elected."""
         if not self.checked_at <= now < self.next() or (self._note is None and self._holder in dead):
             before = self.held_until > now
             self._try_to_hold(now, dead)
@@ -289,8 +289,8 @@ class _Election:
         return self.held_until > now
 
     def _try_to_hold(self, now: int, dead: Sequence[str]) -> None:
-        """Write the note if there is none, if its holder is dead, or if its fence is that of this caretaker (the
-        reply to a write may have been lost)."""
+        """Write the note if there is none, if its holder is dead, or if its fence is that of this caretaker
+        (the reply to a write may have been lost)."""
         if self._note is not None and self._put(now, self._note.version):
             return
         view = self._ledger.note(CARETAKER_KEY)

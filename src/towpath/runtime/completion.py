@@ -1,8 +1,8 @@
 """Waiting for jobs to finish: while there are waiters, one thread per engine watches the ledger and reads the
 jobs of all waiters at once.
 
-A waiter registers first and then reads its job. A commit after that read changes the ledger's version, and the
-thread reads again. So no end is missed, and no waiter polls."""
+A waiter registers first and then reads its job. A commit after that read changes the ledger's version, and
+the thread reads again. So no end is missed, and no waiter polls."""
 
 from __future__ import annotations
 

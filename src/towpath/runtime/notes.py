@@ -19,9 +19,9 @@ _LOADED: Final[Any] = object()
 
 
 class Document:
-    """`value` at `version`; None and 0 if the note does not exist. `save` raises `NoteConflict` if the note was
-    changed since it was read. The first access reads the ledger; `aload` does so without blocking an event
-    loop."""
+    """`value` at `version`; None and 0 if the note does not exist. `save` raises `NoteConflict` if the note
+    was changed since it was read. The first access reads the ledger; `aload` does so without blocking an
+    event loop."""
 
     def __init__(self, ledger: Ledger, committer: Committer, key: str, ttl: int | None = None) -> None:
         self._ledger = ledger

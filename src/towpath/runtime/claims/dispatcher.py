@@ -19,10 +19,10 @@ from towpath.runtime.commit.pending import ignore
 
 
 class Waiter:
-    """`want` is the number of claims it takes; `once` how many of them may be jobs with a single attempt (None:
-    all). `suspects` is the number of suspects it takes in total, of which it has received `given` (None: no
-    limit). With `demand`, `want` and `once` are read from that function before every claim, under the commit
-    lock; the function may set `suspects`.
+    """`want` is the number of claims it takes; `once` how many of them may be jobs with a single attempt
+    (None: all). `suspects` is the number of suspects it takes in total, of which it has received `given`
+    (None: no limit). With `demand`, `want` and `once` are read from that function before every claim, under
+    the commit lock; the function may set `suspects`.
 
     `deliver`, `failed` (with the error of a failed batch) and `empty` (a claim returned no job for it) are
     called in the committing thread; they must be quick and must not raise."""

@@ -35,8 +35,8 @@ class LeaseHolder:
 
 
 class Leases:
-    """The claims that this process renews. The functions given to `hold` are called in the committing thread or
-    in the caretaker's thread; they must be quick and must not raise."""
+    """The claims that this process renews. The functions given to `hold` are called in the committing thread
+    or in the caretaker's thread; they must be quick and must not raise."""
 
     def __init__(self, committer: Committer, ledger: Ledger) -> None:
         self._committer = committer
@@ -142,7 +142,8 @@ class Leases:
             )
 
     def _pass_requests(self, requests: Iterable[tuple[str, int, Reason]]) -> None:
-        """Pass each request to its holder once. A request is for the claim with that fence, not for a newer one."""
+        """Pass each request to its holder once. A request is for the claim with that fence, not for a newer
+        one."""
         with self._changed:
             new = [
                 (id, reason, held[1])

@@ -108,7 +108,8 @@ class Receiver:
         self.closed = False
 
     def fetch(self, n: int, wait: float) -> Steps[list[ClaimedJob]]:
-        """Up to n claims. If there are none, wait at most `wait` seconds for the first. Closes the receiver."""
+        """Up to n claims. If there are none, wait at most `wait` seconds for the first. Closes the
+        receiver."""
         try:
             yield Sleep(self._claim(n), None)
             if self._error is not None:

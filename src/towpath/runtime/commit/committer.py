@@ -103,8 +103,8 @@ class Committer:
         self._thread.start()
 
     def close(self) -> bool:
-        """Commit the waiting commands, then stop. Later calls raise `LedgerClosed`. False if a commit function
-        does not return within `CLOSE_TIMEOUT`; the ledger must not be closed then."""
+        """Commit the waiting commands, then stop. Later calls raise `LedgerClosed`. False if a commit
+        function does not return within `CLOSE_TIMEOUT`; the ledger must not be closed then."""
         self.refuse_nested()
         for gathered in self._gathered.by_class:
             if gathered is not None:
@@ -133,8 +133,8 @@ class Committer:
                 return False
 
     def _leads(self) -> bool:
-        """Does this thread lead a batch? It may post commands even while the committer closes: a claim without
-        a taker must be released."""
+        """Does this thread lead a batch? It may post commands even while the committer closes: a claim
+        without a taker must be released."""
         return self._commit._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     # Callers

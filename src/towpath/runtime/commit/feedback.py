@@ -65,7 +65,8 @@ def _job_count(command: Command, answer: Answer) -> int:
 
 
 def _new_specs(command: Command, answer: Answer) -> Iterator[Spec]:
-    """The appended specs, including children of a settled job. A spec whose key was taken is not a new job."""
+    """The appended specs, including children of a settled job. A spec whose key was taken is not a new
+    job."""
     if isinstance(command, Append) and isinstance(answer, Appended):
         for spec, placed in zip(command.specs, answer.jobs, strict=True):
             if placed.id == spec.id:
@@ -135,8 +136,8 @@ class RetryHints:
 
 
 class Outage:
-    """Logs the begin and the end of an outage of the ledger once each. Any thread may notice it; the next commit
-    ends it."""
+    """Logs the begin and the end of an outage of the ledger once each. Any thread may notice it; the next
+    commit ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -152,7 +153,7 @@ class Outage:
             self._batches += batches
         if begins:
             log.warning(
-                "the ledger is unavailable: %s. Running jobs go on; unsent settles are kept and retried until "
+                "the ledger is unavailable: %s. Running jobs go on; their settles are kept and retried until "
                 "the ledger is back.",
                 error,
             )
@@ -179,8 +180,8 @@ READ_TIMES: Final = (0.0, 1.0, 5.0, 30.0)
 lost, so one read is not enough there; an embedded ledger needs only the first."""
 PAGE: Final = 1000
 MAX_CLAIMS: Final = 50_000
-"""Number of recorded claims above which ended ones are removed: a message that is never settled stays recorded
-until then."""
+"""Number of recorded claims above which ended ones are removed: a message that is never settled stays
+recorded until then."""
 
 
 class ReceivedClaims:

@@ -17,8 +17,8 @@ from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
 
 class ClaimBuffer(Protocol):
-    """The methods are called on the worker's loop. `tracks_ends`: `ended` is called for every claim that `next`
-    returned, otherwise only for suspects.
+    """The methods are called on the worker's loop. `tracks_ends`: `ended` is called for every claim that
+    `next` returned, otherwise only for suspects.
 
     At most one suspect is held. It is claimed when it can start at once or next, and it starts next."""
 
@@ -71,7 +71,8 @@ class ClaimBuffer(Protocol):
         ...
 
     def ask(self, free: int, kick: bool) -> None:
-        """Update the demand: `free` slots and the prefetch. Without `kick` the caller posts a batch anyway."""
+        """Update the demand: `free` slots and the prefetch. Without `kick` the caller posts a batch
+        anyway."""
         ...
 
     def late(self) -> list[ClaimedJob]:
@@ -117,8 +118,8 @@ class PlainBuffer:
         (self._limit,) = self.prefetch.limits
         self._claims: deque[ClaimedJob] = deque()
         self._delivered = self._left = 0
-        """Claims that were delivered (written under the commit lock), and those of them that have left the buffer
-        (written on the loop)."""
+        """Claims that were delivered (written under the commit lock), and those of them that have left the
+        buffer (written on the loop)."""
         self._room = self._asked = 0
         self._unmet = 0
         """Demand that the last claim could not satisfy: claiming again is useless until jobs are appended."""

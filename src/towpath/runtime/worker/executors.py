@@ -1,6 +1,7 @@
 """Threads and processes for handlers that are not coroutines. Only a process can be killed.
 
-Results return to the event loop in batches: the loop is woken once for all handlers that finished meanwhile."""
+Results return to the event loop in batches: the loop is woken once for all handlers that finished
+meanwhile."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ Key = tuple[str, int]
 
 
 class ThreadPool:
-    """Threads are started when needed, up to `size`. They are daemons: a handler that never returns cannot keep
-    the process from ending."""
+    """Threads are started when needed, up to `size`. They are daemons: a handler that never returns cannot
+    keep the process from ending."""
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._size = size
@@ -139,8 +140,8 @@ class HandlerProcess:
 
 
 class ProcessPool:
-    """Processes for reuse. A process that was killed or died is replaced. `run` and `kill` identify a run by its
-    key."""
+    """Processes for reuse. A process that was killed or died is replaced. `run` and `kill` identify a run by
+    its key."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
         self._target = target
@@ -197,8 +198,8 @@ class ProcessPool:
 
     def kill(self, key: Key) -> None:
         with self._lock:
-            # Without a process the run has not begun, or its process is being started, which takes longer than
-            # some timeouts.
+            # Without a process the run has not begun, or its process is being started, which takes longer
+            # than some timeouts.
             self._killed.add(key)
             if (process := self._running.get(key)) is not None:
                 process.kill()
@@ -225,8 +226,8 @@ def generation() -> int:
 
 @contextlib.contextmanager
 def undo_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child are blocked
-    until then."""
+    """A child that is forked inside the block calls `undo` first. SIGINT and SIGTERM for the child are
+    blocked until then."""
     _undo_in_children.append(undo)
     try:
         yield
@@ -235,8 +236,8 @@ def undo_in_children(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def end_forked_child(id: str, error: BaseException | None) -> NoReturn:
-    """End a forked child that returned from the handler of this job, with the exit code of a program that ends
-    there."""
+    """End a forked child that returned from the handler of this job, with the exit code of a program that
+    ends there."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1

@@ -1,8 +1,8 @@
 """The claims of a worker with lanes or resources that have not started, and its demand for more.
 
 A queue set is claimed together: the queues of a lane that use no resource, or those that use the same one.
-`core.lanes` chooses the next lane, `core.limits` how many jobs may use a resource or run in a lane. A job that
-cannot start soon is not claimed, so it does not block others.
+`core.lanes` chooses the next lane, `core.limits` how many jobs may use a resource or run in a lane. A job
+that cannot start soon is not claimed, so it does not block others.
 
 Two threads use the counts: the committing thread writes `_delivered` and `_suspects_delivered`, the worker's
 loop all others."""
@@ -74,10 +74,11 @@ class LaneBuffer:
         self._kept = dict.fromkeys(self._limits, (0.0, 0))
         """How many claims may be buffered beyond the room of a limit, and the time of that estimate."""
         self._started: dict[tuple[str, int], tuple[int | None, dict[str, LimiterStart]]] = {}
-        """By id and fence, the claims that have started and not ended: the queue set (None: its queue is in no
-        lane any more, and it only has a slot), and the starts by the names of the limits."""
+        """By id and fence, the claims that have started and not ended: the queue set (None: its queue is in
+        no lane any more, and it only has a slot), and the starts by the names of the limits."""
         self._foreign: dict[str, ClaimedJob] = {}
-        """Buffered claims, by job id, that use a resource but come from a queue that is not a source of it."""
+        """Buffered claims, by job id, that use a resource but come from a queue that is not a source of
+        it."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._turn = 0
         self.prefetch = PrefetchLimits(self._slots, len(self._sets), self._find_set)
@@ -115,8 +116,8 @@ class LaneBuffer:
             self._count_start(claim, number, _now(), starts.get((claim.id, claim.fence), {}))
 
     def _keep_limiters(self, before: LaneBuffer) -> dict[tuple[str, int], dict[str, LimiterStart]]:
-        """Keep the limiters with the same bounds, with all that they have measured. They count the running jobs
-        already; return the starts of these jobs."""
+        """Keep the limiters with the same bounds, with all that they have measured. They count the running
+        jobs already; return the starts of these jobs."""
         kept = {name: old for name, old in before._limiters.items() if name in self._limiters}
         kept = {name: old for name, old in kept.items() if old.bounds == self._limiters[name].bounds}
         self._limiters.update(kept)
@@ -376,7 +377,8 @@ class LaneBuffer:
         return taken
 
     def _refuse_foreign(self, now: int) -> list[tuple[ClaimedJob, Outcome]]:
-        """Refuse the claims of foreign queues whose resource has no room: if released, they would be claimed at once."""
+        """Refuse the claims of foreign queues whose resource has no room: if released, they would be claimed
+        at once."""
         found: list[tuple[ClaimedJob, Outcome]] = []
         for claim in list(self._foreign.values()):
             limiter = self._limiters[name := self._needs[claim.job.kind]]
@@ -455,8 +457,8 @@ def _now() -> int:
 
 
 class Ageing:
-    """Hastens jobs that have waited too long, on the worker's loop. Every worker of a fleet does it; the second
-    one finds nothing to do."""
+    """Hastens jobs that have waited too long, on the worker's loop. Every worker of a fleet does it; the
+    second one finds nothing to do."""
 
     def __init__(self, engine: Engine, lanes: Iterable[Lane]) -> None:
         self._engine = engine

@@ -34,8 +34,8 @@ class BlockedLoop(NamedTuple):
     again: bool
 
     def report(self, bus: Bus, running: Sequence[tuple[asyncio.Task[Any], Job]]) -> None:
-        """Log it every time, publish it once. `running` are the jobs that run on the loop. The blocking job is
-        found by its task; if a task that a handler started or a callback blocks, every job is possible."""
+        """Log it every time, publish it once. `running` are the jobs that run on the loop. The blocking job
+        is found by its task; if a task that a handler started or a callback blocks, every job is possible."""
         possible = [job for task, job in running if task is self.task] or [job for _, job in running]
         innermost = self.stack[-1] if self.stack else None
         where = (
@@ -64,7 +64,8 @@ def _named(possible: Sequence[Job]) -> str:
 
 
 class LoopMonitor:
-    """Calls `blocked` from its own thread when the loop is blocked, and each time that duration has doubled."""
+    """Calls `blocked` from its own thread when the loop is blocked, and each time that duration has
+    doubled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, blocked: Callable[[BlockedLoop], None]) -> None:
         self._loop = loop

@@ -19,14 +19,14 @@ Mode = Literal["loop", "thread", "process"]
 
 
 class RunnableAttempt(Protocol):
-    """One run of a handler, made for a claim. `arun` and `run` raise nothing but cancellation; every other end is
-    returned as a settle."""
+    """One run of a handler, made for a claim. `arun` and `run` raise nothing but cancellation; every other
+    end is returned as a settle."""
 
     mode: Mode
     timeout: float | None
     throttled: int | None
-    """After the end, if the service was overloaded: the microseconds after which it may be called again (0: the
-    service gave no time). Otherwise None."""
+    """After the end, if the service was overloaded: the microseconds after which it may be called again (0:
+    the service gave no time). Otherwise None."""
 
     async def arun(self) -> Settle: ...
 
@@ -63,9 +63,9 @@ called, or if its first settle was refused."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`lease` and `grace` are seconds. With `lanes`, the queues of the lanes are claimed. `resources` are services with an
-    adaptive limit, `needs` maps a kind of job to its resource, and `sources` a queue to the resource that all
-    its jobs use."""
+    """`lease` and `grace` are seconds. With `lanes`, the queues of the lanes are claimed. `resources` are
+    services with an adaptive limit, `needs` maps a kind of job to its resource, and `sources` a queue to the
+    resource that all its jobs use."""
 
     queues: tuple[str, ...] = ("*",)
     concurrency: int = 32

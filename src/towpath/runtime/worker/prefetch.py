@@ -1,4 +1,5 @@
-"""Prefetch: how many jobs a worker claims ahead of its free slots, and the counts of the claims that it holds."""
+"""Prefetch: how many jobs a worker claims ahead of its free slots, and the counts of the claims that it
+holds."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from collections.abc import Callable, Sequence
 from towpath.runtime.worker.options import EndedClaim
 
 MAX_AHEAD = 2_000
-"""Claims ahead of the slots. More would make batches longer, and longer batches would raise the limit again."""
+"""Claims ahead of the slots. More would make batches longer, and longer batches would raise the limit
+again."""
 AHEAD_PER_SLOT = 4
 """Claims ahead per slot, if handlers take longer than `LONG_JOB` or use `commit`."""
 LONG_JOB = 0.010
 """Seconds."""
 MAX_UNSETTLED, UNSETTLED_PER_SLOT = 256, 4
-"""Handlers that ended and are not settled: at most the first number, or the second per slot if that is more. If
-the process is killed, these jobs run again."""
+"""Handlers that ended and are not settled: at most the first number, or the second per slot if that is more.
+If the process is killed, these jobs run again."""
 MIN_WAIT = 0.05
 """Seconds that a claim may always wait for a slot before it is released."""
 WINDOW = 0.001
@@ -31,8 +33,8 @@ def max_unsettled(slots: int) -> int:
 
 
 class ClaimCounts:
-    """The claims of one worker: buffered, running, ended and not settled. Both counters are written only under
-    the commit lock. `leaving` counts the settles in the batch that is being applied."""
+    """The claims of one worker: buffered, running, ended and not settled. Both counters are written only
+    under the commit lock. `leaving` counts the settles in the batch that is being applied."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -49,10 +51,10 @@ class ClaimCounts:
 class PrefetchLimit:
     """The number of jobs that start within two commits: so many may be claimed ahead of the slots.
 
-    The rate is that of a busy worker. Time in which slots are free and no claim is buffered (`starved`) does not
-    count: otherwise a worker that waits for its claims would measure a low rate and claim few. The measuring
-    methods are called on the worker's loop; `committed` and the reading methods from any thread. With
-    `slow_start` the limit is at most half of the jobs that ended."""
+    The rate is that of a busy worker. Time in which slots are free and no claim is buffered (`starved`) does
+    not count: otherwise a worker that waits for its claims would measure a low rate and claim few. The
+    measuring methods are called on the worker's loop; `committed` and the reading methods from any thread.
+    With `slow_start` the limit is at most half of the jobs that ended."""
 
     def __init__(
         self, slots: int, clock: Callable[[], float] = time.monotonic, slow_start: bool = False
@@ -120,8 +122,8 @@ class PrefetchLimit:
 
     @property
     def max_wait(self) -> float:
-        """Seconds within which a claim must start, or it is released: four times the two commits within which a
-        prefetched claim should start."""
+        """Seconds within which a claim must start, or it is released: four times the two commits within which
+        a prefetched claim should start."""
         return max(MIN_WAIT, 4 * 2 * self._commit)
 
     def startable(self) -> int:
@@ -142,7 +144,8 @@ class PrefetchLimit:
         spent = self._spent(now)
         # If jobs have become slower, the time since the last end shows it first.
         rate = min(self._rate, (self._count + 1) / spent) if spent >= 10 * WINDOW else self._rate
-        # Jobs that started together end together, which looks like a high rate; the slots bound the true rate.
+        # Jobs that started together end together, which looks like a high rate; the slots bound the true
+        # rate.
         return min(rate, self.slots / self._each) if self._each else rate
 
     def _spent(self, now: float) -> float:

@@ -45,7 +45,8 @@ class HandlerRun:
 
 
 class HandlerRuns:
-    """The runs of one worker. Belongs to the worker's loop; `running` and `len` may be called from any thread.
+    """The runs of one worker. Belongs to the worker's loop; `running` and `len` may be called from any
+    thread.
 
     `finished` is called once for each run, with its settle. `stuck` is called when a run has not stopped
     `grace` seconds after its timeout."""
@@ -59,8 +60,8 @@ class HandlerRuns:
         self._finished, self._stuck, self._child = finished, stuck, child
         self._by_id: dict[str, HandlerRun] = {}
         self._lost: set[HandlerRun] = set()
-        """Runs that lost their job before the worker claimed it again: they have a slot, but the id belongs to
-        the new run."""
+        """Runs that lost their job before the worker claimed it again: they have a slot, but the id belongs
+        to the new run."""
         self.grace = 0.0
         self.stopping = False
         """The worker drains: an interrupted handler releases its job."""
@@ -165,7 +166,7 @@ class HandlerRuns:
             self.interrupt(run, Reason.EXPIRED)
             if run.attempt.mode == "thread":
                 log.warning(
-                    "job %s: its handler was asked to stop after its timeout of %g s; a thread cannot be killed",
+                    "job %s: its handler was asked to stop after %g s (timeout); a thread cannot be killed",
                     run,
                     run.attempt.timeout,
                 )
@@ -174,8 +175,8 @@ class HandlerRuns:
     def _check_stopped(self, run: HandlerRun) -> None:
         if not run.over:
             log.error(
-                "job %s: its handler has not stopped %g s after its timeout. It keeps its slot until it returns; "
-                "the job runs again when its lease has expired.",
+                "job %s: its handler has not stopped %g s after its timeout. It keeps its slot until it "
+                "returns; the job runs again when its lease has expired.",
                 run,
                 self.grace,
             )

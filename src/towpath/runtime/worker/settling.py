@@ -24,9 +24,9 @@ MAX_SETTLES = min(500, MAX_BULK)
 
 
 class SettleSender:
-    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing thread.
-    `committed` is called in the committing thread after every post that was answered, with its duration in
-    seconds. `failed` is called with the error of a settle that failed."""
+    """`add` and `send` belong to the worker's loop; `call` calls a function there, from the committing
+    thread. `committed` is called in the committing thread after every post that was answered, with its
+    duration in seconds. `failed` is called with the error of a settle that failed."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class SettleSender:
                 if publishes:
                     self._engine.bus.publish(_event(settle, job, spent, reply))
             elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
-                # The ledger refused a part of the settle, so the attempt failed. After a second refusal the lease
-                # expires.
+                # The ledger refused a part of the settle, so the attempt failed. After a second refusal the
+                # lease expires.
                 again.append((attempt.refused(reply), job, spent, None))
             else:
                 self._settle_failed(settle, job, reply)

@@ -25,9 +25,9 @@ processes, and a parent its children."""
 def signals(
     stop: Callable[[], None], reload: Callable[[], None], stop_seconds: Callable[[], float]
 ) -> Iterator[None]:
-    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `stop_seconds()` seconds after the
-    first, ends the process. SIGHUP calls `reload` in a thread of its own; if the terminal was closed, it is
-    treated as SIGTERM.
+    """In the main thread: SIGINT and SIGTERM call `stop`; the second one, or `stop_seconds()` seconds after
+    the first, ends the process. SIGHUP calls `reload` in a thread of its own; if the terminal was closed, it
+    is treated as SIGTERM.
 
     The signal only writes a byte to a pipe. A thread reads it, because the event loop may be blocked. The
     interpreter writes the byte at once. The Python handler writes one too, but runs only when the main thread

@@ -1,7 +1,7 @@
 """The worker: claims jobs for its slots, runs their handlers, and settles them.
 
-All of it runs on one event loop. Claims arrive in batches from the committing thread. Outcomes are posted once
-per iteration of the loop, together with the demand for new claims, so that settles and claims share a
+All of it runs on one event loop. Claims arrive in batches from the committing thread. Outcomes are posted
+once per iteration of the loop, together with the demand for new claims, so that settles and claims share a
 commit."""
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Worker:
             self._flush_soon()
 
     def change(self, options: WorkerOptions) -> None:
-        """On the loop: use other options from now on. Running handlers go on; buffered claims are released."""
+        """On the loop: use other options from now on. Running handlers go on; buffered claims are
+        released."""
         self.buffer.close()
         self._release_buffered(self.buffer)
         self._options, self._lease = options, checks.micros(options.lease)
@@ -217,7 +218,8 @@ class Worker:
         self._flush_soon()
 
     def _fill(self) -> None:
-        """Start buffered claims in the free slots, unless too many handlers have ended and are not settled."""
+        """Start buffered claims in the free slots, unless too many handlers have ended and are not
+        settled."""
         buffer = self.buffer
         if buffer.tracks_ends:
             for each, outcome in buffer.surplus():
@@ -328,8 +330,8 @@ class Worker:
         self._start_check = self._loop.call_at(due, self._release_late, self.buffer, due)
 
     def _release_late(self, buffer: ClaimBuffer, due: float) -> None:
-        """Release claims that wait too long for a slot, for a worker with a free one. Not if the event loop was
-        late, or if settles delayed the handlers: then the wait says nothing about the handlers."""
+        """Release claims that wait too long for a slot, for a worker with a free one. Not if the event loop
+        was late, or if settles delayed the handlers: then the wait says nothing about the handlers."""
         self._start_check = None
         late = self._loop.time() - due > 0.5 * buffer.prefetch.max_wait
         if buffer is self.buffer and not late and not self._settles_delayed:
