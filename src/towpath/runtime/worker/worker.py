@@ -331,7 +331,7 @@ class Worker:
 
     def _release_late(self, buffer: ClaimBuffer, due: float) -> None:
         """Release claims that wait too long for a slot, for a worker with a free one. Not if the event loop
-        was late, or if settles delayed the handlers: then the wait says nothing about the handlers."""
+        was late, or if settles delayed the handlers: then the wait does not measure the handlers."""
         self._start_check = None
         late = self._loop.time() - due > 0.5 * buffer.prefetch.max_wait
         if buffer is self.buffer and not late and not self._settles_delayed:
