@@ -73,8 +73,8 @@ def refused(both: Both) -> Counter[tuple[str, str]]:
     return both.fast_paths.refused
 
 
-def one_each(ids: Sequence[str], **fields: object) -> list[Append]:
-    return [Append((Spec(id=id, queue="q", payload=id.encode(), **fields),)) for id in ids]  # type: ignore[arg-type]
+def one_each(ids: Sequence[str], **fields: Any) -> list[Append]:
+    return [Append((Spec(id=id, queue="q", payload=id.encode(), **fields),)) for id in ids]
 
 
 def seqs(answers: Sequence[Answer]) -> list[list[int]]:

@@ -220,7 +220,11 @@ def test_a_read_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None:
             lambda: ledger.wait(ledger.version(), 0.0),
         ]
         for read in reads:
-            hits = every_entry(lambda _, read=read: read(), lambda n, _, read=read: read() and None, twice)  # type: ignore[misc]
+            hits = every_entry(
+                lambda _, read=read: read(),  # type: ignore[misc]
+                lambda n, _, read=read: read() and None,  # type: ignore[misc]
+                twice,
+            )
             assert hits
             ledger.apply([Append((Spec(id=f"{len(hits)}", queue="q"),))])
         assert ledger.integrity() == []

@@ -20,16 +20,20 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "queue {} counts {} {} but has {}",
         """SELECT name, n, state, real FROM (
-            SELECT q.name, s.value AS state, CASE s.value WHEN 'blocked' THEN blocked WHEN 'scheduled' THEN scheduled
-                WHEN 'ready' THEN ready WHEN 'running' THEN running WHEN 'done' THEN done WHEN 'failed' THEN failed
+            SELECT q.name, s.value AS state, CASE s.value WHEN 'blocked' THEN blocked WHEN 'scheduled'
+                THEN scheduled
+                WHEN 'ready' THEN ready WHEN 'running' THEN running WHEN 'done' THEN done WHEN 'failed'
+                    THEN failed
                 ELSE canceled END AS n,
                 (SELECT count(*) FROM towpath_job j WHERE j.queue = q.name AND j.state = s.value) AS real
-            FROM towpath_queue q, json_each('["blocked","scheduled","ready","running","done","failed","canceled"]') s)
+            FROM towpath_queue q,
+                json_each('["blocked","scheduled","ready","running","done","failed","canceled"]') s)
            WHERE n <> real""",
     ),
     (
         "queue {} counts {} ready jobs without a part but has {}",
-        """SELECT name, loose, (SELECT count(*) FROM towpath_job j WHERE j.queue = q.name AND j.state = 'ready' AND part IS NULL)
+        """SELECT name, loose, (SELECT count(*) FROM towpath_job j WHERE j.queue = q.name
+            AND j.state = 'ready' AND part IS NULL)
            AS real FROM towpath_queue q WHERE loose <> real""",
     ),
     (
@@ -39,13 +43,16 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "part {} of {} counts {} ready and {} running, but has {} and {}",
         """SELECT name, queue, ready, running, r, u FROM (SELECT p.*,
-            (SELECT count(*) FROM towpath_job j WHERE j.queue = p.queue AND j.part = p.name AND j.state = 'ready') AS r,
-            (SELECT count(*) FROM towpath_job j WHERE j.queue = p.queue AND j.part = p.name AND j.state = 'running') AS u
+            (SELECT count(*) FROM towpath_job j WHERE j.queue = p.queue AND j.part = p.name
+                AND j.state = 'ready') AS r,
+            (SELECT count(*) FROM towpath_job j WHERE j.queue = p.queue AND j.part = p.name
+                AND j.state = 'running') AS u
             FROM towpath_part p) WHERE ready <> r OR running <> u""",
     ),
     (
         "part {} of {} has active jobs but no row",
-        """SELECT DISTINCT part, queue FROM towpath_job j WHERE part IS NOT NULL AND state IN ('ready', 'running')
+        """SELECT DISTINCT part, queue FROM towpath_job j WHERE part IS NOT NULL
+            AND state IN ('ready', 'running')
            AND NOT EXISTS (SELECT 1 FROM towpath_part p WHERE p.queue = j.queue AND p.name = j.part)""",
     ),
     (
@@ -53,14 +60,16 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         """SELECT id, waits, real FROM (SELECT j.id, j.waits,
             (SELECT count(*) FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src WHERE e.dst = j.seq
                 AND s.state NOT IN ('done', 'failed', 'canceled'))
-            + (SELECT count(*) FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state <> 'closed' WHERE g.dst = j.seq)
+            + (SELECT count(*) FROM towpath_gate g JOIN towpath_group o ON o.id = g.src
+                AND o.state <> 'closed' WHERE g.dst = j.seq)
             + EXISTS (SELECT 1 FROM towpath_group g WHERE g.id = j."group" AND g.state = 'open') AS real
             FROM towpath_job j WHERE j.state = 'blocked') WHERE waits <> real""",
     ),
     (
         "job {} is {} though its dependency {} is {}",
         """SELECT j.id, j.state, s.id, s.state FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src
-           JOIN towpath_job j ON j.seq = e.dst WHERE e.run_anyway = 0 AND j.state IN ('blocked', 'scheduled', 'ready')
+           JOIN towpath_job j ON j.seq = e.dst WHERE e.run_anyway = 0
+               AND j.state IN ('blocked', 'scheduled', 'ready')
            AND s.state IN ('failed', 'canceled')""",
     ),
     (
@@ -70,11 +79,13 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "gate {} -> {} belongs to an unknown group or an unknown job",
-        """SELECT src, dst FROM towpath_gate WHERE dst NOT IN (SELECT seq FROM towpath_job) OR src NOT IN (SELECT id FROM towpath_group)""",
+        """SELECT src, dst FROM towpath_gate WHERE dst NOT IN (SELECT seq FROM towpath_job)
+            OR src NOT IN (SELECT id FROM towpath_group)""",
     ),
     (
         "job {} is {} though group {} is {}",
-        """SELECT j.id, j.state, o.id, o.outcome FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state = 'closed'
+        """SELECT j.id, j.state, o.id, o.outcome FROM towpath_gate g JOIN towpath_group o ON o.id = g.src
+            AND o.state = 'closed'
            JOIN towpath_job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
            WHERE g.run_anyway = 0 AND coalesce(g.outcome, 'done') <> o.outcome""",
     ),
@@ -84,10 +95,12 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "the proxy for {} in group {} is counted as {}, and its job is {}",
-        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath_proxy p LEFT JOIN towpath_job j ON j.seq = p.job
+        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath_proxy p
+            LEFT JOIN towpath_job j ON j.seq = p.job
            LEFT JOIN towpath_group g ON g.id = p.grp WHERE g.id IS NULL
            OR (p.counted = 'unfinished' AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled')))
-           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed') AND j.state NOT IN ('done', 'failed', 'canceled'))""",
+           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed')
+               AND j.state NOT IN ('done', 'failed', 'canceled'))""",
     ),
     (
         "names of dependencies are left of job number {}",
@@ -97,7 +110,8 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         "group {} counts {} unfinished but has {}",
         """SELECT id, unfinished, real FROM (SELECT g.id, g.unfinished, (SELECT count(*) FROM towpath_job j
             WHERE j."group" = g.id AND j.state IN ('blocked', 'scheduled', 'ready', 'running'))
-            + (SELECT count(*) FROM towpath_proxy p WHERE p.grp = g.id AND p.counted = 'unfinished') AS real FROM towpath_group g)
+            + (SELECT count(*) FROM towpath_proxy p WHERE p.grp = g.id AND p.counted = 'unfinished') AS real
+                FROM towpath_group g)
            WHERE unfinished <> real""",
     ),
     (
@@ -106,13 +120,16 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "group {} counts fewer finished members than it has",
-        """SELECT id FROM towpath_group g WHERE done < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id AND j.state = 'done')
+        """SELECT id FROM towpath_group g WHERE done < (SELECT count(*) FROM towpath_job j
+            WHERE j."group" = g.id AND j.state = 'done')
            OR failed < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id AND j.state = 'failed')
-           OR canceled + superseded < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id AND j.state = 'canceled')""",
+           OR canceled + superseded < (SELECT count(*) FROM towpath_job j WHERE j."group" = g.id
+               AND j.state = 'canceled')""",
     ),
     (
         "job {} is in no known group",
-        'SELECT id FROM towpath_job WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath_group)',
+        """SELECT id FROM towpath_job
+           WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath_group)""",
     ),
     (
         "job {} waits in group {}, which is aborting",

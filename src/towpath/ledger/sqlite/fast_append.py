@@ -1,10 +1,10 @@
-"""The fast paths of the SQLite ledger: plain specs for one queue, and one plain spec together with the claim of
-a worker that waits for it. Callers wait for both, so their CPU time beside the disk counts.
+"""The fast paths of the SQLite ledger: plain specs for one queue, and one plain spec together with the claim
+of a worker that waits for it. Callers wait for both, so their CPU time beside the disk counts.
 
 A spec with a key, a dependency, a group or a part, a queue that is new or would be full, and a known id are
 refused before anything is written; the general path applies such a batch. Both paths write the same rows:
-tests/ledger/sqlite/test_fast_paths.py compares every column with the model. docs/adr/0015 has the figures that
-justify these paths."""
+tests/ledger/sqlite/test_fast_paths.py compares every column with the model. docs/adr/0015 has the figures
+that justify these paths."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def _to_wal(connection: apsw.Connection, real: Path, options: SqliteOptions) -> 
         try:
             mode = connection.execute("PRAGMA journal_mode=WAL").get
         except apsw.BusyError:
-            # Where two processes switch a new file at once, SQLite does not call the busy handler: one process
-            # gets BUSY without a wait.
+            # Where two processes switch a new file at once, SQLite does not call the busy handler: one
+            # process gets BUSY without a wait.
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY)
@@ -327,9 +327,9 @@ def _may_write(path: Path) -> bool:
 
 def open_beside(path: Path, suffix: str, flags: int) -> int:
     """A descriptor of the file `<database><suffix>`. A missing file is created with the mode and owner of the
-    database, as SQLite creates its `-wal`, so that exactly the users of the database can use it. Raises OSError
-    if the name is a symbolic link or not a regular file: in a directory that other users can write, it may be
-    an attack."""
+    database, as SQLite creates its `-wal`, so that exactly the users of the database can use it. Raises
+    OSError if the name is a symbolic link or not a regular file: in a directory that other users can write,
+    it may be an attack."""
     database = os.path.realpath(path)
     name = database + suffix
     # O_NONBLOCK: opening a FIFO would wait for its other end.

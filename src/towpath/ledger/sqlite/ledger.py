@@ -298,8 +298,8 @@ class SqliteLedger(reads.GroupReads):
     def append_on(
         self, connection: apsw.Connection, specs: Sequence[Spec], now: int | None = None
     ) -> tuple[Placed, ...]:
-        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file: the jobs
-        commit or roll back with the user's data. Raises `Refused`. Waiters see the jobs within
+        """Append inside the transaction that is open on the user's own `apsw.Connection` to this file. The
+        jobs commit or roll back with the user's data. Raises `Refused`. Waiters see the jobs within
         `POLL_INTERVAL` seconds after the commit."""
         self._check_open()
         if connection is self._db:

@@ -89,8 +89,8 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
 def _copy(source: apsw.Connection, temporary: Path, progress: Progress | None) -> None:
     copy = apsw.Connection(str(temporary), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # No other process sees this file, and a partial one is deleted: no locks (the target may be on a network
-        # file system), no journal, no sync.
+        # No other process sees this file, and a partial one is deleted: no locks (the target may be on a
+        # network file system), no journal, no sync.
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF"):
             copy.execute(f"PRAGMA {pragma}").fetchall()
         with _snapshot(source), copy.backup("main", source, "main") as steps:

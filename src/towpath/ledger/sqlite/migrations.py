@@ -17,8 +17,8 @@ def steps() -> tuple[str, ...]:
 
 
 def migrate(db: apsw.Connection, path: Path) -> int:
-    """Migrate the file to this version's schema. Returns the schema that it had before, 0 for none. Of several
-    processes that call this at once, one migrates."""
+    """Migrate the file to this version's schema. Returns the schema that it had before, 0 for none. Of
+    several processes that call this at once, one migrates."""
     done = _schema(db, path)
     if done >= len(steps()):
         return done

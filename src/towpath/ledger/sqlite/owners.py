@@ -38,8 +38,8 @@ _FLOCK: Final = struct.Struct("@hhqqi0q")
 
 
 class SqliteOwners:
-    """Safe from any thread. The first call opens the file. The first error of the file system is logged; after
-    an error only leases count."""
+    """Safe from any thread. The first call opens the file. The first error of the file system is logged;
+    after an error only leases count."""
 
     uncertain = False
 
@@ -136,8 +136,8 @@ class SqliteOwners:
             return
 
     def _abandoned(self) -> Iterator[tuple[int, bytes]]:
-        """Slots with a name and without a holder. Each is locked while it is yielded, so that no other process
-        takes it."""
+        """Slots with a name and without a holder. Each is locked while it is yielded, so that no other
+        process takes it."""
         for slot in range(-(-os.fstat(self._fd).st_size // SLOT)):
             if slot not in self._own and self._read(slot) and self._locked(slot):
                 try:

@@ -30,7 +30,8 @@ from towpath.ledger.sqlite.files import open_beside, translate_os
 if sys.platform == "win32":
 
     class NoProcessTurns:
-        """Windows has no flock, and its own locks exclude readers too: SQLite's busy handler decides alone."""
+        """Windows has no flock, and its own locks exclude readers too: SQLite's busy handler decides
+        alone."""
 
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path
@@ -60,12 +61,12 @@ else:
     """Linux's struct flock, with its padding."""
     _STAMP: Final = struct.Struct("@q")
     _STAMP_HOLDS: Final = 20_000_000
-    """Nanoseconds for which a stamp counts. A waiter writes a new one every two milliseconds or sooner. A stamp
-    from before a reboot may be in the future and does not count."""
+    """Nanoseconds for which a stamp counts. A waiter writes a new one every two milliseconds or sooner. A
+    stamp from before a reboot may be in the future and does not count."""
 
     class ProcessTurns:
-        """For one thread at a time. Raises `LedgerBusy` after `timeout` seconds, so that a stopped holder does
-        not block other processes forever.
+        """For one thread at a time. Raises `LedgerBusy` after `timeout` seconds, so that a stopped holder
+        does not block other processes forever.
 
         Record locks belong to the process: two instances of one process still exclude each other, but not in
         order."""

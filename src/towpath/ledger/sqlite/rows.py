@@ -26,7 +26,7 @@ REPLACE_BODY = "INSERT OR REPLACE INTO towpath_body (slot, data)"
 
 
 def as_json(changes: Mapping[str, str] | None = None) -> str:
-    """The columns of a job j as an SQL expression that makes one JSON array, some of them replaced by other
+    """The columns of a job j as an SQL expression for one JSON array; `changes` replaces columns by other
     expressions."""
     return "json_array(" + ", ".join((changes or {}).get(name, f'j."{name}"') for name in COLUMNS) + ")"
 
@@ -59,9 +59,9 @@ def ready_columns(spec: Spec, seq: int, now: int) -> tuple[Any, ...]:
     expires_at = None if spec.ttl is None else now + spec.ttl
     # fmt: off
     return (
-        spec.id, seq, spec.queue, spec.kind, spec.priority, now, expires_at, spec.max_attempts, spec.max_losses,
-        spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id, now, len(spec.payload),
-        spec.content_type,
+        spec.id, seq, spec.queue, spec.kind, spec.priority, now, expires_at, spec.max_attempts,
+        spec.max_losses, spec.timeout, spec.retention, spec.parent, spec.generation, spec.correlation_id,
+        now, len(spec.payload), spec.content_type,
     )
     # fmt: on
 
@@ -71,8 +71,8 @@ def columns_of(job: Job) -> tuple[Any, ...]:
 
 
 def _ready_job() -> str:
-    """All columns of such a job as SQL: from a row of `_READY_COLUMNS`, otherwise as the literal that `new_job`
-    gives."""
+    """All columns of such a job as SQL: from a row of `_READY_COLUMNS`, otherwise as the literal that
+    `new_job` gives."""
     model = dict(zip(COLUMNS, columns_of(new_job(Spec(id="model", queue="q"), 1, 0)), strict=True))
     given = {name: f"column{n}" for n, name in enumerate(_READY_COLUMNS, 1)}
     return ", ".join([given.get(name) or _literal(model[name]) for name in COLUMNS])
@@ -102,8 +102,8 @@ def pieces(seq: int, what: int, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
-    """Give freshly read jobs their bodies, some megabytes at a time. (They are nobody else's yet, so this may
-    write them.)"""
+    """Read the bodies of these jobs into them, some megabytes at a time. The jobs must be freshly read:
+    frozen structs are changed."""
     if not jobs:
         return
     start, sizes = 0, _sizes(db, jobs)
@@ -120,7 +120,8 @@ def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
 
 
 def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
-    """How much each brings. Only a finished job has a result, which may be as large as a payload."""
+    """The length of each job's bodies. A finished job may have a result as large as a payload; for the others
+    the payload's length is enough."""
     if not [job for job in jobs if job.finished_at]:
         return [job.size for job in jobs]
     ((sizes,),) = db.execute(_SIZES, (array([job.seq for job in jobs]),))

@@ -1,7 +1,8 @@
-"""Statements in few steps.
+"""`tables.database.Db` on SQLite, with few steps per statement.
 
-Every `sqlite3_step` lets go of the interpreter lock, and beside a busy Python thread each one costs a switch
-interval. So many rows come back as one JSON row, and many rows go in as one statement of many VALUES."""
+Each `sqlite3_step` releases the interpreter lock. Beside a busy Python thread each release costs a switch
+interval. So many rows are returned as one JSON row, and many rows are inserted by one statement of many
+VALUES."""
 
 from __future__ import annotations
 
@@ -34,24 +35,23 @@ from towpath.ledger.tables.reads import Conditions
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow, StartFacts, Transaction
 
 T = TypeVar("T")
-_whole = msgspec.json.Decoder(list[int]).decode
 
 ROWS = 32
 """Rows per VALUES statement, a power of two: fast to bind, and short enough for apsw's statement cache."""
 COMMAND_ERRORS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""Errors of the store that tell of a command, or of a defect of ours; the others tell of the file or the
+"""Errors of SQLite that a command or a defect causes. The others have their cause in the file or the
 machine."""
 
 
 def one(db: apsw.Connection, sql: str, args: Args = ()) -> Any:
-    """The first row or None; the statement is not stepped to its end."""
+    """The first row, or None. The statement is not stepped to its end."""
     for row in db.execute(sql, args):
         return row
     return None
 
 
 def rows(db: apsw.Connection, sql: str, args: Args, type: type[T]) -> list[T]:
-    """The rows of a statement that answers a single JSON array."""
+    """The rows of a statement that returns a single JSON array."""
     return msgspec.json.decode(one(db, sql, args)[0], type=list[type])  # type: ignore[valid-type]
 
 
@@ -123,15 +123,15 @@ def insert(
     head: str,
     tuples: Iterable[Sequence[Any]],
     made: str = "*",
-    shared: Sequence[Any] = (),
 ) -> None:
-    """`INSERT INTO t (a, b)` with all tuples, in statements of `ROWS` rows. The last is as high as the next
-    power of two and filled up with NULL, which no first column is: of so few statements none has to be
-    prepared again. `made` of them, and of what they share (?1, ?2, ...): what the columns get."""
+    """Insert the tuples by statements of `ROWS` rows. `head` is `INSERT INTO t (a, b)`. The last statement
+    has the next power of two of rows, filled up with NULL, which no first column is: so there are few
+    different statements, and they stay in the statement cache. `made` is the SQL for the values of a row,
+    from column1, column2, ... of the tuple."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
-        flat: list[Any] = [*shared]
+        flat: list[Any] = []
         for each in chunk:
             flat += each
         width, height = len(chunk[0]), 1 << (len(chunk) - 1).bit_length()
@@ -176,12 +176,12 @@ def _queries() -> dict[str, str]:
 
 
 def _filled(body: str) -> str:
-    for word, text in _WORDS.items():
-        body = body.replace(word, text)
+    for placeholder, text in _PLACEHOLDERS.items():
+        body = body.replace(placeholder, text)
     return body
 
 
-_WORDS: Mapping[str, str] = {
+_PLACEHOLDERS: Mapping[str, str] = {
     "{job}": jobs.as_json(),
     "{taken}": jobs.as_json(
         {
@@ -195,6 +195,9 @@ _WORDS: Mapping[str, str] = {
             "started_at": "?3",
         }
     ),
+    "{queue}": f"json_array({', '.join(QueueRow.__struct_fields__)})",
+    "{part}": f"json_array({', '.join(PartRow.__struct_fields__)})",
+    "{group}": f"json_array({', '.join(f'g.{name}' for name in GroupRow.__struct_fields__)})",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
 
@@ -204,12 +207,12 @@ class SqliteConditions(Conditions):
         self.add("j.id IN (SELECT value FROM json_each(?))", array(ids))
 
     def like(self, pattern: str) -> None:
-        # Names have no other wildcard of GLOB in them.
+        # Queue names have no other wildcards of GLOB.
         self.add("j.queue GLOB ?", pattern)
 
     def header(self, name: str, value: str) -> None:
         headers = "(SELECT CAST(data AS TEXT) FROM towpath_body WHERE slot = j.seq * ? + ?)"
-        # The name is compared as a value: a JSON path would have to quote it.
+        # The name is compared as a value: in a JSON path it would have to be quoted.
         term = f"EXISTS (SELECT 1 FROM json_each({headers}) h WHERE h.key = ? AND h.atom = ?)"
         self.add(term, SLOTS, HEADERS * 1024, name, value)
 
@@ -232,15 +235,16 @@ def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
 
 
 def _index(query: Query) -> str:
-    """Dead letters and running jobs are few among many; left alone, SQLite walks the whole table in the order
-    asked for."""
+    """The index for failed or running jobs, which are few among many. Without it SQLite scans the whole table
+    in the order of the result."""
     if query.states == (State.FAILED,):
         return "INDEXED BY towpath_job_failed"
     return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""
 
 
 def _jobs(db: apsw.Connection, table: str, where: Conditions, order: str, limit: int) -> list[Job]:
-    sql = f"SELECT json_group_array({as_json()}) FROM (SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?) j"
+    found_rows = f"SELECT * FROM {table} WHERE {where.sql} ORDER BY j.seq {order} LIMIT ?"
+    sql = f"SELECT json_group_array({as_json()}) FROM ({found_rows}) j"
     ((found,),) = db.execute(sql, (*where.args, limit))
     return msgspec.json.decode(found, type=list[Job])
 
@@ -249,7 +253,8 @@ _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
 
 
 def begin(connection: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> Transaction:
-    """`first`: specs that the batch begins with. What their append must know is read along."""
+    """Read the facts of a new transaction. `first`: the specs at its start; the facts for their append are
+    read by the same statement."""
     args = (array({spec.queue for spec in first}), array([spec.id for spec in first]))
     schema, least, seq, version, last, queues, known = one(connection, named("begin_batch"), args)
     ground = StartFacts(schema, least, seq, version, last, _queue_rows(queues) if first else [], bool(known))

@@ -97,7 +97,8 @@ def call_all(
             own.execute(_RELEASE)
     finally:
         if os.getpid() != process:
-            # A function forked and this is the child: the transaction and the connection belong to the parent.
+            # A function forked and this is the child: the transaction and the connection belong to the
+            # parent.
             os._exit(1)
         guard.active = False
         with suppress(apsw.ConnectionClosedError):

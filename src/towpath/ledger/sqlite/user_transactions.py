@@ -130,9 +130,9 @@ def check_connection(connection: object, path: Path) -> None:
         return
     if type(connection).__module__.partition(".")[0] in ("sqlite3", "_sqlite3"):
         why = (
-            "this is a connection of the standard sqlite3 module, which loads a second SQLite library into the "
-            "process; two libraries on one file lose committed data when one closes its connection. Open the "
-            "file with apsw.Connection instead"
+            "this is a connection of the standard sqlite3 module, which loads a second SQLite library into "
+            "the process; two libraries on one file lose committed data when one closes its connection. "
+            "Open the file with apsw.Connection instead"
         )
         raise WrongConnection(why=why)
     raise WrongConnection(why=f"expected an apsw.Connection, not {type(connection).__name__}")

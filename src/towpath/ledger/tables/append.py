@@ -180,9 +180,9 @@ def _limited(tx: Transaction, places: set[Place]) -> set[Place]:
 
 
 def _known(tx: Transaction, ids: Iterable[str], proxied: bool = False) -> dict[str, Known]:
-    """Jobs and tombstones by id, with the jobs that aliases point to. If such a job is purged, its alias still
-    has its number; the job ended long ago. `proxied`: one of the ids may be a group member that another job
-    represents."""
+    """Jobs and tombstones by id, with the jobs that aliases point to. If such a job is purged, its alias
+    still has its number; the job ended long ago. `proxied`: one of the ids may be a group member that another
+    job represents."""
     if not tx.wrote and not proxied and tx.absent.issuperset(ids):
         return {}
     found = _fetch_known(tx, ids)

@@ -52,8 +52,8 @@ def claim(tx: Transaction, command: Claim) -> Claimed:
 
 
 def _take_at_once(tx: Transaction, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
-    """Claim from one queue without limits by `Db.take_best`, with the bodies. Empty if the claim is not of this
-    form, or if the database has no such statement."""
+    """Claim from one queue without limits by `Db.take_best`, with the bodies. Empty if the claim is not of
+    this form, or if the database has no such statement."""
     if len(queues) != 1:
         return []
     (row,) = queues
@@ -135,8 +135,8 @@ def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
 def _fetch(
     tx: Transaction, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
 ) -> dict[str | None, list[Job]]:
-    """The best ready jobs of each part (None: without a part) and, in addition, at most `suspects` suspects, in
-    claim order and with the values that they have after the claim."""
+    """The best ready jobs of each part (None: without a part) and, in addition, at most `suspects` suspects,
+    in claim order and with the values that they have after the claim."""
     now, lease = tx.now, command.lease
     found: dict[str | None, list[Job]] = {part: [] for part in counts}
     named = {part: n for part, n in counts.items() if part is not None}
@@ -179,7 +179,8 @@ def _order(job: Job) -> tuple[int, int]:
 
 
 def _all_of(by_queue: list[_QueueCandidates], want: Want) -> list[Job]:
-    """All jobs of the only queue, which offers no more than wanted. Empty if the claim is not of this form."""
+    """All jobs of the only queue, which offers no more than wanted. Empty if the claim is not of this
+    form."""
     if len(by_queue) != 1 or (want.once is not None and 1 in [job.max_attempts for job in by_queue[0].jobs]):
         return []
     by_queue[0].at = len(by_queue[0].jobs)

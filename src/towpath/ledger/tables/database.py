@@ -40,8 +40,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The columns of a job that a settle needs: reading all columns costs four times as much. `edges`: whether
-    another job depends on it."""
+    """The columns of a job that a settle needs: reading all columns costs four times as much. `edges`:
+    whether another job depends on it."""
 
     id: str
     seq: int
@@ -82,9 +82,9 @@ class Db(Protocol):
         ...
 
     def take_best(self, args: Args) -> list[Job]:
-        """Claim the best n jobs without a part of a queue, with their bodies, as one statement. The arguments:
-        queue, n, now, owner, lease until, lease, whether jobs with a single attempt may be taken. Empty if the
-        database has no such statement."""
+        """Claim the best n jobs without a part of a queue, with their bodies, as one statement. The
+        arguments: queue, n, now, owner, lease until, lease, whether jobs with a single attempt may be taken.
+        Empty if the database has no such statement."""
         ...
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
@@ -94,7 +94,8 @@ class Db(Protocol):
     def put_bodies(self, bodies: Iterable[Body]) -> None: ...
 
     def fill(self, jobs: Sequence[Job]) -> None:
-        """Read the bodies of these jobs into them. The jobs must be freshly read: frozen structs are changed."""
+        """Read the bodies of these jobs into them. The jobs must be freshly read: frozen structs are
+        changed."""
         ...
 
     def matching(self, where: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
@@ -115,8 +116,8 @@ class Db(Protocol):
 
     def call_all(self, functions: Sequence[tuple[str, Callable[[Any], object]]]) -> Mapping[str, Refused]:
         """Call commit functions, given with the ids of their jobs, each in a savepoint of this transaction.
-        Returns the failures by job id; writes of a failed function are rolled back. Raises `FunctionUndone` if
-        a function ended the transaction."""
+        Returns the failures by job id; writes of a failed function are rolled back. Raises `FunctionUndone`
+        if a function ended the transaction."""
         ...
 
     def is_command_error(self, error: Exception) -> bool:
@@ -147,7 +148,8 @@ if TYPE_CHECKING:
     from towpath.ledger.tables.transaction import Transaction
 
 SHARE = 0.1
-"""Seconds that all functions of one transaction should take together, because its locks are held meanwhile."""
+"""Seconds that all functions of one transaction should take together, because its locks are held
+meanwhile."""
 FIRST = 8
 """Functions of the first transaction, before any is measured."""
 
@@ -199,7 +201,8 @@ def settle_with_functions(
     commands: Sequence[Settle],
     run: Callable[[Transaction, Sequence[Settle]], list[Settled | Refused]],
 ) -> list[Settled | Refused]:
-    """Call the commit functions, then apply by `run` the settles whose function returned or that have none."""
+    """Call the commit functions, then apply by `run` the settles whose function returned or that have
+    none."""
     started = time.monotonic()
     called, refused = _call(tx, commands)
     tx.called = tx.called[0] + len(called), tx.called[1] + time.monotonic() - started

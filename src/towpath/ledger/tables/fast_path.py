@@ -44,7 +44,7 @@ class FastPaths:
         self.failed[path] += 1
         if self.failed[path] == 1:
             log.error(
-                "fast path %s failed, the general path applies such batches; please report this defect: %s: %s",
+                "fast path %s failed and the general path is used: please report this defect: %s: %s",
                 path,
                 type(error).__name__,
                 error,

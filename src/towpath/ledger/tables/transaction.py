@@ -109,8 +109,8 @@ class GroupRow(msgspec.Struct, array_like=True):
 
 class StartFacts(msgspec.Struct):
     """The facts that are read when a transaction begins. `queues` are the rows of the queues of its first
-    specs; `known`: whether any of their ids is known. `expired`: whether a waiting job may be past its time to
-    live. `suspects`: whether a suspect may be ready. `quotas`: whether a part may limit its appends."""
+    specs; `known`: whether any of their ids is known. `expired`: whether a waiting job may be past its time
+    to live. `suspects`: whether a suspect may be ready. `quotas`: whether a part may limit its appends."""
 
     schema: int
     min_schema: int

@@ -145,7 +145,10 @@ class Copied(msgspec.Struct, frozen=True):
 def check_schema(place: str, schema: int, min_schema: int, known: int) -> None:
     """Raise an error if this version of Towpath cannot use the ledger."""
     if min_schema >= UNFINISHED:
-        why = "a copy into it is not finished; `towpath ledger copy` with the same source and target finishes it"
+        why = (
+            "a copy into it is not finished; "
+            "`towpath ledger copy` with the same source and target finishes it"
+        )
         raise NotALedger(path=place, why=why)
     if min_schema > known:
         raise NewerSchema(path=place, schema=schema, min_schema=min_schema, known=known)

@@ -1,20 +1,23 @@
--- Named statements of the SQLite ledger. Those that list rows answer a single JSON array (see sqlite/db.py).
--- {job} is a job j as a JSON array of its small columns; {taken} the same as it will be once it is claimed.
+-- Named statements of the SQLite ledger. A statement that lists rows returns a single JSON array (see
+-- sqlite/statements.py). {job} is a job j as a JSON array of its columns without bodies; {taken} is the same
+-- with the values after a claim. {queue}, {part} and {group} are a row of these tables as a JSON array.
 
 -- name: begin_batch
--- The ledger's own row, the rows of some queues, and how many of some ids are known: what most batches need, in one step.
+-- The facts that most transactions need, in one step: the ledger's own row, the rows of some queues, and how
+-- many of some ids are known.
 SELECT schema, min_schema, next_seq, next_version, last,
-    (SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
-        capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock))
+    (SELECT json_group_array({queue})
      FROM json_each(?1) v CROSS JOIN towpath_queue q ON q.name = v.value),
     (SELECT count(*) FROM json_each(?2) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
         OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
 FROM towpath_meta;
 
 -- name: append_start
--- The facts of a fast append: whether queue ?1 exists and has room for ?2 jobs; whether an id from ?3 to ?4 is known.
+-- The facts of a fast append: whether queue ?1 exists and has room for ?2 jobs, and whether an id from ?3 to
+-- ?4 is known.
 SELECT schema, min_schema, next_seq, next_version, last,
-    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue WHERE name = ?1),
+    (SELECT capacity IS NULL OR blocked + scheduled + ready + ?2 <= capacity FROM towpath_queue
+        WHERE name = ?1),
     EXISTS (SELECT 1 FROM towpath_job WHERE id BETWEEN ?3 AND ?4)
         OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id BETWEEN ?3 AND ?4)
 FROM towpath_meta;
@@ -24,16 +27,19 @@ SELECT EXISTS (SELECT 1 FROM json_each(?1) v WHERE EXISTS (SELECT 1 FROM towpath
     OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value));
 
 -- name: append_claim_start
--- The facts of a fast append and claim of one spec, ?1 its queue and ?2 its id, at ?4: whether a claim from the queues
--- ?3 finds no other job; whether the id is known.
+-- The facts of a fast append and claim of one spec, ?1 its queue and ?2 its id, at ?4: whether a claim from
+-- the queues ?3 finds no other job, and whether the id is known.
 SELECT schema, min_schema, next_seq, next_version, last,
-    (SELECT (capacity IS NULL OR blocked + scheduled < capacity) AND paused = 0 AND cap IS NULL AND rate_count IS NULL
+    (SELECT (capacity IS NULL OR blocked + scheduled < capacity) AND paused = 0 AND cap IS NULL
+        AND rate_count IS NULL
         AND next_at <= max(?4, last) FROM towpath_queue WHERE name = ?1)
     AND NOT EXISTS (SELECT 1 FROM json_each(?3) v CROSS JOIN towpath_queue q ON q.name = v.value
         WHERE q.ready > 0 OR (q.scheduled > 0 AND EXISTS (
-            SELECT 1 FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled' AND j.ready_at <= max(?4, last))))
+            SELECT 1 FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled'
+                AND j.ready_at <= max(?4, last))))
     AND NOT EXISTS (SELECT 1 FROM towpath_job
-        WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= max(?4, last)),
+        WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+            AND expires_at <= max(?4, last)),
     EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
 FROM towpath_meta;
 
@@ -50,26 +56,21 @@ UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
 
 -- name: queues_by_name
-SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
-    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock))
+SELECT json_group_array({queue})
 FROM json_each(?) v CROSS JOIN towpath_queue q ON q.name = v.value;
 
 -- name: all_queues
-SELECT json_group_array(json_array(name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
-    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock) ORDER BY name)
-FROM towpath_queue;
+SELECT json_group_array({queue} ORDER BY name) FROM towpath_queue;
 
 -- name: live_queues
 SELECT json_group_array(name) FROM towpath_queue WHERE ready > 0 OR scheduled > 0;
 
 -- name: parts_by_name
-SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at))
+SELECT json_group_array({part})
 FROM json_each(?) v CROSS JOIN towpath_part p ON p.queue = v.value ->> 0 AND p.name = v.value ->> 1;
 
 -- name: parts_of_queue
-SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at) ORDER BY queue, name)
+SELECT json_group_array({part} ORDER BY queue, name)
 FROM towpath_part WHERE ?1 IS NULL OR queue = ?1;
 
 -- name: waiting_parts
@@ -80,31 +81,30 @@ SELECT json_group_array(json_array(v.value ->> 0, v.value ->> 1, (
 FROM json_each(?) v;
 
 -- name: open_parts
--- The parts that may give a job now, the least recently served first.
-SELECT json_group_array(json_array(queue, name, ready, running, paused, why, cap, rate_count, rate_period, rate_burst,
-    next_at, weight, served, configured, capacity, append_count, append_period, append_burst, append_at))
+-- The parts from which a job can be claimed now, the least recently served first.
+SELECT json_group_array({part})
 FROM (SELECT * FROM towpath_part
       WHERE queue = ? AND ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap) AND next_at <= ?
       ORDER BY served, name LIMIT ?);
 
 -- name: groups_by_id
-SELECT json_group_array(json_array(g.id, g.state, g.outcome, g.on_failure, g.total, g.unfinished,
-    g.done, g.failed, g.canceled, g.superseded, g.created_at, g.closed_at, g.paused, g.why))
+SELECT json_group_array({group})
 FROM json_each(?) v CROSS JOIN towpath_group g ON g.id = v.value;
 
 -- name: all_groups
-SELECT json_group_array(json_array(id, state, outcome, on_failure, total, unfinished, done, failed, canceled, superseded,
-    created_at, closed_at, paused, why) ORDER BY id)
-FROM towpath_group;
+SELECT json_group_array({group} ORDER BY g.id) FROM towpath_group g;
 
 -- name: known_ids
 SELECT json_group_array(json_array(id, seq, state, gone, alias)) FROM (
-    SELECT j.id, j.seq, j.state, 0 AS gone, NULL AS alias FROM json_each(?1) v CROSS JOIN towpath_job j ON j.id = v.value
+    SELECT j.id, j.seq, j.state, 0 AS gone, NULL AS alias FROM json_each(?1) v CROSS JOIN towpath_job j
+        ON j.id = v.value
     UNION ALL
-    SELECT t.id, t.seq, t.state, 1, t.alias FROM json_each(?1) v CROSS JOIN towpath_tombstone t ON t.id = v.value
+    SELECT t.id, t.seq, t.state, 1, t.alias FROM json_each(?1) v CROSS JOIN towpath_tombstone t
+        ON t.id = v.value
     WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = t.id)
     UNION ALL
-    SELECT p.id, p.job, coalesce(w.state, 'done'), 1, w.id FROM json_each(?1) v CROSS JOIN towpath_proxy p ON p.id = v.value
+    SELECT p.id, p.job, coalesce(w.state, 'done'), 1, w.id FROM json_each(?1) v CROSS JOIN towpath_proxy p
+        ON p.id = v.value
     LEFT JOIN towpath_job w ON w.seq = p.job
     WHERE NOT EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = p.id)
         AND NOT EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = p.id));
@@ -116,8 +116,9 @@ FROM json_each(?) v CROSS JOIN towpath_key k ON k.namespace = v.value ->> 0 AND 
 LEFT JOIN towpath_job j ON j.seq = k.seq;
 
 -- name: downstream
--- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not. Of a group that has ended:
--- those that would wait again if it were reopened. A job that is replaced leaves its own group.
+-- All unfinished jobs and groups that wait for a group (1, id, NULL) or a job (0, NULL, id), directly or not.
+-- For a closed group: the jobs and groups that would wait again if it were reopened. A replaced job leaves
+-- its own group.
 WITH RECURSIVE down (seq, grp) AS (
     SELECT CASE WHEN ?1 = 0 THEN (SELECT seq FROM towpath_job WHERE id = ?3) END, ?2
     UNION
@@ -141,10 +142,12 @@ UPDATE towpath_job SET cancel_requested = ?
 WHERE seq IN (SELECT value FROM json_each(?)) AND state = 'running' AND cancel_requested IS NULL;
 
 -- name: ask_members_to_stop
-UPDATE towpath_job SET cancel_requested = ? WHERE "group" = ? AND state = 'running' AND cancel_requested IS NULL;
+UPDATE towpath_job SET cancel_requested = ? WHERE "group" = ? AND state = 'running'
+    AND cancel_requested IS NULL;
 
 -- name: waiting_members
-SELECT json_group_array(seq) FROM towpath_job WHERE "group" = ? AND state IN ('blocked', 'scheduled', 'ready');
+SELECT json_group_array(seq) FROM towpath_job WHERE "group" = ?
+    AND state IN ('blocked', 'scheduled', 'ready');
 
 -- name: sealed_members
 SELECT json_group_array(json_array(seq, queue, part, ready_at, waits, 1)) FROM towpath_job
@@ -158,7 +161,8 @@ SELECT json_group_array(json_array(seq, queue, part, state)) FROM towpath_job
 WHERE "group" = ? AND (state = 'scheduled' OR state = 'ready');
 
 -- name: hold
-UPDATE towpath_job SET state = 'blocked', reason = '', waits = 1 WHERE seq IN (SELECT value FROM json_each(?));
+UPDATE towpath_job SET state = 'blocked', reason = '', waits = 1 WHERE seq IN (SELECT value
+    FROM json_each(?));
 
 -- name: move_edges
 UPDATE towpath_edge SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.value ->> 0;
@@ -168,16 +172,19 @@ UPDATE towpath_name SET src = v.value ->> 1 FROM json_each(?) v WHERE src = v.va
     AND dst IN (SELECT e.dst FROM towpath_edge e WHERE e.src = v.value ->> 0);
 
 -- name: name_moved
--- Before the edges move: the dependents know the older job (v 0) by its id, which is represented by the newer one (v 1) from now on.
+-- Runs before the edges move. The dependents refer to the older job (v 0) by its id; from now on the newer
+-- job (v 1) represents it.
 INSERT OR REPLACE INTO towpath_name (dst, id, src)
 SELECT e.dst, j.id, v.value ->> 1 FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value ->> 0
 CROSS JOIN towpath_job j ON j.seq = e.src;
 
 -- name: move_proxies
-UPDATE towpath_proxy SET job = v.value ->> 1 FROM json_each(?) v WHERE job = v.value ->> 0 AND counted = 'unfinished';
+UPDATE towpath_proxy SET job = v.value ->> 1 FROM json_each(?) v WHERE job = v.value ->> 0
+    AND counted = 'unfinished';
 
 -- name: proxies_of
-SELECT json_group_array(json_array(p.id, p.grp, p.job, p.counted)) FROM json_each(?) v CROSS JOIN towpath_proxy p ON p.job = v.value;
+SELECT json_group_array(json_array(p.id, p.grp, p.job, p.counted)) FROM json_each(?) v
+    CROSS JOIN towpath_proxy p ON p.job = v.value;
 
 -- name: proxies_in
 SELECT json_group_array(json_array(id, grp, job, counted)) FROM towpath_proxy WHERE grp = ?;
@@ -191,7 +198,8 @@ FROM towpath_proxy p LEFT JOIN towpath_job j ON j.seq = p.job WHERE p.grp = ?;
 
 -- name: winners_for
 SELECT json_group_array(json_array(n.id, 0, s.id, '') ORDER BY n.id)
-FROM towpath_job d CROSS JOIN towpath_name n ON n.dst = d.seq LEFT JOIN towpath_job s ON s.seq = n.src WHERE d.id = ?;
+FROM towpath_job d CROSS JOIN towpath_name n ON n.dst = d.seq LEFT JOIN towpath_job s ON s.seq = n.src
+    WHERE d.id = ?;
 
 -- name: delete_keys
 DELETE FROM towpath_key WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
@@ -202,7 +210,8 @@ DELETE FROM towpath_key WHERE until <= ? AND (namespace, key, seq) IN (
 
 -- name: live_holder
 SELECT k.id FROM towpath_key k JOIN towpath_job j ON j.seq = k.seq
-WHERE k.namespace = ? AND k.key = ? AND k.seq <> ? AND j.state IN ('blocked', 'scheduled', 'ready', 'running');
+WHERE k.namespace = ? AND k.key = ? AND k.seq <> ?
+    AND j.state IN ('blocked', 'scheduled', 'ready', 'running');
 
 -- name: due_jobs
 SELECT json_group_array(json_array(seq, part)) FROM (
@@ -215,32 +224,36 @@ UPDATE towpath_job SET state = 'running', reason = '', attempts = attempts + 1, 
 WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: settle_done
-UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL, lease_until = NULL,
+UPDATE towpath_job SET state = 'done', reason = '', finished_at = ?, purge_at = ?, owner = NULL,
+    lease_until = NULL,
     settled_fence = fence, settled_as = 'done'
 WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: settle_again
-UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3, failures = v.value ->> 4,
+UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3,
+    failures = v.value ->> 4,
     ready_at = coalesce(v.value ->> 5, ready_at), owner = NULL, lease_until = NULL, settled_fence = fence,
     settled_as = v.value ->> 1
 FROM json_each(?) v WHERE seq = v.value ->> 0;
 
 -- name: settle_over
-UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3, failures = v.value ->> 4,
+UPDATE towpath_job SET state = v.value ->> 1, reason = v.value ->> 2, attempts = v.value ->> 3,
+    failures = v.value ->> 4,
     purge_at = v.value ->> 5, finished_at = ?, owner = NULL, lease_until = NULL, settled_fence = fence,
     settled_as = v.value ->> 1
 FROM json_each(?) v WHERE seq = v.value ->> 0;
 
 -- name: settle_end
--- The job ends right after this; here is what only a settle knows.
+-- The columns that only a settle writes; the next statement ends the job.
 UPDATE towpath_job SET attempts = ?, failures = ?, settled_fence = fence, settled_as = ? WHERE seq = ?;
 
 -- name: end_jobs
-UPDATE towpath_job SET state = ?, reason = ?, finished_at = ?, purge_at = ?, waits = 0, owner = NULL, lease_until = NULL
+UPDATE towpath_job SET state = ?, reason = ?, finished_at = ?, purge_at = ?, waits = 0, owner = NULL,
+    lease_until = NULL
 WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: doomed
--- Everything blocked that needs one of these to succeed, directly or not.
+-- All blocked jobs that need one of these jobs to succeed, directly or not.
 WITH RECURSIVE doomed (seq) AS (
     SELECT e.dst FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value AND e.run_anyway = 0
         CROSS JOIN towpath_job j ON j.seq = e.dst AND j.state = 'blocked'
@@ -252,7 +265,8 @@ SELECT json_group_array(seq) FROM doomed;
 
 -- name: dependents
 SELECT json_group_array(json_array(j.seq, j.queue, j.part, j.ready_at, j.waits, w.over)) FROM (
-    SELECT e.dst, count(*) AS over FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value GROUP BY e.dst) w
+    SELECT e.dst, count(*) AS over FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value
+        GROUP BY e.dst) w
 CROSS JOIN towpath_job j ON j.seq = w.dst AND j.state = 'blocked';
 
 -- name: lower_waits
@@ -280,9 +294,10 @@ SELECT json_group_array(json_array(src, run_anyway, outcome) ORDER BY src) FROM 
 SELECT json_group_array(json_array(dst, run_anyway)) FROM towpath_gate WHERE src = ?;
 
 -- name: dead_member
--- The member that must be revived before the group can end well: a failed one if there is one, by seq.
+-- The first member, failed ones before canceled ones, that must be revived before the group can succeed.
 SELECT id FROM (
-    SELECT id, seq, state FROM towpath_job WHERE "group" = ?1 AND state IN ('failed', 'canceled') AND reason <> 'superseded'
+    SELECT id, seq, state FROM towpath_job WHERE "group" = ?1 AND state IN ('failed', 'canceled')
+        AND reason <> 'superseded'
     UNION ALL
     SELECT j.id, j.seq, j.state FROM towpath_proxy p JOIN towpath_job j ON j.seq = p.job
     WHERE p.grp = ?1 AND j.state IN ('failed', 'canceled') AND j.reason <> 'superseded')
@@ -302,10 +317,12 @@ SELECT seq, cancel_requested FROM towpath_job WHERE id = ? AND fence = ? AND sta
 UPDATE towpath_job SET lease_until = ?, lease_len = ? WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: progress
-UPDATE towpath_job SET progress_done = coalesce(?, progress_done), progress_total = coalesce(?, progress_total) WHERE seq = ?;
+UPDATE towpath_job SET progress_done = coalesce(?, progress_done), progress_total = coalesce(?,
+    progress_total) WHERE seq = ?;
 
 -- name: live_notes
-SELECT json_group_array(json_array(n.key, n.version, n.fence)) FROM json_each(?) v CROSS JOIN towpath_note n ON n.key = v.value
+SELECT json_group_array(json_array(n.key, n.version, n.fence)) FROM json_each(?) v CROSS JOIN towpath_note n
+    ON n.key = v.value
 WHERE n.expires_at IS NULL OR n.expires_at > ?;
 
 -- name: delete_notes
@@ -329,7 +346,8 @@ UPDATE towpath_job SET state = ?, reason = ?, waits = ?, failures = 0, losses = 
 WHERE seq = ?;
 
 -- name: revivable_dependents
-SELECT json_group_array(DISTINCT e.dst) FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value AND e.run_anyway = 0
+SELECT json_group_array(DISTINCT e.dst) FROM json_each(?) v CROSS JOIN towpath_edge e ON e.src = v.value
+    AND e.run_anyway = 0
 JOIN towpath_job j ON j.seq = e.dst WHERE j.state IN ('failed', 'canceled') AND j.reason = 'dependency';
 
 -- name: delete_out_edges
@@ -346,7 +364,8 @@ DELETE FROM towpath_name WHERE dst IN (SELECT value FROM json_each(?));
 
 -- name: delete_bodies
 DELETE FROM towpath_body WHERE slot IN (
-    SELECT b.slot FROM json_each(?) v CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192 AND v.value * 8192 + 8191);
+    SELECT b.slot FROM json_each(?) v CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192
+        AND v.value * 8192 + 8191);
 
 -- name: delete_jobs
 DELETE FROM towpath_job WHERE seq IN (SELECT value FROM json_each(?));
@@ -355,7 +374,8 @@ DELETE FROM towpath_job WHERE seq IN (SELECT value FROM json_each(?));
 UPDATE towpath_job SET losses = losses + 1 WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: give_back
-UPDATE towpath_job SET state = v.value ->> 1, reason = 'lost', ready_at = coalesce(v.value ->> 2, ready_at), owner = NULL,
+UPDATE towpath_job SET state = v.value ->> 1, reason = 'lost', ready_at = coalesce(v.value ->> 2, ready_at),
+    owner = NULL,
     lease_until = NULL
 FROM json_each(?) v WHERE seq = v.value ->> 0;
 
@@ -388,14 +408,17 @@ SELECT json_group_array(seq) FROM (
     ORDER BY purge_at, seq LIMIT ?);
 
 -- name: sweep_tombstones
-DELETE FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_tombstone WHERE until <= ? ORDER BY until, id LIMIT ?);
+DELETE FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_tombstone WHERE until <= ?
+    ORDER BY until, id LIMIT ?);
 
 -- name: sweep_replies
-DELETE FROM towpath_reply WHERE token IN (SELECT token FROM towpath_reply WHERE until <= ? ORDER BY until, token LIMIT ?);
+DELETE FROM towpath_reply WHERE token IN (SELECT token FROM towpath_reply WHERE until <= ?
+    ORDER BY until, token LIMIT ?);
 
 -- name: sweep_notes
 DELETE FROM towpath_note WHERE key IN (
-    SELECT key FROM towpath_note WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at, key LIMIT ?);
+    SELECT key FROM towpath_note WHERE expires_at IS NOT NULL AND expires_at <= ?
+        ORDER BY expires_at, key LIMIT ?);
 
 -- name: closed_windows
 -- Keys whose window is over, and whether an unfinished job still holds them.
@@ -405,7 +428,8 @@ SELECT json_group_array(json_array(namespace, key, held)) FROM (
     FROM towpath_key k WHERE k.until > 0 AND k.until <= ? ORDER BY k.until, k.namespace, k.key LIMIT ?);
 
 -- name: close_windows
-UPDATE towpath_key SET until = 0 WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?));
+UPDATE towpath_key SET until = 0 WHERE (namespace, key) IN (SELECT value ->> 0, value ->> 1
+    FROM json_each(?));
 
 -- name: sweep_parts
 DELETE FROM towpath_part WHERE (queue, name) IN (
@@ -441,7 +465,8 @@ FROM towpath_job WHERE state = 'running';
 
 -- name: next_due
 SELECT min(at) FROM (
-    SELECT min(expires_at) AS at FROM towpath_job WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'ready')
+    SELECT min(expires_at) AS at FROM towpath_job WHERE expires_at IS NOT NULL
+        AND state IN ('blocked', 'scheduled', 'ready')
     UNION ALL
     SELECT min((SELECT min(j.ready_at) FROM towpath_job j WHERE j.queue = q.name AND j.state = 'scheduled'))
         FROM towpath_queue q WHERE q.scheduled > 0
@@ -472,14 +497,17 @@ INSERT OR REPLACE INTO towpath_reply (token, answer, until) VALUES (?, ?, ?);
 
 -- name: oldest_ready
 SELECT min(at) FROM (
-    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
+    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+        AND losses < 2
     UNION ALL
-    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2
+    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL
+        AND losses < 2
     UNION ALL
     SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2);
 
 -- name: read_note
-SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL OR expires_at > ?);
+SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL
+    OR expires_at > ?);
 
 -- name: open_dependencies
 SELECT json_group_array(id) FROM (
@@ -487,11 +515,12 @@ SELECT json_group_array(id) FROM (
     WHERE e.dst = ? AND s.state NOT IN ('done', 'failed', 'canceled') ORDER BY s.seq LIMIT ?);
 
 -- name: open_groups
-SELECT json_group_array(src) FROM (SELECT g.src FROM towpath_gate g JOIN towpath_group o ON o.id = g.src AND o.state <> 'closed'
+SELECT json_group_array(src) FROM (SELECT g.src FROM towpath_gate g JOIN towpath_group o ON o.id = g.src
+    AND o.state <> 'closed'
     WHERE g.dst = ? ORDER BY g.src LIMIT ?);
 
 -- name: culprit
--- The job that ended first of those because of which a job ended for a dependency.
+-- The first-ended job among the causes of an end by dependency.
 WITH RECURSIVE up (seq) AS (
     SELECT ?1
     UNION
@@ -515,17 +544,21 @@ SELECT json_group_array(id) FROM (
 
 -- name: ahead_loose
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND (priority, seq) < (?2, ?3)
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
+        AND (priority, seq) < (?2, ?3)
     UNION ALL
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses >= 2 AND (priority, seq) < (?2, ?3)
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses >= 2
+        AND (priority, seq) < (?2, ?3)
     LIMIT ?4);
 
 -- name: ahead_parted
 SELECT count(*) FROM (
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = ?2
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2
+        AND part = ?2
         AND (priority, seq) < (?3, ?4)
     UNION ALL
-    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND part = ?2 AND (priority, seq) < (?3, ?4)
+    SELECT 1 FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND part = ?2
+        AND (priority, seq) < (?3, ?4)
     LIMIT ?5);
 
 -- name: by_seq
@@ -538,7 +571,8 @@ SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j
 SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
 
 -- name: held
-SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses, j.max_attempts, j.fence,
+SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses,
+    j.max_attempts, j.fence,
     j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
     EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)
         OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq))))
@@ -551,13 +585,15 @@ SELECT json_group_array({taken}) FROM (
 
 -- name: offer_parted
 SELECT json_group_array({taken}) FROM json_each(?7) p CROSS JOIN towpath_job j ON j.seq IN (
-    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = p.value
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2
+        AND part = p.value
     AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2);
 
 -- name: suspects_of
 -- Ready suspects (losses >= 2: see core.job.SUSPECT) of a queue, by part.
 SELECT json_group_array(json_array(part, n)) FROM (
-    SELECT part, count(*) AS n FROM towpath_job WHERE queue = ? AND state = 'ready' AND losses >= 2 GROUP BY part);
+    SELECT part, count(*) AS n FROM towpath_job WHERE queue = ? AND state = 'ready' AND losses >= 2
+        GROUP BY part);
 
 -- name: offer_suspects
 -- The best suspects of each part (NULL: without a part).
@@ -591,30 +627,37 @@ UPDATE towpath_job SET priority = ? WHERE seq IN (SELECT value FROM json_each(?)
 -- name: old_loose
 -- Of each priority after ?2, the ready jobs up to seq ?3 that are ready since ?4.
 WITH RECURSIVE level(p) AS (
-    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND priority > ?2)
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+        AND losses < 2 AND priority > ?2)
     UNION ALL
-    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2 AND priority > level.p)
+    SELECT (SELECT min(priority) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
+        AND losses < 2 AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
 SELECT json_group_array(seq) FROM (
     SELECT j.seq FROM level CROSS JOIN towpath_job j
-    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NULL AND j.losses < 2 AND j.priority = level.p AND j.seq <= ?3
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NULL AND j.losses < 2 AND j.priority = level.p
+        AND j.seq <= ?3
     AND j.ready_at <= ?4 ORDER BY j.priority, j.seq LIMIT ?5);
 
 -- name: old_parted
 WITH RECURSIVE level(part, p) AS (
     SELECT level.part, (SELECT min(priority) FROM towpath_job
-        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part AND priority > ?2)
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part
+            AND priority > ?2)
     FROM (SELECT name AS part FROM towpath_part WHERE queue = ?1 AND ready > 0) level
     UNION ALL
     SELECT level.part, (SELECT min(priority) FROM towpath_job
-        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part AND priority > level.p)
+        WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL AND losses < 2 AND part = level.part
+            AND priority > level.p)
     FROM level WHERE level.p IS NOT NULL)
 SELECT json_group_array(seq) FROM (
     SELECT j.seq FROM level CROSS JOIN towpath_job j
-    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NOT NULL AND j.losses < 2 AND j.part = level.part AND j.priority = level.p
+    WHERE j.queue = ?1 AND j.state = 'ready' AND j.part IS NOT NULL AND j.losses < 2 AND j.part = level.part
+        AND j.priority = level.p
     AND j.seq <= ?3 AND j.ready_at <= ?4 ORDER BY j.part, j.priority, j.seq LIMIT ?5);
 
 -- name: old_suspects
 SELECT json_group_array(seq) FROM (
-    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND priority > ?2 AND seq <= ?3
+    SELECT seq FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2 AND priority > ?2
+        AND seq <= ?3
     AND ready_at <= ?4 ORDER BY part, priority, seq LIMIT ?5);
