@@ -196,10 +196,13 @@ def queries() -> dict[str, tuple[str | None, str]]:
         script("postgres", "queries.sql"),
         re.MULTILINE | re.DOTALL,
     )
-    return {
-        name: (_first(body), _filled(" ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ")))
-        for name, body in found
-    }
+    texts = {name: " ".join(re.sub(r"--[^\n]*", "", body).split()).rstrip("; ") for name, body in found}
+    firsts = {name: _first(body) for name, body in found}
+    waiting = texts["insert_jobs"]
+    for word in _FINISHED_WORDS:
+        waiting = waiting.replace(word, "")
+    texts["insert_waiting_jobs"] = waiting
+    return {name: (firsts.get(name), _filled(text)) for name, text in texts.items()}
 
 
 def _first(body: str) -> str | None:
@@ -226,7 +229,19 @@ _TAKEN = {
 AGAIN = f"CASE WHEN state <> 'ready' THEN 0 WHEN losses < {SUSPECT} THEN 2 ELSE 3 END"
 """How ripe a job is that was there before."""
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
+_FINISHED_WORDS: Mapping[str, str] = {
+    "{finished_column}": ", purge_at",
+    "{finished_rows}": """, dead AS (
+        INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM new WHERE state = 'failed'
+    ), past AS (
+        INSERT INTO towpath.past (queue, purge_at, seqs)
+        SELECT queue, purge_at, array_agg(seq) FROM {some_of} new WHERE purge_at IS NOT NULL) s
+        GROUP BY queue, purge_at, chunk
+    )""",
+}
+"""The words of `insert_jobs` that only finished jobs need. They contain other words and so come first."""
 _WORDS: Mapping[str, str] = {
+    **_FINISHED_WORDS,
     "{job}": JOB,
     "{columns}": ", ".join(f'"{name}"' for name in COLUMNS),
     "{taken}": ", ".join(

@@ -179,7 +179,7 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits)
         if last - first == len(specs) - 1:
             break
     admission = admit(specs, AppendFacts(rooms=limits.rooms, quotas=limits.quotas), now, first)
-    added: Rows = yield named("insert_jobs", *insert_args(admission.jobs, count=True))
+    added: Rows = yield named("insert_waiting_jobs", *insert_args(admission.jobs, count=True))
     if len(added) == len(admission.jobs):
         return admission.answers
     # Some were there already: a repeated append is the same append.

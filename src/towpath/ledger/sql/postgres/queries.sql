@@ -106,23 +106,19 @@ SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM 
 -- name: insert_jobs
 -- Any jobs, with their bodies and everything that follows from their states, on a connection of ours or of the user's (text goes as
 -- bytes, because the encoding may not be ours). The numbers of those whose ids were not there yet.
+-- The user's connection runs `insert_waiting_jobs`: the same text without the rows of finished jobs, for which its role needs no rights.
 -- $1 jobs, $2 (number, what) of each body, $3 the bodies, $4 whether to count the jobs in a tally
 WITH new AS (
     INSERT INTO towpath.job ({columns}, complete, payload)
     SELECT {columns}, complete, payload FROM json_populate_recordset(NULL::towpath.job, convert_from($1::bytea, 'UTF8')::json)
-    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at, purge_at, state
+    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, part, priority, ready_at, expires_at{finished_column}, state
 ), turns AS (
     INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
     SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {ripe} FROM new WHERE state IN ('ready', 'scheduled')
 ), expiries AS (
     INSERT INTO towpath.expiry (at, seq) SELECT expires_at, seq FROM new
     WHERE expires_at IS NOT NULL AND state NOT IN ('done', 'failed', 'canceled')
-), dead AS (
-    INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM new WHERE state = 'failed'
-), past AS (
-    INSERT INTO towpath.past (queue, purge_at, seqs)
-    SELECT queue, purge_at, array_agg(seq) FROM {some_of} new WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk
-), bodies AS (
+){finished_rows}, bodies AS (
     INSERT INTO towpath.body (seq, what, data)
     SELECT (v.place->>0)::bigint, (v.place->>1)::smallint, b.data
     FROM json_array_elements(convert_from($2::bytea, 'UTF8')::json) WITH ORDINALITY v (place, n)
