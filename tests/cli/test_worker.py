@@ -59,7 +59,7 @@ def test_a_worker_with_lanes(shop: Shell, processes: str) -> None:
         (("--lane", "front"), "name=queue"),
         (("--lane", "a=x", "--lane", "b=x"), "lanes.b.queues"),
         (("--lane", "a:9=x", "--concurrency", "4"), "lanes.a.reserved"),
-        (("--lane", "a=x", "--queues", "x"), "the lanes have the queues"),
+        (("--lane", "a=x", "--queues", "x"), "the lanes name the queues"),
     ],
 )
 def test_bad_lanes_are_refused(shop: Shell, options: tuple[str, ...], says: str) -> None:

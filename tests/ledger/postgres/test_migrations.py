@@ -292,5 +292,5 @@ def test_the_command_ends_with_a_clear_message(postgres_url: str, tmp_path: Path
     said = worker.communicate(timeout=60)[1]
     assert worker.returncode == 4
     assert "has schema 99, which needs at least version 99" in said
-    assert "Upgrade: pip install --upgrade towpath." in said
+    assert "Upgrade Towpath: pip install --upgrade towpath" in said
     assert "Traceback" not in said
