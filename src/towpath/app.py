@@ -76,6 +76,11 @@ class App:
         return f"<App {self.engine.url}>"
 
     @property
+    def url(self) -> str:
+        """The URL of the ledger. It may contain a password."""
+        return self.engine.url
+
+    @property
     def ledger(self) -> Ledger:
         """The ledger; opens it."""
         return self.engine.ledger
@@ -114,11 +119,11 @@ class App:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", max_attempts=5)`; see
         `TaskOptions`."""
         if function is None:
-            return lambda function: self.add_task(make_task(self._registry, function, options))
-        return self.add_task(make_task(self._registry, function, options))
+            return lambda function: self._add_task(make_task(self._registry, function, options))
+        return self._add_task(make_task(self._registry, function, options))
 
-    def add_task(self, task: Task[P, R]) -> Task[P, R]:
-        """Let the workers of this app run the jobs of a task. `task` calls it."""
+    def _add_task(self, task: Task[P, R]) -> Task[P, R]:
+        """Let the workers of this app run the jobs of a task."""
         breakers.check_together(self.tasks.values(), task)
         self._registry.add_task(task)
         return task
