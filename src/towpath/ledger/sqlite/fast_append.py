@@ -91,7 +91,7 @@ def append(
 
 def _insert(db: apsw.Connection, specs: Sequence[Spec], seq: int, now: int) -> int:
     """Insert the jobs. Returns how many of them are ready; the others are scheduled."""
-    if len(specs) > 1 and all(map(jobs.is_ready_at_once, specs)):
+    if all(map(jobs.is_ready_at_once, specs)):
         values = [jobs.ready_columns(spec, at, now) for at, spec in enumerate(specs, seq)]
         insert(db, jobs.INSERT_JOB, values, jobs.READY_JOB)
         insert(db, jobs.INSERT_BODY, [(at * jobs.SLOTS, spec.payload) for at, spec in enumerate(specs, seq)])
