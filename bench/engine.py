@@ -31,10 +31,10 @@ from workload import ARGUMENT, IDLE, BenchApp, sqlite
 
 TARGETS = {
     "vs_best_peer": 8.0,
-    "vs_raw": 0.35,
-    "enqueue_single": 0.75,
+    "vs_raw": 0.4,
+    "enqueue_single": 0.7,
     "enqueue_64_threads": 3.0,
-    "enqueue_64_tasks": 8.0,
+    "enqueue_64_tasks": 7.0,
     "enqueue_many": 0.4,
     "threads_vs_async": 0.4,
     "commit_fn": 0.3,
