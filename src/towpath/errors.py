@@ -225,7 +225,10 @@ class WorkerStuck(TowpathError):
 
 
 class LedgerBusy(LedgerError):
-    sentence = "{path} was locked by another connection for more than {seconds} s; find the long transaction and end it"
+    sentence = (
+        "{path} was locked by another connection for more than {seconds} s; "
+        "find the long transaction and end it"
+    )
     retryable = True
 
 

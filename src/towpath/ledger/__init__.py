@@ -1,8 +1,8 @@
 """The durable truth: what every ledger can do, whatever it is made of.
 
-`apply` is the only way to write. It runs a batch of commands in one transaction and answers each with a result or with
-an error value; nothing is answered before it is durable. `docs/ledger-rules.md` is the contract in prose, and the suite in
-`towpath.testing` is the same contract as a program.
+`apply` is the only way to write. It runs a batch of commands in one transaction and returns for each a result
+or an error value; it returns after the batch is durable. `docs/ledger-rules.md` is the contract in prose, and
+the suite in `towpath.testing` is the same contract as a program.
 """
 
 from __future__ import annotations
@@ -185,11 +185,11 @@ class Transactional(Protocol):
 
 
 def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
-    """`memory://`; `sqlite:///relative.db`, `sqlite:////absolute.db` with `?synchronous=normal` if you like;
-    `postgresql://user@host/database` with `?schema=name` and `?pooled=true` (a transaction pooler is in
-    between) besides the parameters of PostgreSQL itself; or a scheme that an installed package registers as an
-    entry point of the group `towpath.ledgers`. `clock` is the time of a ledger that has none of its own;
-    PostgreSQL has the server's."""
+    """Open a ledger: `memory://`; `sqlite:///relative.db` or `sqlite:////absolute.db`, optionally with
+    `?synchronous=normal`; `postgresql://user@host/database` with `?schema=name`, `?pooled=true` (behind a
+    transaction pooler) and the parameters of PostgreSQL itself; or a scheme that an installed package
+    registers as an entry point of the group `towpath.ledgers`. `clock` is the time of a ledger that has none
+    of its own; PostgreSQL has the server's."""
     scheme = urlsplit(url).scheme
     opener = _SCHEMES.get(scheme) or _registered(scheme, url)
     return opener(url, clock)

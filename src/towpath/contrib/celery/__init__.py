@@ -3,9 +3,9 @@
     from towpath.contrib.celery import Celery, shared_task, chain, group, chord
 
 A program that must not change at all calls `install()` before the first import of `celery`: the names
-`celery`, `celery.schedules`, `celery.result`, `celery.exceptions` and `celery.utils.log` are then this module.
-Options are mapped where Towpath has the same, accepted where Towpath always does it (`acks_late`), and refused
-with the Towpath way otherwise (`CeleryOption`). `Celery.towpath` is the App; the worker is
+`celery`, `celery.schedules`, `celery.result`, `celery.exceptions` and `celery.utils.log` are then this
+module. Options are mapped where Towpath has the same, accepted where Towpath always does it (`acks_late`),
+and refused with the Towpath way otherwise (`CeleryOption`). `Celery.towpath` is the App; the worker is
 `towpath worker project.celery:app`.
 """
 

@@ -207,8 +207,8 @@ class CeleryTask:
         return random.uniform(0, wait) if self.options.get("retry_jitter", True) else wait
 
     def _run_job(self, args: list[Any], kwargs: dict[str, Any], takes: int = 0) -> Any:
-        """The handler of Towpath. `takes`: 1 puts the result of the job before in front of the arguments, 2 the
-        list of the results of all jobs before."""
+        """The handler of Towpath. `takes` 1 puts the result of the previous job in front of the arguments, 2
+        the list of the results of all previous jobs."""
         job = current()
         if takes:
             results = job.results()
@@ -273,8 +273,8 @@ class Configuration(dict[str, Any]):
 
 
 class Celery:
-    """A Celery app. `towpath` is the App that has its tasks. `broker` and `backend` are used if they are the URL
-    of a ledger; otherwise `url`, else the settings (TOWPATH_URL, towpath.toml)."""
+    """A Celery app. `towpath` is the App that has its tasks. `broker` and `backend` are used if they are the
+    URL of a ledger; otherwise `url`, else the settings (TOWPATH_URL, towpath.toml)."""
 
     def __init__(
         self,
@@ -335,7 +335,8 @@ class Celery:
                     raise
 
     def config_from_object(self, source: Any, namespace: str = "", **_: Any) -> None:
-        """Read settings from a module, its name, or an object; `namespace="CELERY"` reads `CELERY_TASK_ROUTES`."""
+        """Read settings from a module, its name, or an object; with `namespace="CELERY"` those that begin
+        with `CELERY_`."""
         found = importlib.import_module(source) if isinstance(source, str) else source
         prefix = f"{namespace}_" if namespace else ""
         for name in dir(found):
