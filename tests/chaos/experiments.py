@@ -73,8 +73,9 @@ class Crew(Fleet):
         return [name for name, record in records.items() if record.exists() and record.stat().st_size]
 
     def replace(self, name: str, fault: tuple[str, int] | None = None) -> None:
+        at = time.monotonic_ns()  # before the kill: its jobs may run again before the process is reaped
         self.kill(name)
-        self.events.append(event("kill", name))
+        self.events.append(event("kill", name, at))
         self.armed.pop(name, None)
         self.hire(name.rstrip("0123456789"), fault)
 
