@@ -375,7 +375,7 @@ class Celery:
         self.towpath.close()
 
     def _adopt(self, task: CeleryTask) -> None:
-        """Register a task with the App; the last one of a name counts, as in Celery."""
+        """Register a task with the App. A second task of the same name stands for the first."""
         if task.name in self.tasks:
             task._app, task._towpath = self, self.tasks[task.name].towpath
             return

@@ -174,7 +174,7 @@ Step = Signature | chain | group | chord
 
 
 def _flattened(steps: Iterable[Step]) -> list[Signature | list[Signature]]:
-    """Steps in order; a list is a group. Two groups in a row are joined by nothing and refused."""
+    """The steps in order; a list is a group. Each call of a step waits for all calls of the step before."""
     flat: list[Signature | list[Signature]] = []
     for step in steps:
         if isinstance(step, chain):
