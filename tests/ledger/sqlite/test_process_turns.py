@@ -99,7 +99,7 @@ def test_turns_exclude_each_other_and_are_fair(tmp_path: Path) -> None:
     owners = [entry[1] for entry in entries][: turns * 2]
     assert all(owners.count(str(process.pid)) > turns * 2 / processes * 0.6 for process in children)
     waits = sorted(float(entry[2]) for entry in entries)
-    assert waits[-1] < 5
+    assert waits[-1] < 1
 
 
 def test_who_came_first_is_served_first(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_stopped_waiter_only_slows(tmp_path: Path) -> None:
             os.kill(waiter.pid, signal.SIGSTOP)
         started = time.monotonic()
         with turns:
-            assert 0.5 <= time.monotonic() - started < 5
+            assert 0.5 <= time.monotonic() - started < 1
     turns.close()
 
 

@@ -47,7 +47,7 @@ def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
         latencies.append(answer[1] - rang)
     listener.join(60)
     wake.close()
-    assert statistics.median(latencies) < 2, latencies
+    assert statistics.median(latencies) < 1, latencies
 
 
 def test_every_watch_hears_one_ring(tmp_path: Path) -> None:
