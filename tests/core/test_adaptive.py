@@ -1,4 +1,4 @@
-"""The limiter against a simulated service that hides its capacity, on a clock of the test's."""
+"""The limiter against a simulated service of unknown capacity, on a manual clock."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.core.checks import SECOND
-from towpath.core.limits import REST, Bounds, Limiter, LimiterStart
+from towpath.core.limits import HOLD_ROUNDS, Bounds, Limiter, LimiterStart
 from towpath.errors import InvalidInput
 
 MS = SECOND // 1000
 
 
 class Service:
-    """More than `capacity` calls at once are turned away quickly; the others take about 100 ms. There is
-    always a next call."""
+    """Calls beyond `capacity` at once are throttled quickly; the others take about 100 ms. There is always a
+    next call."""
 
     def __init__(self, limiter: Limiter, seed: int, capacity: int, after: int = 0) -> None:
         self.limiter, self.capacity, self.after = limiter, capacity, after
         self.now = self.inside = self.turned_away = self.served = 0
         self.slower = 1.0
-        """How many times as long a call takes."""
+        """The factor of the duration of a call."""
         self._chance = random.Random(seed)
         self._calls: list[tuple[int, int, bool, LimiterStart]] = []
         self._count = 0
 
     def run(self, seconds: float) -> float:
-        """Work on; how many were inside on average."""
+        """Run calls; return the average number of concurrent calls."""
         began, end, area = self.now, self.now + round(seconds * SECOND), 0
         while self.now < end:
             while self.limiter.room(self.now):
@@ -113,12 +113,12 @@ def test_retry_after_stops_the_whole_resource_until_then() -> None:
     service = Service(Limiter(Bounds(1, 64)), 0, 8, after=2 * SECOND)
     while not service.turned_away:
         service.run(0.01)
-    said = service.now
+    throttled = service.now
     served = service.served
     service.run(1.5)
     assert service.inside == 0
     assert service.served - served <= 8
-    assert service.limiter.until >= said
+    assert service.limiter.until >= throttled
     assert service.limiter.room(service.limiter.until - 1) == 0
     assert service.limiter.room(service.limiter.until) > 0
 
@@ -156,7 +156,7 @@ def test_rising_latency_holds_the_limit() -> None:
     held = service.limiter.limit
     service.run(60)
     assert service.limiter.limit == held < 1000
-    # It was not a passing thing: after ten minutes that is how fast the service is.
+    # The service stays slow: after ten minutes the slower rounds are the new best rounds.
     service.run(600)
     assert service.limiter.limit == 1000
 
@@ -166,8 +166,9 @@ def test_it_rests_at_what_worked_before_it_tries_more() -> None:
     service.run(30)
     before = service.turned_away
     service.run(60)
-    # A round takes about 100 ms, and each try costs some that are turned away and some rounds to come back.
-    assert service.turned_away - before <= 40 * 60 / (0.1 * REST) * 0.15
+    # A round takes about 100 ms, and each probe of a higher limit costs throttled calls and some rounds to
+    # recover.
+    assert service.turned_away - before <= 40 * 60 / (0.1 * HOLD_ROUNDS) * 0.15
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.core.admission import admit, walks
+from towpath.core.admission import admit
 from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
     Admission,
@@ -19,6 +19,7 @@ from towpath.core.facts import (
     key_of,
     namespace,
     node,
+    walks,
 )
 from towpath.core.job import FINISHED, After, Key, KeyPolicy, Reason, Spec, State
 from towpath.errors import DependencyCycle, GroupClosed, QueueFull, UnknownDependency, UnknownGroup
@@ -41,7 +42,7 @@ def specs_of(graph: Edges, order: list[int]) -> list[Spec]:
 
 
 def check(admission: Admission, specs: list[Spec]) -> None:
-    """What holds for every admission."""
+    """Properties of every admission."""
     seqs = [job.seq for job in admission.jobs]
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(admission.answers) == len(specs)
@@ -69,8 +70,7 @@ def test_any_order_of_a_dag_is_admitted(graph: Edges, order: list[int]) -> None:
 
 @given(dags(), st.permutations(range(12)), st.sampled_from([State.DONE, State.FAILED, State.CANCELED]))
 def test_the_end_of_a_root_runs_through_the_graph(graph: Edges, order: list[int], root: State) -> None:
-    """Node 0 exists already and is finished: whoever needs it to succeed, and whoever needs them, is born
-    like it."""
+    """Node 0 exists and is finished: new jobs that need its success, and their dependents, get its state."""
     specs = [spec for spec in specs_of(graph, order) if spec.id != "n0"]
     known = {"n0": Known("n0", 99, root)}
     if not specs:
@@ -90,7 +90,7 @@ def test_the_end_of_a_root_runs_through_the_graph(graph: Edges, order: list[int]
 
 
 def _anyway(deps: list[tuple[int, bool]], m: int) -> bool:
-    """Needing success outweighs running anyway."""
+    """A dependency that needs success overrides one that does not."""
     return all(anyway for other, anyway in deps if other == m)
 
 
@@ -199,7 +199,7 @@ def test_replace_waiting_running_and_both() -> None:
 
 
 def test_an_edge_is_never_given_twice() -> None:
-    """The newer one already needs the running job it replaces: one edge, one wait."""
+    """The newer job already depends on the running job that it replaces: one edge, one wait."""
     specs = [Spec(id="new", queue="q", key=Key("k", KeyPolicy.REPLACE), after=(After("old"),))]
     check_edges = admit(specs, holder(State.RUNNING), NOW, 5)
     pairs = [(src, dst) for src, dst, _ in check_edges.edges]

@@ -1,4 +1,4 @@
-"""The bucket, the turns between streams and the time of day, with a clock that is moved by hand."""
+"""The bucket, the turns between streams and the time of day, with a manual clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from towpath.errors import InvalidInput
 
 
 class Reader:
-    """A stream that always wants its next piece, as soon as it has the last."""
+    """A stream that requests its next piece as soon as it has the last one."""
 
     def __init__(self, direction: Direction, piece: int) -> None:
         self.stream = Stream(direction)
@@ -31,7 +31,7 @@ class Reader:
 
 
 def simulate(meter: Meter, readers: list[Reader], start: float, end: float) -> None:
-    """Everybody reads from `start` to `end`: time goes from turn to turn."""
+    """All streams read from `start` to `end`: time advances from turn to turn."""
     by_stream = {id(reader.stream): reader for reader in readers}
     for reader in readers:
         if reader.stream.wants == 0:
@@ -88,7 +88,7 @@ def test_a_total_alone_is_shared_by_all_streams() -> None:
         assert within(reader.had, 1_000_000, 0.1)
 
 
-def test_without_limits_nobody_waits() -> None:
+def test_without_limits_no_stream_waits() -> None:
     meter, stream = Meter(BandwidthLimits()), Stream("up")
     assert meter.ask(stream, 10**9) == 10**9
     assert meter.grant(0.0) == [stream]
@@ -112,7 +112,7 @@ def test_a_debt_is_paid_at_the_new_rate() -> None:
     assert bucket.open_at == 0.5
 
 
-def test_who_comes_late_does_not_get_what_it_missed() -> None:
+def test_a_late_stream_does_not_catch_up() -> None:
     meter = Meter(BandwidthLimits(down=1_000_000))
     early, late = Reader("down", 4_096), Reader("down", 4_096)
     simulate(meter, [early], 0.0, 5.0)
@@ -122,7 +122,7 @@ def test_who_comes_late_does_not_get_what_it_missed() -> None:
     assert within(early.had - before, 2_500_000, 0.05)
 
 
-def test_who_withdraws_is_not_served() -> None:
+def test_a_withdrawn_stream_is_not_served() -> None:
     meter, gone, stays = Meter(BandwidthLimits(down=1_000)), Stream("down"), Stream("down")
     meter.ask(gone, 10)
     meter.ask(stays, 10)

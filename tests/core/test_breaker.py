@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import Breaker, BreakerGate, Phase, Record, Status
+from towpath.core.breaker import Breaker, BreakerGate, Phase, Record, Status, cooldown_of
 from towpath.core.checks import SECOND
 from towpath.core.commands import SetPart, SetQueue
 from towpath.errors import InvalidInput
@@ -121,7 +121,7 @@ def test_one_probe_that_fails_opens_it_again() -> None:
     )
 
 
-def test_what_began_before_says_nothing_about_the_present() -> None:
+def test_calls_that_began_before_the_last_change_do_not_count() -> None:
     status = fails(Status(), 0, 0, 0)
     assert fails(status, 31, began=29) == status
     assert rules.succeeded(B, status, at(31), at(29)) == status
@@ -204,8 +204,8 @@ def test_a_gate_is_a_time_and_a_cap_and_its_settings_come_back() -> None:
         SetQueue(queue="r", cap=None, not_before=0, why=None),
         SetQueue(queue="s", cap=1, not_before=0, why=None),
     ]
-    assert rules.heard(words) == ("x", "3 failures in 10 s")
-    assert [rules.heard(each) for each in (None, "", "unpaid", "breaker is broken")] == [None] * 4
+    assert rules.parse_reason(words) == ("x", "3 failures in 10 s")
+    assert [rules.parse_reason(each) for each in (None, "", "unpaid", "breaker is broken")] == [None] * 4
 
 
 def test_the_note_is_read_as_it_was_written() -> None:
@@ -259,9 +259,9 @@ def test_any_history(moves: list[tuple[str, int, int]], failures: int, probes: i
         assert status.trips >= before.trips
         if status.until != before.until:
             assert status.since == now
-            assert status.until in (0, now + breaker.rest)
-    # However it got here: a cool-down later the probes may try, and their successes close it.
-    now = max(now, status.until) + breaker.rest
+            assert status.until in (0, now + cooldown_of(breaker))
+    # In every state: after a cool-down the probes may run, and their successes close it.
+    now = max(now, status.until) + cooldown_of(breaker)
     for _ in range(probes):
         admitted = rules.admit(breaker, status, now)
         assert admitted is not None

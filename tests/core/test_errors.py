@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from towpath import errors
-from towpath.errors import InvalidInput, LostClaim, Refused, TowpathError
+from towpath.errors import Described, InvalidInput, LostClaim, Refused, TowpathError
 
 
 def family(cls: type[TowpathError]) -> Iterator[type[TowpathError]]:
@@ -79,6 +79,29 @@ def test_invalid_input_is_a_value_error_and_short() -> None:
     assert isinstance(error, ValueError)
     assert len(str(error)) < 120
     assert str(InvalidInput(field="f", value="\ud800", expected="text")).isascii()
+
+
+def test_invalid_input_is_a_sentence_and_has_attributes() -> None:
+    error = InvalidInput(field="delay", value=-1, expected="from 0 to 10 seconds")
+    assert str(error) == "delay is -1; it must be from 0 to 10 seconds"
+    assert (error.field, error.value, error.expected) == ("delay", "-1", "from 0 to 10 seconds")
+    assert str(error.renamed("delay of queue q")) == "delay of queue q is -1; it must be from 0 to 10 seconds"
+
+
+def test_invalid_input_may_have_a_message_of_its_own() -> None:
+    error = InvalidInput(field="key", value="k", expected="left out", message="put_many takes no {key}:\nput")
+    assert str(error) == "put_many takes no {key}:\\nput"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert pickle.loads(pickle.dumps(error)).value == "'k'"
+    assert str(error.renamed("key of x")) == "key of x: put_many takes no {key}:\\nput"
+    plain = InvalidInput(field="key", value="k", expected="left out")
+    assert plain != error
+
+
+def test_a_described_value_has_no_quotes() -> None:
+    error = InvalidInput(field="payload", value=Described("20 bytes"), expected="at most 10 bytes")
+    assert str(error) == "payload is 20 bytes; it must be at most 10 bytes"
+    assert str(copy.deepcopy(error)) == str(error)
 
 
 def test_no_error_is_both_retryable_and_fatal() -> None:

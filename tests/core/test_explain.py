@@ -173,7 +173,7 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
         f"queue q is held until {THEN}: x",
     ),
     (
-        JobFacts(job=job(), queue=queue(next_at=LATER, rate=Rate(3, 60 * SECOND))),
+        JobFacts(job=job(), queue=queue(next_at=LATER, rate=Rate(3, 60))),
         GateName.QUEUE_RATE,
         "rate limit of queue q (3/m): next permit in 1 s",
     ),
@@ -193,13 +193,13 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
         f"part p of queue q is held until {THEN}",
     ),
     (
-        JobFacts(job=job(), queue=queue(), part=part(next_at=NOW + 230_000, rate=Rate(2, SECOND, 3))),
+        JobFacts(job=job(), queue=queue(), part=part(next_at=NOW + 230_000, rate=Rate(2, 1, 3))),
         GateName.PART_RATE,
         "rate limit of part p of queue q (2/s:3): next permit in 0.23 s",
     ),
     (
-        # Further ahead than the rate can put it.
-        JobFacts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(2, SECOND), why="x")),
+        # Further ahead than the rate can set it.
+        JobFacts(job=job(), queue=queue(), part=part(next_at=LATER, rate=Rate(2), why="x")),
         GateName.PART_HELD,
         f"part p of queue q is held until {THEN}: x",
     ),
@@ -207,7 +207,7 @@ CASES: list[tuple[JobFacts, GateName, str]] = [
         JobFacts(
             job=job(),
             queue=queue(),
-            part=part(next_at=LATER, rate=Rate(2, SECOND), why="breaker b: 5 failures in 60 s"),
+            part=part(next_at=LATER, rate=Rate(2), why="breaker b: 5 failures in 60 s"),
         ),
         GateName.BREAKER,
         f"breaker b is open until {THEN} (5 failures in 60 s)",
@@ -264,7 +264,7 @@ def test_the_sentence(facts: JobFacts, gate: GateName, sentence: str) -> None:
     assert len(found.by) <= SHOWN
 
 
-# Who would run it
+# The workers of its queue
 
 LANE = LaneView(name="bulk", queues=("q",), reserved=2, running=0)
 API = LimitView(name="resource api", queues=("q",), limit=4, running=4)
@@ -317,7 +317,7 @@ AMONG: list[tuple[list[WorkerView], GateName, str]] = [
 
 
 @pytest.mark.parametrize(("workers", "gate", "rest"), AMONG)
-def test_who_would_run_it(workers: list[WorkerView], gate: GateName, rest: str) -> None:
+def test_the_workers_that_would_run_it(workers: list[WorkerView], gate: GateName, rest: str) -> None:
     found = among_workers(
         explain(JobFacts(job=job(), queue=queue()), NOW), "q", workers, {"bulk": "a new disk"}, NOW
     )
@@ -375,9 +375,9 @@ BUSY: list[tuple[list[WorkerView], list[Job], int, str | None]] = [
 @pytest.mark.parametrize(("workers", "held", "ahead", "rest"), BUSY)
 def test_busy_slots(workers: list[WorkerView], held: list[Job], ahead: int, rest: str | None) -> None:
     found = explain(JobFacts(job=job(), queue=queue(), ahead=ahead), NOW)
-    told = among_workers(found, "q", workers, {}, NOW, held)
-    assert (told.gate, told.count) == (GateName.NEXT if rest is None else GateName.BUSY, ahead)
-    assert str(told) == (str(found) if rest is None else f"job a: ready; {rest}")
+    explained = among_workers(found, "q", workers, {}, NOW, held)
+    assert (explained.gate, explained.count) == (GateName.NEXT if rest is None else GateName.BUSY, ahead)
+    assert str(explained) == (str(found) if rest is None else f"job a: ready; {rest}")
 
 
 def test_every_gate_is_here() -> None:

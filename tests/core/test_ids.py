@@ -1,4 +1,4 @@
-"""Identifiers grow, and what is derived stays."""
+"""Identifiers grow, and derived ids are stable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.core.ids import IdSource, derived
+from towpath.core.ids import IdSource, denotes, derived, prefix_range, short_id, short_seq
 
 times = st.lists(st.integers(0, 2**47 * 1000), min_size=1, max_size=50)
 
@@ -55,3 +55,26 @@ def test_derived_ids_differ() -> None:
         derived(parent, role, n) for parent in "ab" for role in ("then:done", "then:failed") for n in range(5)
     }
     assert len(made) == 20
+
+
+@given(st.integers(1, 2**53), st.uuids())
+def test_short_ids(seq: int, made: uuid.UUID) -> None:
+    id = str(made)
+    short = short_id(seq, id)
+    assert short == f"{seq}-{id[-4:]}"
+    assert short_seq(short) == seq
+    assert denotes(short, seq, id)
+    assert not denotes(short, seq + 1, id)
+    assert not denotes(str(seq), seq, id)
+
+
+def test_an_id_of_the_user_is_its_own_short_id() -> None:
+    for id in ("order-17", "7", "0199AA00-0000-7000-8000-000000000000", "x" * 36):
+        assert short_id(3, id) == id
+        assert denotes(id, 3, id)
+
+
+@given(st.text("abc\u00e9\U0010fffe", max_size=8), st.text("abc\u00e9\U0010fffe", max_size=8))
+def test_the_range_has_what_the_text_denotes(text: str, id: str) -> None:
+    first, end = (bound.encode() for bound in prefix_range(text))
+    assert denotes(text, 1, id) is (first <= id.encode() < end)

@@ -1,4 +1,4 @@
-"""Who gets the slots: a worker in miniature, on a clock that only counts."""
+"""Which lane gets the slots: a simulated worker that counts ticks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from towpath.core.lanes import Lane, Shares, check
 from towpath.errors import InvalidInput
 
 
-class World:
-    """`backlog[lane]` jobs wait in the ledger, those at hand were claimed. A claim and starts, as a worker
-    does them."""
+class SimulatedWorker:
+    """`backlog[lane]` jobs wait in the ledger; jobs at hand are claimed. A tick is a claim and starts, as in
+    a worker."""
 
     def __init__(self, total: int, *lanes: Lane) -> None:
         self.shares = Shares(total, {f"lane{n}": lane for n, lane in enumerate(lanes)})
@@ -52,18 +52,18 @@ def lane(reserved: int | None = None, lends: bool = True, queue: str = "q") -> L
 
 
 def test_an_empty_lane_lends_everything() -> None:
-    world = World(16, lane(4), lane(4))
+    world = SimulatedWorker(16, lane(4), lane(4))
     world.backlog = [0, 100]
     world.step()
     assert world.running == [0, 16]
-    other = World(16, lane(4), lane(4))
+    other = SimulatedWorker(16, lane(4), lane(4))
     other.backlog = [100, 0]
     other.step()
     assert other.running == [16, 0]
 
 
 def test_reserved_slots_come_back_as_jobs_end() -> None:
-    world = World(8, lane(3), lane(2))
+    world = SimulatedWorker(8, lane(3), lane(2))
     world.backlog = [0, 100]
     world.step()
     world.backlog[0] = 100
@@ -77,7 +77,7 @@ def test_reserved_slots_come_back_as_jobs_end() -> None:
 
 
 def test_the_first_lane_is_preferred_for_what_is_shared() -> None:
-    world = World(10, lane(2), lane(2))
+    world = SimulatedWorker(10, lane(2), lane(2))
     world.backlog = [100, 100]
     world.step()
     assert world.running == [8, 2]
@@ -87,7 +87,7 @@ def test_the_first_lane_is_preferred_for_what_is_shared() -> None:
 @pytest.mark.parametrize("ahead", [0, 5])
 def test_a_flood_in_one_lane_never_stops_the_other(flooded: int, ahead: int) -> None:
     chance = random.Random(flooded)
-    world = World(6, lane(2), lane(2))
+    world = SimulatedWorker(6, lane(2), lane(2))
     world.backlog[flooded] = 1_000_000
     other = 1 - flooded
     started, longest, waited = 0, 0, 0
@@ -101,14 +101,14 @@ def test_a_flood_in_one_lane_never_stops_the_other(flooded: int, ahead: int) -> 
         longest = max(longest, waited)
         busy = [each for each, count in enumerate(world.running) if count]
         world.end(chance.choice(busy))
-    # A slot frees up at every tick. With one slot of its own taken, the next one is for the lane that is
-    # short.
+    # A slot becomes free at every tick. If one reserved slot is taken, the next one is for the lane with too
+    # few.
     assert longest <= 6 + ahead
     assert started >= 600
 
 
 def test_a_lane_that_does_not_lend_never_waits_for_another() -> None:
-    world = World(8, lane(3, lends=False), lane(2))
+    world = SimulatedWorker(8, lane(3, lends=False), lane(2))
     world.backlog = [0, 100]
     world.step(ahead=4)
     assert world.running == [0, 5]
@@ -118,8 +118,8 @@ def test_a_lane_that_does_not_lend_never_waits_for_another() -> None:
     assert world.step() == [0]
 
 
-def test_lanes_do_not_lend_unless_they_are_told_to() -> None:
-    world = World(8, Lane(queues=("a",), reserved=3), Lane(queues=("b",), reserved=2))
+def test_lanes_do_not_lend_by_default() -> None:
+    world = SimulatedWorker(8, Lane(queues=("a",), reserved=3), Lane(queues=("b",), reserved=2))
     world.backlog = [0, 100]
     world.step(ahead=4)
     assert world.running == [0, 5]
@@ -140,14 +140,14 @@ def test_what_ended_and_is_not_settled_counts_as_claimed_ahead() -> None:
 
 
 def test_a_lane_claims_nothing_for_slots_that_are_taken() -> None:
-    """What ran before the lane was declared has its slots: its jobs would wait for the end of those."""
+    """Jobs that started before the lane was declared use its slots: jobs of the lane wait for their end."""
     shares = Shares(4, {"a": lane(2, lends=False), "b": lane(2, lends=False)})
     assert shares.calls([0, 4], [0, 0], [0, 0]) == []
     assert [(call.lane, call.n) for call in shares.calls([0, 3], [0, 0], [0, 0])] == [(0, 1)]
 
 
 def test_a_lane_that_does_not_lend_may_borrow() -> None:
-    world = World(8, lane(2), lane(3, lends=False))
+    world = SimulatedWorker(8, lane(2), lane(3, lends=False))
     world.backlog = [0, 100]
     world.step()
     world.step()
@@ -156,7 +156,7 @@ def test_a_lane_that_does_not_lend_may_borrow() -> None:
 
 @pytest.mark.parametrize("lends", [True, False])
 def test_a_paused_lane_starts_nothing_and_lends_everything(lends: bool) -> None:
-    world = World(8, lane(3, lends=lends), lane(2))
+    world = SimulatedWorker(8, lane(3, lends=lends), lane(2))
     world.backlog = [100, 100]
     world.shares.pause(["lane0", "unknown"])
     assert set(world.step(ahead=2)) == {1}
@@ -167,7 +167,7 @@ def test_a_paused_lane_starts_nothing_and_lends_everything(lends: bool) -> None:
 
 
 def test_what_a_paused_lane_has_at_hand_does_not_start() -> None:
-    world = World(4, lane(2), lane(2))
+    world = SimulatedWorker(4, lane(2), lane(2))
     world.at_hand = [2, 1]
     world.shares.pause(["lane0"])
     assert world.start() == [1]
@@ -187,7 +187,7 @@ def test_slots_are_never_exceeded_and_reservations_are_met_first(
     given_lanes: list[tuple[int, bool]], spare: int, given_steps: list[tuple[int, str, int]]
 ) -> None:
     total = max(1, sum(reserved for reserved, _ in given_lanes) + spare)
-    world = World(total, *[lane(reserved, lends) for reserved, lends in given_lanes])
+    world = SimulatedWorker(total, *[lane(reserved, lends) for reserved, lends in given_lanes])
     kept = {n: reserved for n, (reserved, lends) in enumerate(given_lanes) if not lends}
     for place, what, ahead in given_steps:
         at = place % len(given_lanes)
@@ -204,7 +204,7 @@ def test_slots_are_never_exceeded_and_reservations_are_met_first(
                 others = sum(world.running) - world.running[keeper]
                 assert others <= total - reserved
             if any(world.backlog) and not kept:
-                # Nothing is left lying while there is a slot.
+                # No job at hand waits while there is a free slot.
                 assert sum(world.running) == total or not any(world.at_hand)
                 assert len(started) == free
 

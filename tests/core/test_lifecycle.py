@@ -1,4 +1,4 @@
-"""The state machine: the table, the drawing, every outcome."""
+"""The state machine: the table, the diagram, every outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ from towpath.core.job import (
     State,
     Stop,
 )
-from towpath.core.lifecycle import REASONS, TRANSITIONS, Change, awaken, lose, purge_time, settle, suspicion
+from towpath.core.lifecycle import (
+    REASONS,
+    TRANSITIONS,
+    Change,
+    awaken,
+    lose,
+    purge_time,
+    settle,
+    suspect_delay,
+)
 
 NOW = 1000 * SECOND
 
@@ -149,7 +158,7 @@ def test_the_delay_of_a_suspect_doubles_and_is_spread_over_its_whole_span() -> N
         (50, 300 * SECOND),
         (10**6, 300 * SECOND),
     ):
-        delays = [suspicion(f"job-{n}", losses) for n in range(400)]
+        delays = [suspect_delay(f"job-{n}", losses) for n in range(400)]
         assert all(0 < delay <= span for delay in delays)
         quarters = [
             sum(span * part < 4 * delay <= span * (part + 1) for delay in delays) for part in range(4)

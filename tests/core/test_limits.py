@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from towpath.core.checks import SECOND
-from towpath.core.limits import TURN, PartTurn, Rate, permits, reason_after, share, spend
+from towpath.core.limits import TURN, PartTurn, Rate, interval_of, permits, reason_after, share, spend
 
-rates = st.builds(Rate, st.integers(1, 100), st.integers(100, 10 * SECOND), st.integers(1, 20))
+rates = st.builds(
+    Rate, st.integers(1, 100), st.integers(100, 10 * SECOND).map(lambda n: n / SECOND), st.integers(1, 20)
+)
 arrivals = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 30)), max_size=40)
 
 
 def test_a_rate_without_burst() -> None:
-    rate = Rate(2, SECOND)
-    assert rate.interval == SECOND // 2
+    rate = Rate(2)
+    assert interval_of(rate) == SECOND // 2
     assert permits(0, rate, SECOND, 9) == 1
     assert spend(0, rate, SECOND, 1) == SECOND + SECOND // 2
     assert permits(SECOND + 1, rate, SECOND, 9) == 0
@@ -42,14 +44,14 @@ def test_never_more_than_the_burst_and_what_time_allows(rate: Rate, arrivals: li
     for n, (since, _) in enumerate(starts):
         for until in range(n, len(starts)):
             total = sum(count for _, count in starts[n : until + 1])
-            assert total <= rate.burst + (starts[until][0] - since) // rate.interval
+            assert total <= rate.burst + (starts[until][0] - since) // interval_of(rate)
 
 
 @given(rates, st.integers(1, 50))
 def test_after_a_long_rest_the_whole_burst_is_there(rate: Rate, asked: int) -> None:
     now = 1000 * SECOND
     used = spend(0, rate, now, permits(0, rate, now, 10**6))
-    later = used + rate.interval * rate.burst
+    later = used + interval_of(rate) * rate.burst
     assert permits(used, rate, later, asked) == min(asked, rate.burst)
 
 

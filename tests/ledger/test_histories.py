@@ -64,7 +64,7 @@ def test_histories_go_everywhere() -> None:
             now += moves.step()
             batch = moves.batch()
             found = ledger.apply(batch, now)
-            moves.heard(found)
+            moves.observe(found)
             answers |= {
                 (type(command).__name__, type(answer).__name__)
                 for command, answer in zip(batch, found, strict=True)
@@ -86,9 +86,10 @@ def test_histories_go_everywhere() -> None:
     assert {command for command, _ in answers} == {kind.__name__ for kind in get_args(Command)}
 
 
-def test_a_state_machine(tmp_path: Path) -> None:
-    made = machine(factory("memory", tmp_path), factory("sqlite", tmp_path))
-    run_state_machine_as_test(made, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+@pytest.mark.parametrize("right", ["memory", "sqlite"])
+def test_a_state_machine(right: str, tmp_path: Path) -> None:
+    made = machine(factory("model", tmp_path), factory(right, tmp_path))
+    run_state_machine_as_test(made, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
 
 
 def _whole_append(command: Command) -> Command:
@@ -109,7 +110,7 @@ FAULTS: dict[str, Callable[[Command], Command]] = {
     "progress loses the cursor": lambda each: (
         replace(each, cursor=None) if isinstance(each, Progress) else each
     ),
-    "nobody runs anyway": _whole_append,
+    "run_anyway is ignored": _whole_append,
     "weights are ignored": lambda each: replace(each, weight=UNSET) if isinstance(each, SetPart) else each,
     "tokens are ignored": lambda each: (
         replace(each, token="") if isinstance(each, Cancel | Revive | Purge) else each
@@ -121,7 +122,7 @@ FAULTS: dict[str, Callable[[Command], Command]] = {
 
 
 class Faulty(MemoryLedger):
-    """A ledger that understands one thing wrong."""
+    """A ledger with one defect."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The model keeps the contract that it is the oracle of."""
+"""The model passes the suite."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_package_registers_a_scheme(tmp_path: Path, monkeypatch: pytest.Monkey
         queue = app.queue("orders")
         id = queue.put(b"7")
         assert isinstance(app.ledger, MemoryLedger)
-        assert app.job(id).status().payload == b"7"
+        assert app.job(id).record().payload == b"7"
     import thing_ledger  # type: ignore[import-not-found]
 
     assert thing_ledger.opened == ["thing://host/place?x=1"]
@@ -86,7 +86,7 @@ def test_an_unknown_scheme_lists_the_known_ones(tmp_path: Path, monkeypatch: pyt
         open_ledger("other://x")
 
 
-def test_a_scheme_whose_package_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheme_with_a_package_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, "thing = thing_ledger:nothing_of_this_name")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidInput, match="thing_ledger:nothing_of_this_name does not"):

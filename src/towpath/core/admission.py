@@ -30,7 +30,7 @@ from towpath.core.facts import (
 )
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
-from towpath.core.limits import permits
+from towpath.core.limits import interval_of, permits
 from towpath.errors import (
     DependencyCycle,
     GroupClosed,
@@ -42,23 +42,6 @@ from towpath.errors import (
 )
 
 _NONE = Reason.NONE
-
-
-def walks(specs: Iterable[Spec], holders: Mapping[KeyName, KeyHolder]) -> set[str]:
-    """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and
-    jobs that are replaced, while something in the append has dependencies; and groups that a holder of a key
-    may represent a member in."""
-    specs = list(specs)
-    waiting = any(spec.after for spec in specs)
-    found: set[str] = set()
-    for spec in specs:
-        holder = None if (key := key_of(spec)) is None else holders.get(key)
-        replaces = spec.key is not None and spec.key.policy is KeyPolicy.REPLACE
-        if spec.group is not None and (waiting or (holder is not None and not replaces)):
-            found.add(node(spec.group))
-        if waiting and holder is not None and replaces:
-            found.add(holder.id)
-    return found
 
 
 def admit(
@@ -103,8 +86,9 @@ def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
 def _check_quotas(
     specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int
 ) -> list[tuple[str, str, int]]:
-    """Refuse what the parts do not take; how many appends each part with an append rate takes. An append of
-    more specs than the burst of the rate needs the whole burst and delays the next append accordingly."""
+    """The number of appends to each part with an append rate; raises the refusal if a limit of a part is
+    exceeded. An append of more specs than the burst of the rate needs the whole burst and delays the next
+    append accordingly."""
     asked = Counter([(spec.queue, part) for spec in specs if (part := part_of(spec)) is not None])
     limited = {place: count for place, count in sorted(asked.items()) if place in quotas}
     for (queue, part), count in limited.items():
@@ -116,7 +100,7 @@ def _check_quotas(
             continue
         needed = min(count, rate.burst)
         if permits(quota.next_at, rate, now, needed) < needed:
-            wait = quota.next_at + (needed - 1) * rate.interval - now
+            wait = quota.next_at + (needed - 1) * interval_of(rate) - now
             raise TooManyAppends(
                 queue=queue, part=part, rate=str(rate), asked=count, retry_after=max(0.001, wait / SECOND)
             )
@@ -181,10 +165,10 @@ class _Admitting:
         self.placed: dict[str, Placed] = {}
         self.holders: dict[KeyName, KeyHolder] = dict(facts.holders)
         self.replaces: dict[str, tuple[str, int]] = {}
-        """By the id of a new job: the id and seq of the older waiting one whose place it takes."""
+        """By the id of a new job: the id and seq of the older waiting job that it replaces."""
         self.inherits: dict[str, tuple[str, int]] = {}
-        """By the id of a new job: the id and seq of the running one that it supersedes and whose dependents
-        it takes over."""
+        """By the id of a new job: the id and seq of the running job that it supersedes. The new job takes
+        over its dependents."""
         self.taken: dict[KeyName, KeyTaken] = {}
         self.stops: dict[str, int] = {}
         self.endings: dict[str, tuple[State, Reason]] = {}
@@ -253,7 +237,7 @@ class _Admitting:
         live = holder is not None and holder.state is not None and holder.state not in FINISHED
         runner: int | None = None
         if holder is not None and spec.key.policy is KeyPolicy.UNIQUE and (live or holder.until > self.now):
-            # A job that is forgotten but for its key's window is not an alias of itself.
+            # A deleted job with an open window of its key is not an alias of itself.
             if holder.id != spec.id:
                 self.result.aliases.append((spec.id, holder.id))
                 self.redirect[spec.id] = holder.id
@@ -301,7 +285,7 @@ class _Admitting:
         return id
 
     def _needs(self, spec: Spec) -> dict[str, After]:
-        """The spec's dependencies by node, each once; needing success outweighs running anyway."""
+        """The spec's dependencies by node, each once; if both kinds are given, the success is needed."""
         found: dict[str, After] = {}
         if spec.id in self.endings:
             return found
@@ -351,8 +335,8 @@ class _Admitting:
     def _waits_for(
         self, needs: Mapping[str, Mapping[str, After]], winners: Sequence[str]
     ) -> dict[str, list[str]]:
-        """Every node reached from the new specs, with the nodes it waits for (existing ones only as far as
-        they lead back)."""
+        """Every node reached from the new specs, with the nodes it waits for (existing nodes only if a path
+        leads back to the new specs)."""
         members: dict[str, list[str]] = {}
         for spec in self.new.values():
             if spec.group is not None:
@@ -361,7 +345,7 @@ class _Admitting:
             members.setdefault(node(str(spec.group)), []).append(winner)
         for id, (old, _) in self.replaces.items():
             members.setdefault(old, []).append(id)
-        heirs = {old: id for id, (old, _) in self.inherits.items()}
+        successors = {old: id for id, (old, _) in self.inherits.items()}
         graph: dict[str, list[str]] = {id: list(deps) for id, deps in needs.items()}
         todo = [*winners, *(name for deps in graph.values() for name in deps)]
         while todo:
@@ -372,7 +356,7 @@ class _Admitting:
             graph[name] = members.get(name, []) + [
                 target for way in through for target in members.get(way, ())
             ]
-            graph[name] += [heirs[way] for way in through if way in heirs]
+            graph[name] += [successors[way] for way in through if way in successors]
             todo.extend(graph[name])
         return graph
 
@@ -461,7 +445,7 @@ class _Admitting:
 
 
 def _sorted(ids: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> list[str]:
-    """`ids` so that each comes after all it waits for; depth first, without recursion."""
+    """`ids` in an order in which each follows its dependencies; depth first, without recursion."""
     order: list[str] = []
     state: dict[str, int] = {}
     for root in ids:

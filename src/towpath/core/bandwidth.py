@@ -1,8 +1,6 @@
-"""Bandwidth as pure arithmetic: token buckets, whose turn it is between streams, and which limits hold at
-what time of day.
+"""Bandwidth as pure arithmetic: token buckets, the order of streams, and limits by time of day.
 
-Times are seconds of any clock that only goes forward; times of day are minutes since midnight.
-"""
+Times are seconds of a monotonic clock; times of day are minutes since midnight."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ DIRECTIONS: Final[tuple[Direction, Direction]] = ("up", "down")
 FIELDS: Final = ("up", "down", "total")
 
 BURST = 0.1
-"""Seconds of a rate that a late stream may catch up. Over 10 s this is 1 % of the rate."""
+"""Unused seconds of a rate that a late stream may still use. Over 10 s this is 1 % of the rate."""
 TURNS = 50
-"""Turns a second of a slow bucket. One turn moves so many bytes that this many fill the rate."""
+"""Turns per second of a slow bucket: one turn moves the bytes of 1/50 s."""
 PIECE = 64 * 1024
-"""Bytes that a turn moves at most, unless there would be more than a thousand turns a second."""
+"""Greatest number of bytes of a turn, unless there would be more than 1000 turns per second."""
 MOST = 10**15
 NEVER = float("-inf")
 DAY = 24 * 60
@@ -50,7 +48,7 @@ _WINDOW: Final = re.compile(r"\s*([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-
 
 
 def speed(field: str, value: object) -> int | None:
-    """Bytes a second, from a whole number or such as `10MB/s`; None is without limit."""
+    """Bytes per second, from a whole number or a text such as `10MB/s`; None is no limit."""
     if value is None:
         return None
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -65,7 +63,7 @@ def speed(field: str, value: object) -> int | None:
 
 
 class BandwidthLimits(msgspec.Struct, frozen=True, gc=False):
-    """Bytes a second in each direction and of both together; None is without limit."""
+    """Bytes per second in each direction and in total; None is no limit."""
 
     up: int | None = None
     down: int | None = None
@@ -73,8 +71,8 @@ class BandwidthLimits(msgspec.Struct, frozen=True, gc=False):
 
 
 class Window(msgspec.Struct, frozen=True, gc=False):
-    """From the minute `start` to before `end` (over midnight if that is earlier), `limits` replace what holds
-    otherwise."""
+    """From the minute `start` until before the minute `end` (of the next day if `end` is earlier), `limits`
+    replace the limits of the plan."""
 
     start: int
     end: int
@@ -86,7 +84,7 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """Which limits hold when."""
+    """Limits, and the windows of the day in which others apply."""
 
     limits: BandwidthLimits = BandwidthLimits()
     windows: tuple[Window, ...] = ()
@@ -105,7 +103,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 def plan(up: object, down: object, total: object, schedule: object, tz: str) -> Plan:
-    """The plan that users wrote down. Raises InvalidInput with the field."""
+    """The plan of these settings. Raises InvalidInput with the field."""
     zone_of(tz)
     return Plan(
         BandwidthLimits(speed("up", up), speed("down", down), speed("total", total)), _windows(schedule), tz
@@ -144,7 +142,7 @@ def _span(field: str, text: object) -> tuple[int, int]:
 
 
 def _changes(field: str, value: object) -> dict[str, int | None]:
-    """One speed is the total; a mapping may name each."""
+    """The limits of a window: a single speed is the total, a mapping has a speed for each field."""
     if not isinstance(value, Mapping):
         return {"total": speed(field, value)}
     if not value or (set(value) - set(FIELDS)):
@@ -155,7 +153,8 @@ def _changes(field: str, value: object) -> dict[str, int | None]:
 
 
 class Bucket:
-    """A token bucket. Whoever finds it open takes what they need; it is open again when that is paid for."""
+    """A token bucket. If it is open, a stream takes any number of bytes; the bucket is open again when
+    the rate has covered them."""
 
     __slots__ = ("open_at", "rate")
 
@@ -165,12 +164,12 @@ class Bucket:
 
     def take(self, count: int, now: float) -> None:
         if self.rate is not None:
-            # A new bucket is empty. Otherwise the first stream would take the whole burst.
+            # A new bucket has no unused burst: the first stream would take all of it.
             start = now if self.open_at == NEVER else max(self.open_at, now - BURST)
             self.open_at = start + count / self.rate
 
     def change(self, rate: int | None, now: float) -> None:
-        """What was taken ahead is paid for at the new rate."""
+        """Set the rate. Bytes that were taken ahead are covered at the new rate."""
         if self.rate is not None and self.open_at > now:
             owed = (self.open_at - now) * self.rate
             self.open_at = now if rate is None else now + owed / rate
@@ -185,21 +184,21 @@ class Stream:
     def __init__(self, direction: Direction) -> None:
         self.direction = direction
         self.served = 0.0
-        """Bytes it has had, in the virtual time of its direction."""
+        """Bytes that were granted, in the virtual time of its direction."""
         self.wants = 0
 
 
 class Meter:
-    """Who may move how much, and when. Streams of a direction get the same number of bytes, however large
-    their pieces are: who has had least is next. Where only the total binds, directions share it by how many
-    streams wait in each."""
+    """Grants bytes to streams. All streams of a direction get the same number of bytes, whatever the size of
+    their requests: the stream with the fewest granted bytes is next. If only the total is limited, each
+    direction gets a share by the number of its waiting streams."""
 
     def __init__(self, limits: BandwidthLimits) -> None:
         self.limits = limits
         self.moved: dict[Direction, int] = dict.fromkeys(DIRECTIONS, 0)
         self._total = Bucket(limits.total)
-        self._sides = {"up": _Side(limits.up), "down": _Side(limits.down)}
-        self._asked = 0
+        self._sides = {"up": _DirectionState(limits.up), "down": _DirectionState(limits.down)}
+        self._requests = 0
 
     def change(self, limits: BandwidthLimits, now: float) -> None:
         self.limits = limits
@@ -208,17 +207,17 @@ class Meter:
         self._sides["down"].bucket.change(limits.down, now)
 
     def ask(self, stream: Stream, count: int) -> int:
-        """Queue up for at most `count` bytes; how many the turn will be for."""
+        """Add a request for at most `count` bytes. Returns the bytes of its turn."""
         side = self._sides[stream.direction]
         stream.wants = self.turn(stream.direction, count)
-        # Who was away has no claim to the turns it did not want.
+        # A stream that made no requests does not catch up on the turns that it missed.
         stream.served = max(stream.served, side.clock)
-        self._asked += 1
-        heapq.heappush(side.waiting, (stream.served, self._asked, stream))
+        self._requests += 1
+        heapq.heappush(side.waiting, (stream.served, self._requests, stream))
         return stream.wants
 
     def turn(self, direction: Direction, count: int) -> int:
-        """How many of `count` bytes one turn moves."""
+        """The number of bytes, at most `count`, that one turn moves."""
         rates = [rate for rate in (self._sides[direction].bucket.rate, self._total.rate) if rate is not None]
         return (
             min(count, max(1, min(min(rates) // TURNS, max(PIECE, min(rates) // 1000)))) if rates else count
@@ -231,15 +230,15 @@ class Meter:
         stream.wants = 0
 
     def grant(self, now: float) -> list[Stream]:
-        """Those whose turn has come; each has what it wanted."""
+        """Grant the requests that are due. Returns their streams."""
         granted = []
         while (due := self.due(now)) is not None and due[1] <= now:
             stream = due[0]
             side = self._sides[stream.direction]
-            crowd = len(side.waiting)
+            streams = len(side.waiting)
             heapq.heappop(side.waiting)
             side.clock = stream.served
-            side.served += stream.wants / crowd
+            side.served += stream.wants / streams
             for bucket in (side.bucket, self._total):
                 bucket.take(stream.wants, now)
             self.moved[stream.direction] += stream.wants
@@ -249,7 +248,7 @@ class Meter:
         return granted
 
     def due(self, now: float) -> tuple[Stream, float] | None:
-        """Whose turn is next, and when: not before `now`."""
+        """The stream with the next turn, and the time of its turn, at the earliest `now`."""
         best: tuple[float, float, Stream] | None = None
         clock = min((side.served for side in self._sides.values() if side.waiting), default=0.0)
         for side in self._sides.values():
@@ -263,13 +262,13 @@ class Meter:
         return None if best is None else (best[2], best[0])
 
 
-class _Side:
+class _DirectionState:
     __slots__ = ("bucket", "clock", "served", "waiting")
 
     def __init__(self, rate: int | None) -> None:
         self.bucket = Bucket(rate)
         self.clock = 0.0
-        """How much the stream had had that was served last."""
+        """Granted bytes of the stream that was served last: the virtual time of this direction."""
         self.served = 0.0
-        """What this direction had for each of its streams, beside the other direction."""
+        """Granted bytes per waiting stream; orders the two directions."""
         self.waiting: list[tuple[float, int, Any]] = []

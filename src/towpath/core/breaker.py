@@ -1,10 +1,10 @@
 """A circuit breaker as a state machine with time as an argument, and the gates in the ledger that follow from
 its state.
 
-Closed it counts failures in a row within a window, or the ratio of failures to calls there. Open it lets
-nothing through until its cool-down is over. After that it is half open: a number of probes may try, their
-successes close it and the first failure opens it again. Nobody has to do anything for it to become half open:
-an open gate is a time and a cap, and when the time has come the cap is what is left."""
+A closed breaker counts consecutive failures within a window, or the ratio of failures to calls in it. An open
+breaker lets no call through until its cool-down is over. Then it is half open: a number of probes may run.
+Their successes close it, and the first failure opens it again. No command is needed to make it half open: the
+gate of an open breaker has a time and a cap, and after that time only the cap applies."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from towpath.errors import InvalidInput
 INDEX: Final = "towpath/breakers"
 """The note with the names of all breakers."""
 PART: Final = "breaker:"
-"""The part of a queue in which the jobs of a breaker wait is this and its name."""
+"""Prefix of the part of a queue in which the jobs of a breaker wait; the name of the breaker follows."""
 LONGEST: Final = 7 * checks.DAY
 ASK_AGAIN: Final = 60 * SECOND
-"""Whoever was turned away asks again after this, or after a longer cool-down: somebody may close it by hand
+"""A refused caller asks again after this time, or after a longer cool-down: an operator may close the breaker
 long before its time."""
-_SAID: Final = "breaker "
+_REASON: Final = "breaker "
 
 
 class Phase(Word):
@@ -41,10 +41,10 @@ class Phase(Word):
 
 
 class Breaker(msgspec.Struct, frozen=True):
-    """`failures` in a row within `window` seconds open it for `cooldown` seconds; a success resets the count.
-    With `ratio` it opens instead when at least `volume` calls ended within `window` and this share of them
-    failed. Then at most `probes` at a time may try: as many successes close it, one failure opens it again.
-    Spans are seconds or timedeltas."""
+    """`failures` consecutive failures within `window` seconds open the breaker for `cooldown` seconds; a
+    success resets the count. With `ratio` it opens instead when at least `volume` calls ended within `window`
+    and this share of them failed. After the cool-down at most `probes` calls run at a time: as many successes
+    close the breaker, one failure opens it again. Spans are seconds or timedeltas."""
 
     name: str
     failures: int = 5
@@ -65,35 +65,36 @@ class Breaker(msgspec.Struct, frozen=True):
         for field, least in (("window", SECOND // 1000), ("cooldown", SECOND // 10)):
             span = checks.micros(getattr(self, field), field)
             if not least <= span <= LONGEST:
-                expected = f"{least / SECOND:g} s to {LONGEST // checks.DAY} days"
+                expected = f"from {least / SECOND:g} s to {LONGEST // checks.DAY} days"
                 raise InvalidInput(field=field, value=getattr(self, field), expected=expected)
             force_setattr(self, field, span / SECOND)
 
     @property
-    def span(self) -> int:
-        """The window in microseconds."""
-        return checks.micros(self.window)
-
-    @property
-    def rest(self) -> int:
-        """The cool-down in microseconds."""
-        return checks.micros(self.cooldown)
-
-    @property
     def part(self) -> str:
+        """The part of a queue in which its jobs wait."""
         return PART + self.name
+
+
+def window_of(breaker: Breaker) -> int:
+    """The window in the ledger's microseconds."""
+    return checks.micros(breaker.window)
+
+
+def cooldown_of(breaker: Breaker) -> int:
+    """The cool-down in the ledger's microseconds."""
+    return checks.micros(breaker.cooldown)
 
 
 Tally = tuple[tuple[int, int, int], ...]
 """Calls of a closed breaker with a ratio, by slice of its window: the number of the slice, successes,
 failures."""
 SLICES: Final = 10
-"""A window has so many slices."""
+"""Slices of a window."""
 
 
 def tallied(breaker: Breaker, tally: Tally, now: int, more: Tally) -> Tally:
-    """Both together, without what is older than the window."""
-    width = max(1, breaker.span // SLICES)
+    """The sum of both tallies, without slices that are older than the window."""
+    width = max(1, window_of(breaker) // SLICES)
     sums: dict[int, tuple[int, int]] = {}
     for at, good, bad in (*tally, *more):
         if at > now // width - SLICES:
@@ -103,27 +104,28 @@ def tallied(breaker: Breaker, tally: Tally, now: int, more: Tally) -> Tally:
 
 
 def call(breaker: Breaker, now: int, ok: bool) -> Tally:
-    """One call that ended at `now`."""
-    return ((now // max(1, breaker.span // SLICES), int(ok), int(not ok)),)
+    """The tally of one call that ended at `now`."""
+    return ((now // max(1, window_of(breaker) // SLICES), int(ok), int(not ok)),)
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`until`: 0 is closed, open before it, half open from then on. `since`: when it last opened or
-    closed."""
+    """`until`: 0 if the breaker is closed; otherwise it is open before this time and half open from then on.
+    `since`: the time at which it last opened or closed."""
 
     until: int = 0
     since: int = 0
     why: str = ""
     failed: tuple[int, ...] = ()
-    """When, the latest of the window since the last success; never more than are needed to open it."""
+    """Times of the latest failures in the window since the last success, at most as many as open the
+    breaker."""
     tally: Tally = ()
-    """With a ratio: the calls of the window, from the first failure on."""
+    """With a ratio: the calls in the window since the first failure."""
     good: int = 0
-    """Probes that succeeded since it is half open."""
+    """Probes that have succeeded since the breaker became half open."""
     out: tuple[int, ...] = ()
-    """When the probes began that were let through by hand (`admit`) and have not reported."""
+    """Start times of the probes that `admit` let through and that have not reported."""
     stuck: int = 0
-    """Jobs that fill the gate for too long and have not ended: they do not count as probes."""
+    """Jobs that have been in the gate for too long and have not ended. They do not count as probes."""
     trips: int = 0
 
     def phase(self, now: int) -> Phase:
@@ -133,8 +135,8 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def failed(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
-    """A call that began at `began` failed. What began before the last change says nothing about the present.
-    `passed`: successes that were not written yet."""
+    """The status after the failure of a call that began at `began`. A call that began before the last change
+    of the breaker is ignored. `passed`: successes that are not stored yet."""
     now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.HALF_OPEN and began >= status.until:
@@ -142,32 +144,28 @@ def failed(breaker: Breaker, status: Status, now: int, began: int, passed: Tally
     if phase is not Phase.CLOSED or began < status.since:
         return status
     if breaker.ratio is not None:
-        return _weighed(
+        return _opened_by_ratio(
             breaker,
             replace(status, tally=tallied(breaker, status.tally, now, (*passed, *call(breaker, now, False)))),
             now,
         )
-    recent = (*(at for at in status.failed if at > now - breaker.span), now)[-breaker.failures :]
+    recent = (*(at for at in status.failed if at > now - window_of(breaker)), now)[-breaker.failures :]
     if len(recent) < breaker.failures:
         return replace(status, failed=recent)
-    return opened(
-        breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.span / SECOND:g} s"
-    )
+    return opened(breaker, status, now, f"{_count(breaker.failures, 'failure')} in {breaker.window:g} s")
 
 
-def _weighed(breaker: Breaker, status: Status, now: int) -> Status:
+def _opened_by_ratio(breaker: Breaker, status: Status, now: int) -> Status:
     bad = sum(each[2] for each in status.tally)
     calls = bad + sum(each[1] for each in status.tally)
     if breaker.ratio is None or calls < breaker.volume or bad < breaker.ratio * calls:
         return status
-    return opened(
-        breaker, status, now, f"{bad} of {_count(calls, 'call')} failed in {breaker.span / SECOND:g} s"
-    )
+    return opened(breaker, status, now, f"{bad} of {_count(calls, 'call')} failed in {breaker.window:g} s")
 
 
 def succeeded(breaker: Breaker, status: Status, now: int, began: int, passed: Tally = ()) -> Status:
-    """A call that began at `began` succeeded: a probe of a half-open breaker, or a call that resets the
-    failures of a closed one."""
+    """The status after the success of a call that began at `began`: a probe of a half-open breaker, or a call
+    that resets the failures of a closed one."""
     now = _not_before(began, now)
     phase = status.phase(now)
     if phase is Phase.CLOSED and began >= status.since:
@@ -183,13 +181,13 @@ def succeeded(breaker: Breaker, status: Status, now: int, began: int, passed: Ta
 
 
 def _not_before(began: int, now: int) -> int:
-    """Nothing ends before it began: a clock that was set back meanwhile is wrong, the ledger's time never
-    goes back."""
+    """The later of both: a local clock may have been set back since the start, and ledger time never goes
+    back."""
     return max(began, now)
 
 
 def returned(status: Status, began: int) -> Status:
-    """A probe ended without a verdict."""
+    """The status after a probe that ended as neither success nor failure."""
     if began not in status.out:
         return status
     at = status.out.index(began)
@@ -197,17 +195,17 @@ def returned(status: Status, began: int) -> Status:
 
 
 def admit(breaker: Breaker, status: Status, now: int) -> Status | None:
-    """May a call begin? None if not. A probe that has not reported within a cool-down is given up, and
-    another may try."""
+    """The status after the start of a call, or None if the call may not start. A probe that has not reported
+    within a cool-down no longer counts, and another one may start."""
     phase = status.phase(now)
     if phase is not Phase.HALF_OPEN:
         return status if phase is Phase.CLOSED else None
-    out = tuple(began for began in status.out if now - breaker.rest < began <= now)
+    out = tuple(began for began in status.out if now - cooldown_of(breaker) < began <= now)
     return replace(status, out=(*out, now)) if len(out) < breaker.probes else None
 
 
 def opened(breaker: Breaker, status: Status, now: int, why: str, until: int | None = None) -> Status:
-    until = now + breaker.rest if until is None else until
+    until = now + cooldown_of(breaker) if until is None else until
     return Status(until=until, since=now, why=why, trips=status.trips + 1)
 
 
@@ -217,7 +215,7 @@ def closed(status: Status, now: int, why: str = "") -> Status:
 
 def again(breaker: Breaker, status: Status, now: int) -> int:
     """The time at which a caller that finds the breaker open asks again."""
-    return min(status.until, now + max(breaker.rest, ASK_AGAIN))
+    return min(status.until, now + max(cooldown_of(breaker), ASK_AGAIN))
 
 
 def _count(count: int, what: str) -> str:
@@ -228,8 +226,8 @@ def _count(count: int, what: str) -> str:
 
 
 class BreakerGate(msgspec.Struct, frozen=True, gc=False):
-    """A queue, or a part of it, that is held while the breaker is open. `cap` and `why` are what it had
-    before."""
+    """A queue, or a part of it, that is held while the breaker is open. `cap` and `why` are its own values,
+    which it gets back."""
 
     queue: str
     part: str | None = None
@@ -242,7 +240,7 @@ class BreakerGate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The note of a breaker: the truth for the whole fleet. The gates follow from it."""
+    """The note of a breaker, which the whole fleet shares. The gates follow from it."""
 
     breaker: Breaker
     status: Status = Status()
@@ -250,18 +248,18 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> int:
-        """How many may run at once in a gate that is not closed."""
+        """The cap of a gate while the breaker is open or half open."""
         return self.breaker.probes + self.status.stuck
 
     @property
-    def said(self) -> str:
-        """What a held gate says of itself."""
-        return f"{_SAID}{self.breaker.name}: {self.status.why}"
+    def reason(self) -> str:
+        """The reason of a held gate."""
+        return f"{_REASON}{self.breaker.name}: {self.status.why}"
 
     def counted(self, now: int) -> tuple[int, int]:
         """The failures that count at `now`, and with a ratio the calls."""
         if self.breaker.ratio is None:
-            return len([at for at in self.status.failed if at > now - self.breaker.span]), 0
+            return len([at for at in self.status.failed if at > now - window_of(self.breaker)]), 0
         tally = tallied(self.breaker, self.status.tally, now, ())
         return sum(bad for _, _, bad in tally), sum(good + bad for _, good, bad in tally)
 
@@ -272,29 +270,29 @@ class Record(msgspec.Struct, frozen=True):
         return self if self.has(place) else replace(self, gates=(*self.gates, BreakerGate(*place)))
 
     def settings(self) -> list[SetQueue | SetPart]:
-        """What the gates have to be."""
+        """The commands that set the gates."""
         return [self._setting(gate) for gate in self.gates]
 
     def _setting(self, gate: BreakerGate) -> SetQueue | SetPart:
         shut = self.status.until > 0
         cap = gate.cap if not shut else self.limit if gate.cap is None else min(gate.cap, self.limit)
-        why = self.said if shut else gate.why
+        why = self.reason if shut else gate.why
         if gate.part is None:
             return SetQueue(queue=gate.queue, cap=cap, not_before=self.status.until, why=why)
         return SetPart(queue=gate.queue, part=gate.part, cap=cap, not_before=self.status.until, why=why)
 
 
-class Said(NamedTuple):
+class GateReason(NamedTuple):
     name: str
     why: str
 
 
-def heard(why: str | None) -> Said | None:
+def parse_reason(why: str | None) -> GateReason | None:
     """The breaker that holds a gate, parsed from the gate's reason; None if no breaker holds it."""
-    if why is None or not why.startswith(_SAID) or ": " not in why:
+    if why is None or not why.startswith(_REASON) or ": " not in why:
         return None
-    name, _, rest = why.removeprefix(_SAID).partition(": ")
-    return Said(name, rest)
+    name, _, cause = why.removeprefix(_REASON).partition(": ")
+    return GateReason(name, cause)
 
 
 def key(name: str) -> str:
@@ -315,7 +313,7 @@ def names(value: bytes | None) -> list[str]:
 
 
 def read_all(note: Callable[[str], NoteView | None]) -> list[Record]:
-    """All breakers of a ledger whose notes `note` reads, by name. One that cannot be read is left out."""
+    """All breakers of a ledger by name; `note` reads a note. A record that cannot be decoded is left out."""
     index = note(INDEX)
     views = [note(key(name)) for name in names(None if index is None else index.value)]
     found: list[Record] = []

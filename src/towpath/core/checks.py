@@ -1,23 +1,25 @@
-"""Checks at the boundary: each raises `InvalidInput` with the field, the value and what would be right."""
+"""Checks at the boundary: each raises `InvalidInput` with the field, the value and the expected value."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from towpath.errors import InvalidInput
+from towpath.errors import Described, InvalidInput, shortened
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 FOREVER = 200 * 365 * DAY
 """The longest duration and the latest time that are accepted: the year 2170."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 MAX_NAME = 255
 MAX_KEY = 512
@@ -38,7 +40,7 @@ def _is_name(value: str) -> bool:
 
 def name(field: str, value: object) -> None:
     if not (isinstance(value, str) and _is_name(value)):
-        raise InvalidInput(field=field, value=value, expected="1 to 255 letters, digits or ._-/:@")
+        raise InvalidInput(field=field, value=value, expected="a name of 1 to 255 letters, digits or ._-/:@")
 
 
 def pattern(field: str, value: object) -> None:
@@ -46,7 +48,7 @@ def pattern(field: str, value: object) -> None:
         raise InvalidInput(
             field=field,
             value=value,
-            expected="1 to 255 letters, digits or ._-/:@, with * for any run of them",
+            expected="a name of 1 to 255 letters, digits or ._-/:@, with * for any run of them",
         )
 
 
@@ -70,7 +72,7 @@ def matches(value: str, queue: str) -> bool:
 
 
 def _covers(pieces: list[str], queue: str) -> bool:
-    """The pieces between stars in order, each at its first place: no going back, so no pattern is slow."""
+    """Each piece between stars is matched at its first position. Without backtracking no pattern is slow."""
     first, last = pieces[0], pieces[-1]
     if len(queue) < len(first) + len(last) or not (queue.startswith(first) and queue.endswith(last)):
         return False
@@ -87,7 +89,7 @@ def text(field: str, value: object, limit: int = MAX_NAME, least: int = 0) -> No
     if not isinstance(value, str):
         raise InvalidInput(field=field, value=value, expected="text")
     if not least <= len(value) <= limit:
-        raise InvalidInput(field=field, value=value, expected=f"{least} to {limit} characters")
+        raise InvalidInput(field=field, value=value, expected=f"{least} to {limit} characters long")
     if "\0" in value:
         raise InvalidInput(field=field, value=value, expected="text without NUL")
     if not value.isascii():
@@ -98,7 +100,7 @@ def text(field: str, value: object, limit: int = MAX_NAME, least: int = 0) -> No
 
 
 def storable(value: str) -> bool:
-    """Could any ledger have stored this text? What is not storable is not there."""
+    """Could any ledger have stored this text? If not, no row has it, and no read is needed."""
     return "\0" not in value and (value.isascii() or value.encode(errors="replace").decode() == value)
 
 
@@ -121,11 +123,13 @@ def data(field: str, value: object, limit: int) -> None:
     if not isinstance(value, bytes):
         raise InvalidInput(field=field, value=value, expected="bytes")
     if len(value) > limit:
-        raise InvalidInput(field=field, value=f"{len(value)} bytes", expected=f"at most {limit} bytes")
+        raise InvalidInput(
+            field=field, value=Described(f"{len(value)} bytes"), expected=f"at most {limit} bytes"
+        )
 
 
 def finite(field: str, value: object, content: bytes, enc_hook: Callable[[Any], Any] | None = None) -> None:
-    """Refuse NaN and infinity in `value`, whose JSON form is `content`; the error has the path of the number.
+    """Refuse NaN and infinity in `value` with the JSON form `content`; the error has the path of the number.
     The encoder writes them as null, so content without a null needs no search."""
     if content.find(b"null") < 0:
         return
@@ -161,19 +165,35 @@ def headers(value: object) -> None:
         total += len(key) + len(content)
     if total > MAX_HEADERS:
         raise InvalidInput(
-            field="headers", value=f"{total} characters", expected=f"at most {MAX_HEADERS} in all"
+            field="headers",
+            value=Described(f"{total} characters long"),
+            expected=f"at most {MAX_HEADERS} in all",
         )
 
 
 def micros(value: float | timedelta, field: str = "time") -> int:
-    """Seconds (or a timedelta) as the whole microseconds the ledger speaks."""
+    """Seconds (or a timedelta) as the whole microseconds of ledger times."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise InvalidInput(field=field, value=value, expected="a finite number of seconds")
+        raise InvalidInput(field=field, value=value, expected="a finite number of seconds, or a timedelta")
     result = round(seconds * SECOND)
     if not 0 <= result <= FOREVER:
-        raise InvalidInput(field=field, value=value, expected=f"0 to {FOREVER // SECOND} seconds")
+        expected = "0 or more seconds" if result < 0 else f"at most {FOREVER // SECOND} seconds"
+        raise InvalidInput(field=field, value=value, expected=expected)
     return result
+
+
+def some_micros(value: float | timedelta, field: str) -> int:
+    """As `micros`, for a span that must not be 0."""
+    found = micros(value, field)
+    if not found:
+        raise InvalidInput(field=field, value=value, expected="more than 0 seconds")
+    return found
+
+
+def seconds(field: str, value: float | timedelta) -> float:
+    """A span that a user gives, as seconds."""
+    return micros(value, field) / SECOND
 
 
 def moment(value: object, field: str) -> int:
@@ -183,6 +203,43 @@ def moment(value: object, field: str) -> int:
             field=field, value=value, expected="a datetime with a time zone, such as datetime.now(UTC)"
         )
     return micros(value.timestamp(), field)
+
+
+def unknown(what: str, name: str, known: Iterable[str], owner: str, hint: str = "") -> InvalidInput:
+    """The error of an option or setting `name` that `owner` does not have. `hint` is the right form;
+    without it, the most similar of the known names, or all of them."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    if not hint and (near := get_close_matches(name, names, 1, 0.7)):
+        hint = f"did you mean {near[0]}?"
+    hint = hint or f"there are {', '.join(names)}"
+    return InvalidInput(
+        field=what,
+        value=name,
+        expected=f"one of {', '.join(names)}",
+        message=f"{owner} has no {what} {shortened(name)}; {hint}",
+    )
+
+
+def without_key(field: str, value: object, example: str) -> InvalidInput:
+    """The error of an option that needs a key."""
+    message = f"{field}={shortened(value)} has no effect without a key: {example}"
+    return InvalidInput(field=field, value=value, expected="used beside a key", message=message)
+
+
+def utc(time: int) -> datetime:
+    """A time of the ledger for users."""
+    return _EPOCH + timedelta(microseconds=time)
+
+
+def optional_utc(time: int | None) -> datetime | None:
+    return None if time is None else utc(time)
+
+
+def optional_seconds(span: int | None) -> float | None:
+    """A duration of the ledger for users."""
+    return None if span is None else span / SECOND
 
 
 def all_of(field: str, values: Iterable[Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:

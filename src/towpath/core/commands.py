@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.job import SERIAL, Done, Job, Outcome, Spec, State, rank
+from towpath.core.job import SERIAL, Done, Job, Outcome, Spec, State, rank, words_of
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
@@ -29,16 +29,17 @@ from towpath.core.results import Result as Result
 from towpath.core.results import Revived as Revived
 from towpath.core.results import Settled as Settled
 from towpath.core.results import Upkept as Upkept
-from towpath.errors import InvalidInput
+from towpath.errors import Described, InvalidInput
 
 MAX_SPECS = 100_000
 MAX_BULK = 10_000
+MAX_WANTS = 1_000
+MAX_LEFT = 10_000  # With more ready jobs a claim takes every kind, so that it does not scan them.
 MAX_LEASE = checks.DAY
-PROMOTE = 1_000  # how many due jobs of one queue a claim makes ready at most
+PROMOTE = 1_000  # The most due jobs of one queue that a claim makes ready.
 TOMBSTONE = checks.HOUR
-"""How long a deleted job's id, a refused id and a command's answer are remembered at least."""
-KEEP = 1_000_000  # done and canceled jobs that a queue keeps at most
-
+"""The least time for which the id of a deleted job, a refused id and the result of a token are stored."""
+KEEP = 1_000_000  # The most done and canceled jobs that a queue keeps.
 
 _OUTCOMES = frozenset(get_args(Outcome))
 _MAX_NAME = checks.MAX_NAME
@@ -67,9 +68,9 @@ def token_of(command: Any) -> str:
 
 
 class Append(_Command, frozen=True, gc=False, tag="append"):
-    """Insert one or many, with their dependencies, all or nothing. Safe to repeat by the ids of the specs.
-    `inside`: appended by Towpath itself, for a schedule that fires, and so never refused for the capacity of
-    a queue."""
+    """Insert one or many jobs, with their dependencies, all or nothing. Safe to repeat: the ids identify
+    jobs. `inside`: appended by Towpath itself, for a schedule that fires; no capacity of a queue refuses
+    it."""
 
     specs: tuple[Spec, ...]
     inside: bool = False
@@ -80,7 +81,11 @@ class Append(_Command, frozen=True, gc=False, tag="append"):
             return
         force_setattr(self, "specs", checks.all_of("specs", specs, Spec))
         if not 1 <= len(self.specs) <= MAX_SPECS:
-            raise InvalidInput(field="specs", value=f"{len(self.specs)} specs", expected=f"1 to {MAX_SPECS}")
+            raise InvalidInput(
+                field="specs",
+                value=Described(f"a list of {len(self.specs)}"),
+                expected=f"1 to {MAX_SPECS} long",
+            )
         _check_ids("specs", self.specs)
 
 
@@ -91,7 +96,7 @@ def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
     seen: set[str] = set()
     for spec in specs:
         if spec.id in seen:
-            raise InvalidInput(field=field, value=spec.id, expected="each id once in one command")
+            raise InvalidInput(field=field, value=spec.id, expected="used once in one command")
         seen.add(spec.id)
 
 
@@ -101,13 +106,17 @@ class Want(_Command, frozen=True, gc=False):
     `once`: the most jobs with a single attempt among them (None: n). Such a job is lost for good if its
     worker dies, so ask only for as many as can start immediately. `upto`: the most jobs for this want and the
     wants before it together. `suspects`: the most jobs that have lost their lease at least `SUSPECT` times
-    (None: n); further suspects are skipped."""
+    (None: n); further suspects are skipped. `owner` and `lease` replace the claim's values. `without`: kinds
+    that are left to others where no part takes turns and at most `MAX_LEFT` jobs are ready."""
 
     queue: str
     n: int = 1
     once: int | None = None
     upto: int | None = None
     suspects: int | None = None
+    owner: str | None = None
+    lease: int | None = None
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.patterns("queue", self.queue)
@@ -115,6 +124,10 @@ class Want(_Command, frozen=True, gc=False):
         checks.optional_whole("once", self.once, 0, MAX_BULK)
         checks.optional_whole("upto", self.upto, 0)
         checks.optional_whole("suspects", self.suspects, 0, MAX_BULK)
+        checks.optional_text("owner", self.owner)
+        checks.optional_whole("lease", self.lease, 1, MAX_LEASE)
+        if self.without:
+            force_setattr(self, "without", checks.all_of("without", self.without, str))
 
 
 class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
@@ -134,8 +147,16 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
         checks.optional_whole("once", self.once, 0, MAX_BULK)
         checks.optional_whole("suspects", self.suspects, 0, MAX_BULK)
         force_setattr(self, "wants", checks.all_of("wants", self.wants, Want))
-        if not 1 <= len(self.wants) <= 1000:
-            raise InvalidInput(field="wants", value=f"{len(self.wants)} wants", expected="1 to 1000")
+        if not 1 <= len(self.wants) <= MAX_WANTS:
+            raise InvalidInput(
+                field="wants",
+                value=Described(f"a list of {len(self.wants)}"),
+                expected=f"1 to {MAX_WANTS} long",
+            )
+
+    def terms(self, want: Want) -> tuple[str, int]:
+        """The owner and the lease of the jobs that are claimed for this want."""
+        return want.owner or self.owner, want.lease or self.lease
 
 
 class Renew(_Command, frozen=True, gc=False, tag="renew"):
@@ -194,7 +215,7 @@ class Settle(_Command, frozen=True, gc=False, tag="settle"):
 
     def __post_init__(self) -> None:
         id, fence = self.id, self.fence
-        # There is one for every job: look before you call.
+        # One settle per job: this check costs less than the call.
         if type(id) is not str or len(id) > _MAX_NAME or not id.isascii() or "\0" in id:
             checks.text("id", id)
         if type(fence) is not int or not 0 <= fence < 2**62:
@@ -204,9 +225,9 @@ class Settle(_Command, frozen=True, gc=False, tag="settle"):
                 field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()"
             )
         if self.spawn or self.notes:
-            self._check_company()
+            self._check_notes()
 
-    def _check_company(self) -> None:
+    def _check_notes(self) -> None:
         if self.spawn:
             force_setattr(self, "spawn", checks.all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
@@ -216,7 +237,9 @@ class Settle(_Command, frozen=True, gc=False, tag="settle"):
             checks.whole("len(notes)", len(self.notes), 0, 1000)
             if any(note.gates for note in self.notes):
                 raise InvalidInput(
-                    field="notes", value="a note with gates", expected="notes without gates in a settle"
+                    field="notes",
+                    value=Described("a note with gates"),
+                    expected="a note without gates in a settle",
                 )
 
 
@@ -244,7 +267,7 @@ class Progress(_Command, frozen=True, gc=False, tag="progress"):
 
 
 class Selector(_Command, frozen=True, kw_only=True, gc=False):
-    """Which jobs a bulk command means: all that match every field given."""
+    """The jobs of a bulk command: all jobs that match every given field."""
 
     ids: tuple[str, ...] = ()
     queue: str | None = None
@@ -258,9 +281,13 @@ class Selector(_Command, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         force_setattr(self, "ids", checks.all_of("ids", self.ids, str))
-        force_setattr(self, "states", states_of(self.states))
+        force_setattr(self, "states", words_of("states", self.states, State))
         if len(self.ids) > MAX_BULK:
-            raise InvalidInput(field="ids", value=f"{len(self.ids)} ids", expected=f"at most {MAX_BULK}")
+            raise InvalidInput(
+                field="ids",
+                value=Described(f"a list of {len(self.ids)}"),
+                expected=f"at most {MAX_BULK} long",
+            )
         for each in self.ids:
             checks.text("ids", each, least=1)
         if self.queue is not None:
@@ -273,10 +300,12 @@ class Selector(_Command, frozen=True, kw_only=True, gc=False):
         checks.optional_whole("created_before", self.created_before)
         checks.optional_whole("finished_before", self.finished_before)
         if all(getattr(self, field) in (None, ()) for field in self.__struct_fields__):
-            raise InvalidInput(field="selector", value="empty", expected="at least one condition")
+            raise InvalidInput(
+                field="selector", value=Described("empty"), expected="a selector with at least one condition"
+            )
 
     def matches(self, job: Job) -> bool:
-        """Does the job meet every condition that is given, apart from the ids?"""
+        """True if the job meets every given condition, apart from the ids."""
         return (
             (not self.states or job.state in self.states)
             and (self.queue is None or checks.matches(self.queue, job.queue))
@@ -290,13 +319,6 @@ class Selector(_Command, frozen=True, kw_only=True, gc=False):
                 or (job.finished_at is not None and job.finished_at < self.finished_before)
             )
         )
-
-
-def states_of(states: tuple[State | str, ...]) -> tuple[State, ...]:
-    for each in checks.all_of("states", states, str):
-        if each not in State._value2member_map_:
-            raise InvalidInput(field="state", value=each, expected=f"one of {', '.join(State)}")
-    return tuple(State(each) for each in states)
 
 
 class _Bulk(_Tokened, frozen=True, kw_only=True, gc=False):
@@ -325,8 +347,8 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
 
 
 class Hasten(_Command, frozen=True, gc=False, tag="hasten"):
-    """Ready jobs of these queues that could have run for `waited` become as urgent as `priority`, where they
-    were less."""
+    """Raise the priority of ready jobs of these queues to `priority` if they could have run for `waited` and
+    are less urgent."""
 
     queue: str
     waited: int
@@ -341,7 +363,7 @@ class Hasten(_Command, frozen=True, gc=False, tag="hasten"):
 
 
 class Open(_Command, frozen=True, gc=False, tag="open"):
-    """`then`: for each way the group may end, the specs that are appended when it does. Their ids are
+    """`then`: for each outcome, the specs that are appended when the group ends with it. Their ids are
     derived."""
 
     group: str
@@ -354,11 +376,13 @@ class Open(_Command, frozen=True, gc=False, tag="open"):
             raise InvalidInput(field="on_failure", value=self.on_failure, expected="continue or abort")
         for ending, specs in self.then.items():
             if ending not in ("done", "failed", "canceled"):
-                raise InvalidInput(field="then", value=ending, expected="done, failed or canceled")
+                raise InvalidInput(
+                    field="then", value=ending, expected="for one of done, failed and canceled"
+                )
             for spec in checks.all_of(f"then[{ending}]", specs, Spec):
                 if spec.after or spec.group:
                     raise InvalidInput(
-                        field=f"then[{ending}]", value=spec.id, expected="specs without after and group"
+                        field=f"then[{ending}]", value=spec.id, expected="a spec without after and group"
                     )
         total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)
         checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
@@ -376,7 +400,7 @@ class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
 
 
 class Unseal(_OfGroup, frozen=True, gc=False, tag="unseal"):
-    """Pause a sealed group: what waits in it waits for another `Seal`. Of a paused one it sets the reason."""
+    """Pause a sealed group: its waiting jobs wait for another `Seal`. For a paused group: set the reason."""
 
     why: str | None = None
 
@@ -390,7 +414,7 @@ class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
 
 
 class SetQueue(_Command, frozen=True, kw_only=True, gc=False, tag="set-queue"):
-    """What is left out stays as it is; None lifts a limit."""
+    """Set the given fields of a queue; an omitted field stays as it is, None removes a limit."""
 
     queue: str
     paused: bool | UnsetType = UNSET
@@ -411,7 +435,8 @@ class SetQueue(_Command, frozen=True, kw_only=True, gc=False, tag="set-queue"):
 
 
 class SetPart(_Command, frozen=True, kw_only=True, gc=False, tag="set-part"):
-    """As for a queue. `capacity` and `append_rate` limit appends from outside to this part."""
+    """Set the given fields of a part, as `SetQueue` does. `capacity` and `append_rate` limit appends from
+    outside to this part."""
 
     queue: str
     part: str
@@ -457,7 +482,7 @@ def _check_gate(setting: SetQueue | SetPart) -> None:
 
 class Upkeep(_Command, frozen=True, gc=False, tag="upkeep"):
     """Reap, expire, wake, purge and sweep at most `limit` rows; writes nothing when nothing is due. `dead`:
-    owners whose process has ended. Their running jobs are lost now, whatever their lease."""
+    owners with an ended process. Their running jobs are lost now, whatever their lease."""
 
     limit: int = 1000
     dead: tuple[str, ...] = ()

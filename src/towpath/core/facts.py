@@ -1,8 +1,10 @@
-"""The facts from which `core.admission` decides an append, and the decision (`Admission`)."""
+"""The facts from which `core.admission` decides an append, how a ledger that keeps whole jobs collects them,
+and the decision (`Admission`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -12,14 +14,25 @@ from towpath.core.limits import Rate
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """A job, or what is left of one (`gone`). `alias` is set where the id was refused in favour of another
-    job."""
+    """A job, or the remains of a deleted one (`gone`). `alias` is set if the id was refused in favour of
+    another job."""
 
     id: str
     seq: int
     state: State
     gone: bool = False
     alias: str | None = None
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """The remains of a deleted job, or an id that was refused in favour of the job `alias`."""
+
+    id: str
+    seq: int
+    state: State
+    settled_fence: int
+    alias: str | None
+    until: int
 
 
 class KeyHolder(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +47,7 @@ class KeyHolder(msgspec.Struct, frozen=True, gc=False):
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
-    """A queue: how much fits, how much waits, how long it keeps what is finished."""
+    """A queue: its capacity, its number of waiting jobs, and its retention."""
 
     capacity: int | None = None
     depth: int = 0
@@ -42,8 +55,8 @@ class Room(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quota(msgspec.Struct, frozen=True, gc=False):
-    """The limits of a part for appends: how much fits, how much waits, at which rate, and when the next
-    append is allowed."""
+    """The limits of a part for appends: its capacity, its number of waiting jobs, the rate, and the time of
+    the next append."""
 
     capacity: int | None
     depth: int
@@ -78,8 +91,8 @@ class AppendFacts(msgspec.Struct, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Where specs come from when not from outside: a settling job (which may add to its own group), a closing
-    group or a schedule. Neither is ever refused for want of room."""
+    """The origin of specs that the engine appends: a settling job (which may add to its own group), a closing
+    group or a schedule. No capacity refuses them."""
 
     parent: str | None = None
     group: str | None = None
@@ -122,18 +135,18 @@ class Admission(msgspec.Struct):
     """(refused id, id of the winner)"""
     keys: list[KeyTaken] = []
     freed: list[KeyName] = []
-    """Keys taken by jobs that ended in this very append, so that no job holds them."""
+    """Keys of jobs that ended in this append; no job holds these keys."""
     superseded: list[int] = []
     """Older waiting jobs that end as superseded."""
     handed: list[tuple[int, int]] = []
-    """(superseded job, waiting or running; the newer one its dependents now wait for). Where the newer one
-    ended in this very append, the dependents stay with the older one and share its fate."""
+    """(superseded job, waiting or running; the newer job that its dependents now wait for). If the newer job
+    ended in this append, the dependents stay with the older job and end like it."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers it takes: one for each job and each proxy."""
+        """The number of seqs that it uses: one for each job and each proxy."""
         return len(self.jobs) + len(self.proxies)
 
 
@@ -142,7 +155,7 @@ def namespace(queue: str) -> str:
 
 
 def key_of(spec: Spec) -> KeyName | None:
-    """The key row a spec needs. A serial key is a part, not a row."""
+    """The key row that a spec needs. A serial key is a part, not a row."""
     if spec.key is None or spec.key.policy is KeyPolicy.SERIAL:
         return None
     return namespace(spec.queue), spec.key.name
@@ -173,3 +186,102 @@ def places_of(specs: Iterable[Spec]) -> set[Place]:
 def node(group: str) -> str:
     """A group as a node among job ids in a dependency walk (no id contains NUL)."""
     return f"\0{group}"
+
+
+def walks(specs: Iterable[Spec], holders: Mapping[KeyName, KeyHolder]) -> set[str]:
+    """The existing nodes through which a new spec could come to wait for itself: groups that are joined, and
+    jobs that are replaced, while something in the append has dependencies; and groups that a holder of a key
+    may represent a member in."""
+    specs = list(specs)
+    waiting = any(spec.after for spec in specs)
+    found: set[str] = set()
+    for spec in specs:
+        holder = None if (key := key_of(spec)) is None else holders.get(key)
+        replaces = spec.key is not None and spec.key.policy is KeyPolicy.REPLACE
+        if spec.group is not None and (waiting or (holder is not None and not replaces)):
+            found.add(node(spec.group))
+        if waiting and holder is not None and replaces:
+            found.add(holder.id)
+    return found
+
+
+class AppendReads(Protocol):
+    """The reads of a ledger that keeps whole jobs, for `gather`."""
+
+    jobs: dict[int, Job]
+    """By seq."""
+    keys: dict[KeyName, KeyTaken]
+    tombstones: dict[str, Tombstone]
+    proxies: dict[str, Proxy]
+    """By the id that was refused."""
+
+    def find(self, id: str) -> Job | None: ...
+
+    def group_fact(self, id: str) -> GroupFact | None: ...
+
+    def room(self, queue: str) -> Room | None: ...
+
+    def quota(self, place: Place) -> Quota | None:
+        """The append limits of a part; None if it has none."""
+        ...
+
+    def downstream(self, name: str) -> frozenset[str]: ...
+
+
+def gather(reads: AppendReads, specs: Sequence[Spec], now: int) -> AppendFacts:
+    """The facts about an append. A dependency on an id with a taken key becomes one on the holder of the
+    key, so the holders are known too."""
+    ids = {spec.id for spec in specs}
+    after = [after for spec in specs for after in spec.after]
+    known: dict[str, Known] = {}
+    for id in [*ids, *[each.id for each in after if not each.group]]:
+        known |= known_as(reads, id)
+    keys = {key for spec in specs if (key := key_of(spec)) is not None}
+    rows = [reads.keys[key] for key in keys if key in reads.keys]
+    for row in rows:
+        known |= known_as(reads, row.id)
+        if row.until > now and row.id not in ids:
+            # The window of the key outlives the job.
+            known.setdefault(row.id, Known(row.id, row.seq, State.DONE, True))
+    holders = {row.name: key_holder(reads, row) for row in rows}
+    groups = {spec.group for spec in specs if spec.group is not None}
+    found = {id: reads.group_fact(id) for id in groups | {each.id for each in after if each.group}}
+    rooms = {queue: reads.room(queue) for queue in {spec.queue for spec in specs}}
+    quotas = {place: reads.quota(place) for place in places_of(specs)}
+    return AppendFacts(
+        known=known,
+        holders=holders,
+        groups={id: fact for id, fact in found.items() if fact is not None},
+        rooms={queue: room for queue, room in rooms.items() if room is not None},
+        quotas={place: quota for place, quota in quotas.items() if quota is not None},
+        downstream={start: reads.downstream(start) for start in walks(specs, holders)},
+    )
+
+
+def known_as(reads: AppendReads, id: str) -> dict[str, Known]:
+    """The job of an id, or its remains; with the job that an alias points to."""
+    job, row, proxy = reads.find(id), reads.tombstones.get(id), reads.proxies.get(id)
+    if job is not None:
+        return {id: Known(id, job.seq, job.state)}
+    if row is not None:
+        found = {id: Known(id, row.seq, row.state, True, row.alias)}
+        if row.alias is not None:
+            # An alias may exist longer than the remains of its winner.
+            found |= known_as(reads, row.alias) or {row.alias: Known(row.alias, row.seq, State.DONE, True)}
+        return found
+    if proxy is not None:
+        winner = reads.jobs.get(proxy.job)
+        if winner is None:
+            return {id: Known(id, proxy.job, State.DONE, True)}
+        return {id: Known(id, winner.seq, winner.state, True, winner.id)} | known_as(reads, winner.id)
+    return {}
+
+
+def key_holder(reads: AppendReads, row: KeyTaken) -> KeyHolder:
+    job = reads.jobs.get(row.seq)
+    # The new job does not wait for a runner that has stopped.
+    runner = None if row.runner is None else reads.jobs.get(row.runner)
+    running = runner is not None and runner.state is State.RUNNING
+    return KeyHolder(
+        row.id, row.seq, None if job is None else job.state, row.until, row.runner if running else None
+    )

@@ -1,5 +1,5 @@
-"""The workers of a ledger as they describe themselves in notes, and what that says about a job that nothing
-else holds up. Pure."""
+"""The workers of a ledger by their reports in notes, and the explanation of a ready job that no worker runs.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from towpath.core.checks import matches
+from towpath.core.checks import matches, optional_utc
 from towpath.core.explain import Explanation, GateName, at_least, place, when
 from towpath.core.job import Job
 
@@ -28,8 +28,8 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker has learned about a resource (or a lane): at most `limit` at once, and nothing before
-    `until` (microseconds), if the service has said so."""
+    """The limit of a worker for a resource (or a lane): at most `limit` jobs at once, and none before
+    `until` (microseconds), if the service asked for a delay."""
 
     name: str
     queues: tuple[str, ...]
@@ -69,7 +69,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     def busy_for(self, queue: str, held: Sequence[str]) -> bool:
         """Is none of these slots free? `held` are the queues of the jobs that it has on lease. The report
-        counts as well: a handler whose lease was lost still has its slot."""
+        counts as well: a handler with a lost lease still has its slot."""
         if max(self.running, len(held)) >= self.concurrency:
             return True
         lane = self.lane_of(queue)
@@ -77,15 +77,15 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
             return False
         by_lane = Counter(map(self.lane_of, held))
         running = {each.name: max(each.running, by_lane[each.name]) for each in self.lanes}
-        # Of the jobs of other lanes only those beyond the reserved slots take slots that this queue could
-        # use.
+        # Jobs of other lanes take slots that this queue could use only if they are beyond the reserved
+        # slots.
         shared = sum(max(0, running[each.name] - each.reserved) for each in self.lanes if each.name != lane)
         return running[lane] + shared >= self.slots_for(queue)
 
 
 class Fleet(msgspec.Struct):
-    """The note. `known`: when each worker came. `paused` and `lanes`: what is paused, and why. `drain`: when
-    a worker was told to end."""
+    """The note. `known`: when each worker registered. `paused` and `lanes`: the pauses with their reasons.
+    `drain`: the time of the request to a worker to end."""
 
     known: dict[str, int] = {}
     paused: dict[str, str | None] = {}
@@ -123,7 +123,7 @@ def spell_lanes(lanes: Mapping[str, Mapping[str, int]], names: Mapping[str, str]
         lane: ", ".join(f"{count} {names.get(kind, kind)}" for kind, count in sorted(kinds.items()))
         for lane, kinds in lanes.items()
     }
-    return "; ".join(f"{lane}: {said or 'nothing'}" for lane, said in words.items())
+    return "; ".join(f"{lane}: {text or 'nothing'}" for lane, text in words.items())
 
 
 def among_workers(
@@ -211,9 +211,8 @@ def _takes(patterns: Sequence[str], queue: str) -> bool:
 
 
 def _but(found: Explanation, queue: str, gate: GateName, why: str, until: int | None = None) -> Explanation:
-    return Explanation(
-        found.id, gate, f"job {found.id}: {place(found.count, queue)}, but {why}", (), found.count, until
-    )
+    text = f"job {found.id}: {place(found.count, queue)}, but {why}"
+    return Explanation(found.id, gate, text, (), found.count, optional_utc(until))
 
 
 def _why(why: str | None) -> str:

@@ -3,14 +3,15 @@ of an attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from towpath.core import checks
-from towpath.errors import InvalidInput
+from towpath.core import checks, ids
+from towpath.errors import Described, InvalidInput
 
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 LOWEST, HIGHEST = 32_767, -32_768
@@ -19,7 +20,7 @@ SUSPECT = 2
 """A job with so many lost leases, or more, is a suspect: it may be the job that ends its workers."""
 _JSON = "application/json"
 SERIAL = "serial:"
-"""Parts whose name starts so belong to serial keys and have a cap of one."""
+"""Parts with this prefix belong to serial keys and have a cap of one."""
 
 
 class Word(StrEnum):
@@ -27,6 +28,22 @@ class Word(StrEnum):
     function."""
 
     __hash__ = str.__hash__
+
+
+W = TypeVar("W", bound=Word)
+
+
+def words_of(
+    field: str, values: Iterable[W | str], kind: type[W], allowed: Collection[W] = ()
+) -> tuple[W, ...]:
+    """The values, which may be plain text, as words of this kind; only the `allowed` words, if any are
+    given."""
+    known = [each for each in kind if not allowed or each in allowed]
+    found = checks.all_of(field, values, str)
+    for each in found:
+        if each not in known:
+            raise InvalidInput(field=field[:-1], value=each, expected=f"one of {', '.join(known)}")
+    return tuple(kind(each) for each in found)
 
 
 class State(Word):
@@ -41,7 +58,7 @@ class State(Word):
     CANCELED = "canceled"
 
 
-# By themselves, for hot paths: reading a member off its class costs more than the decision it is for.
+# Module constants for hot paths: reading a member of the Enum costs more than the comparison.
 BLOCKED, SCHEDULED, READY, RUNNING, DONE, FAILED, CANCELED = State
 WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.READY})
 FINISHED = frozenset({State.DONE, State.FAILED, State.CANCELED})
@@ -69,28 +86,47 @@ class Reason(Word):
 
 
 class KeyPolicy(Word):
-    """The effect of a second job with the same key: it is the first job, replaces it, or waits until it has
-    run."""
+    """The effect of a second job with the same key: it is not added, replaces the first job, or waits until
+    the first job has run."""
 
     UNIQUE = "unique"
     REPLACE = "replace"
     SERIAL = "serial"
 
 
+class Handle(Protocol):
+    """A handle on a job or a group."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def is_group(self) -> bool: ...
+
+
 class After(msgspec.Struct, frozen=True, gc=False):
-    """A dependency on a job, or on a whole group. `run_anyway` is met by any ending, otherwise only success
-    will do."""
+    """A dependency on a job, or on a whole group, by its id or its handle. With `run_anyway` any end meets
+    it, otherwise only success."""
 
     id: str
     run_anyway: bool = False
     group: bool = False
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self: After, id: str | Handle, run_anyway: bool = False, group: bool = False
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str) and hasattr(self.id, "is_group"):
+            force_setattr(self, "group", self.id.is_group)
+            force_setattr(self, "id", self.id.id)
         checks.text("after.id", self.id, least=1)
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
-    """A name that at most one job may hold; `policy` says what happens to the second. `window` is for
+    """A name that at most one job may hold; `policy` decides what happens to the second. `window` is for
     `unique`."""
 
     name: str
@@ -105,7 +141,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
         checks.whole("key.window", self.window)
         if self.policy is KeyPolicy.SERIAL and len(self.name) > checks.MAX_NAME - len(SERIAL):
             raise InvalidInput(
-                field="key.name", value=self.name, expected="at most 248 characters for a serial key"
+                field="key.name", value=self.name, expected="at most 248 characters long for a serial key"
             )
 
 
@@ -171,7 +207,7 @@ class Spec(
 
 
 def another(spec: Spec, id: str, payload: bytes) -> Spec:
-    """A copy of the spec with another id, which Towpath created, and payload. All else is already checked."""
+    """A copy of the spec with another payload and an id that Towpath created. All else is already checked."""
     if len(payload) > checks.MAX_PAYLOAD:
         checks.data("payload", payload, checks.MAX_PAYLOAD)
     made: Spec = spec.__copy__()  # type: ignore[attr-defined]  # which it has; copy.copy() costs five times as much
@@ -186,7 +222,7 @@ def runs_of(specs: Iterable[Spec]) -> list[list[Spec]]:
     model: Spec | None = None
     for spec in specs:
         if model is not None:
-            # A copy of our own, made to look like it: nothing else is as quick to compare.
+            # A copy with the other id and payload, compared as a whole: the fastest comparison.
             force_setattr(model, "id", spec.id)
             force_setattr(model, "payload", spec.payload)
             if model == spec:
@@ -207,14 +243,12 @@ def _check_optional(spec: Spec) -> None:
             )
         if spec.key is not None and spec.key.policy is KeyPolicy.SERIAL:
             raise InvalidInput(
-                field="part", value=spec.part, expected="no part beside a serial key, which is one"
+                field="part", value=spec.part, expected="left out beside a serial key, which is a part itself"
             )
     if spec.ready_at is not None:
         checks.whole("ready_at", spec.ready_at)
         if spec.delay:
-            raise InvalidInput(
-                field="ready_at", value=spec.ready_at, expected="either delay or ready_at, not both"
-            )
+            raise InvalidInput(field="ready_at", value=spec.ready_at, expected="left out beside a delay")
     checks.optional_whole("ttl", spec.ttl, least=1)
     checks.optional_whole("timeout", spec.timeout, least=1)
     checks.optional_whole("retention", spec.retention)
@@ -231,10 +265,12 @@ def _check_optional(spec: Spec) -> None:
 
 def _check_after(spec: Spec) -> None:
     if not isinstance(spec.after, tuple) or not all(isinstance(each, After) for each in spec.after):
-        raise InvalidInput(field="after", value=spec.after, expected="a tuple of After")
+        raise InvalidInput(field="after", value=spec.after, expected="a tuple of After values")
     if len(spec.after) > 10_000:
         raise InvalidInput(
-            field="after", value=f"{len(spec.after)} dependencies", expected="at most 10000; use a group"
+            field="after",
+            value=Described(f"a list of {len(spec.after)}"),
+            expected="at most 10000 long; depend on a group instead",
         )
 
 
@@ -297,6 +333,21 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     cursor: bytes | None = None
 
+    @property
+    def short_id(self) -> str:
+        """The id in log lines and tables; the commands accept it."""
+        return ids.short_id(self.seq, self.id)
+
+    @property
+    def attempts_used(self) -> int:
+        """How many of `max_attempts` the job has used, the running attempt included; at most `max_attempts`.
+
+        `attempts` counts claims, which may be more: a claim that ends with a snooze or a lost lease does not
+        use the budget, and a revived job has a new one."""
+        is_counted = self.state is RUNNING or self.state is DONE
+        is_counted = is_counted or (self.state is FAILED and self.reason is Reason.LOST)
+        return min(self.failures + is_counted, self.max_attempts)
+
 
 COLUMNS: tuple[str, ...] = Job.__struct_fields__[: Job.__struct_fields__.index("payload")]
 BODIES: tuple[str, ...] = Job.__struct_fields__[len(COLUMNS) :]
@@ -304,6 +355,15 @@ BODIES: tuple[str, ...] = Job.__struct_fields__[len(COLUMNS) :]
 
 def without_bodies(job: Job) -> Job:
     return replace(job, payload=b"", headers={}, result=None, error=None, cursor=None)
+
+
+STATE_TTL = 90 * checks.DAY
+"""How long the state of a job or message is kept after it was last saved, if no end deletes it."""
+
+
+def state_key(id: str) -> str:
+    """The note with the state of a job or message."""
+    return f"state/{id}"
 
 
 class ClaimedJob(msgspec.Struct, frozen=True, gc=False):
@@ -321,7 +381,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, gc=False, tag="done"):
-    """Finished well, with an optional result."""
+    """Finished with success and an optional result."""
 
     result: bytes | None = None
 
@@ -361,7 +421,7 @@ class Refuse(_Delayed, frozen=True, gc=False, tag="refuse"):
 
 
 class FailOutcome(msgspec.Struct, frozen=True, gc=False, tag="fail"):
-    """Never try again: a dead letter."""
+    """No further attempt: a dead letter."""
 
     error: str | None = None
 

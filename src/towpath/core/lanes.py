@@ -1,5 +1,5 @@
-"""Lanes: sets of queues that share the slots of one worker. Who may claim and start how many, as pure
-arithmetic."""
+"""Lanes: sets of queues that share the slots of one worker. Pure arithmetic: how many jobs each lane may
+claim and start."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from towpath.errors import InvalidInput
 
 MAX_LANES = 100
 AGEING_STEPS = 10
-"""How often within the time of `ageing` it is looked for jobs that have waited so long: so exact is that
-time."""
+"""Checks for jobs to age within the time of `ageing`; a job ages at most a tenth of that time late."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
 
-    Reserved slots stay free for the lane, so that a job of it never waits for the end of a job of another
-    lane. With `lends=True` the slots that the lane does not need are lent to the others, and come back as the
-    jobs that borrowed them end.
+    Reserved slots stay free for the lane, so that its jobs never wait for the end of a job of another lane.
+    With `lends=True` other lanes may use the slots that the lane does not need; it gets them back as these
+    jobs end.
 
-    With `ageing` (seconds) a job that has waited so long becomes as urgent as `high`: nothing that was
-    appended after it, and is not more urgent than that, comes before it any more.
+    With `ageing` (seconds) a job that has waited this long gets the priority `high`. Jobs that were appended
+    later then run before it only if their priority is higher than that.
 
-    With `adaptive` (the least and the most) a worker learns between these two how many of the lane may run at
+    With `adaptive` (the least and the greatest limit) a worker learns how many jobs of the lane may run at
     once, as it does for a resource."""
 
     queues: tuple[str, ...]
@@ -40,7 +39,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class LaneCall(msgspec.Struct, frozen=True, gc=False):
-    """Claim at most `n` for a lane, and no more than `upto` together with all calls before it."""
+    """A claim of at most `n` jobs for a lane. All calls up to this one claim at most `upto` jobs together."""
 
     lane: int
     n: int
@@ -48,8 +47,8 @@ class LaneCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shares:
-    """How the slots of a worker are shared. `reserved` are the slots that each lane gets before any
-    lane gets more. `total` may change: what runs and belongs to no lane has slots too."""
+    """Shares the slots of a worker among its lanes. `reserved` are the slots that each lane gets before any
+    lane gets more. `total` may change: running jobs that belong to no lane use slots too."""
 
     def __init__(self, total: int, lanes: Mapping[str, Lane]) -> None:
         self.total = total
@@ -60,17 +59,19 @@ class Shares:
         self.lending = not self._keeps
 
     def pause(self, names: Collection[str]) -> None:
-        """These lanes, and no others, start nothing and keep no slots."""
+        """Pause these lanes and resume all others. A paused lane starts no job and reserves no slot."""
         self.paused = frozenset([lane for lane, name in enumerate(self.names) if name in names])
 
     def calls(
         self, running: Sequence[int], at_hand: Sequence[int], ahead: Sequence[int], unsettled: int = 0
     ) -> list[LaneCall]:
-        """What to claim now, where so many run in each lane and so many were claimed and not started:
-        reservations first, then the rest for the first lane that has something. Each lane may have `ahead`
-        more at hand than there are free slots, but what others have ahead does not keep it from a free slot
-        that is reserved for it. Jobs that ended and are not settled (`unsettled`) count as claimed ahead, and
-        beyond that as slots that are taken."""
+        """The claims to make now. `running` and `at_hand` are, for each lane, the running jobs and the
+        claimed jobs that have not started.
+
+        Reserved slots are claimed first; the first lane with ready jobs gets the remaining ones. A lane may
+        have `ahead` more jobs at hand than there are free slots. Jobs that other lanes have ahead do not keep
+        it from a free slot that is reserved for it. Jobs that ended and are not settled (`unsettled`) count
+        as claimed ahead, and beyond that as used slots."""
         total = self.total
         if unsettled:
             most = sum(ahead)
@@ -95,7 +96,7 @@ class Shares:
                     calls.pop()
                 calls.append(LaneCall(lane, n, shared))
         if free <= 0:
-            # Slots of a lane may be taken by what ran before the lane was declared or resumed.
+            # Jobs that started before the lane was declared or resumed may use its slots.
             return calls
         return calls + [
             LaneCall(lane, min(free, short[lane]), own + min(free, kept))
@@ -104,8 +105,8 @@ class Shares:
         ]
 
     def next(self, running: Sequence[int], waiting: Sequence[object]) -> int | None:
-        """The lane whose job starts next, where so many run in each and something (not 0, not empty) waits at
-        hand; None if none may."""
+        """The lane of the job that starts next; None if no job may start. `running` has the running jobs of
+        each lane, `waiting` is true for a lane that has jobs at hand."""
         free = self.total - sum(running)
         if free <= 0:
             return None
@@ -123,7 +124,7 @@ class Shares:
         return first
 
     def open_to(self, running: Sequence[int]) -> list[bool]:
-        """For each lane: would a job of it start now?"""
+        """For each lane: could a job of it start now?"""
         short, free = self._short(running), self.total - sum(running)
         kept = sum([short[lane] for lane in self._keeps])
         return [free > kept - (short[lane] if lane in self._keeps else 0) for lane in range(len(running))]
@@ -135,9 +136,19 @@ class Shares:
         return 0 if lane in self.paused else max(0, self.reserved[lane] - held[lane])
 
 
+def ageing_order(job: Job) -> tuple[object, ...]:
+    """The order in which `Hasten` raises the priority of jobs."""
+    return job.queue, job.losses >= SUSPECT, job.part is not None, job.part or "", job.priority, job.seq
+
+
+def named_queues(claim: Claim) -> list[str]:
+    """The queues that the claim names. Queue patterns are left out."""
+    return [name for want in claim.wants for name in want.queue.split(",") if "*" not in name]
+
+
 def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
-    """What is left of a want by the limits over all wants of its claim, when so many were taken for those
-    before it."""
+    """The want within the limits that its claim sets over all wants, after the jobs `taken` for earlier
+    wants; None if nothing may be taken."""
     if want.upto is None and claim.once is None and claim.suspects is None:
         return want
     n = want.n if want.upto is None else min(want.n, want.upto - len(taken))
@@ -145,11 +156,11 @@ def narrowed(claim: Claim, want: Want, taken: Sequence[Job]) -> Want | None:
         return None
     once = _least(want.once, claim.once, sum([job.max_attempts == 1 for job in taken]))
     suspects = _least(want.suspects, claim.suspects, sum([job.losses >= SUSPECT for job in taken]))
-    return Want(want.queue, n, once, suspects=suspects)
+    return Want(want.queue, n, once, None, suspects, want.owner, want.lease, want.without)
 
 
 def _least(own: int | None, all_wants: int | None, used: int) -> int | None:
-    """The lower of a want's own limit and what is left of the limit over all wants; None is no limit."""
+    """The lower of a want's own limit and the rest of the limit over all wants; None is no limit."""
     if all_wants is None:
         return own
     left = max(0, all_wants - used)
@@ -157,7 +168,7 @@ def _least(own: int | None, all_wants: int | None, used: int) -> int | None:
 
 
 def check(lanes: Mapping[str, Lane], total: int | None = None) -> None:
-    """Raises InvalidInput with the field; with `total` also for reservations that do not fit."""
+    """Raise InvalidInput for an invalid lane; with `total` also if the reserved slots exceed it."""
     if not isinstance(lanes, Mapping):
         raise InvalidInput(field="lanes", value=lanes, expected="a mapping of names to lanes")
     checks.whole("len(lanes)", len(lanes), 1, MAX_LANES)
@@ -170,7 +181,7 @@ def check(lanes: Mapping[str, Lane], total: int | None = None) -> None:
         for queue in lane.queues:
             for other, home in homes.items():
                 if checks.matches(other, queue) or checks.matches(queue, other):
-                    expected = f"queues of one lane only: {other} is in lane {home}"
+                    expected = f"in one lane only: {other} is in lane {home}"
                     raise InvalidInput(field=f"lanes.{name}.queues", value=queue, expected=expected)
         homes |= dict.fromkeys(lane.queues, name)
     checks.whole("len(queues)", len(homes), 1, checks.MAX_PATTERNS)
@@ -196,7 +207,7 @@ def _check_lane(name: str, lane: Lane) -> None:
 
 
 def bounds_of(name: str, adaptive: tuple[int, int]) -> Bounds:
-    """Between what the limit of a lane may move."""
+    """The bounds of the adaptive limit of a lane."""
     try:
         least, most = adaptive
         return Bounds(least, most)
@@ -206,21 +217,23 @@ def bounds_of(name: str, adaptive: tuple[int, int]) -> Bounds:
 
 
 def _reserved(total: int, lanes: Mapping[str, Lane]) -> tuple[int, ...]:
-    said = sum(lane.reserved or 0 for lane in lanes.values())
+    reserved = sum(lane.reserved or 0 for lane in lanes.values())
     for name, lane in lanes.items():
-        if lane.reserved and said > total:
-            expected = f"at most the concurrency ({total}) for all lanes together; they reserve {said}"
+        if lane.reserved and reserved > total:
+            expected = f"at most the concurrency ({total}) for all lanes together; they reserve {reserved}"
             raise InvalidInput(field=f"lanes.{name}.reserved", value=lane.reserved, expected=expected)
-    silent = [name for name, lane in lanes.items() if lane.reserved is None]
-    if silent and total - said < len(silent):
-        expected = f"at least {said + len(silent)}: {said} are reserved, and lane {silent[-1]} needs one"
+    unset = [name for name, lane in lanes.items() if lane.reserved is None]
+    if unset and total - reserved < len(unset):
+        expected = (
+            f"at least {reserved + len(unset)}: {reserved} are reserved, and lane {unset[-1]} needs one"
+        )
         raise InvalidInput(field="concurrency", value=total, expected=expected)
-    usual = min(max(2, total // 8), (total - said) // len(silent)) if silent else 0
+    usual = min(max(2, total // 8), (total - reserved) // len(unset)) if unset else 0
     return tuple(usual if lane.reserved is None else lane.reserved for lane in lanes.values())
 
 
 def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
-    """Lanes from texts such as `interactive:4=mail,web`: a name, the slots reserved for it (or nothing), its
+    """Lanes from texts such as `interactive:4=mail,web`: a name, optionally its reserved slots, its
     queues."""
     found: dict[str, Lane] = {}
     for text in texts:
@@ -234,14 +247,14 @@ def lanes_of(texts: Sequence[str]) -> dict[str, Lane]:
                 expected="name=queue,queue, or name:4=queue,queue to reserve 4 slots",
             )
         if name in found:
-            raise InvalidInput(field="lane", value=name, expected="each lane once")
+            raise InvalidInput(field="lane", value=name, expected="named once")
         found[name] = Lane(queues=names, reserved=int(reserved) if colon else None)
     return found
 
 
 class LaneQueues(msgspec.Struct, frozen=True):
-    """Queues (with commas between them) of one lane that are claimed together, and the names of the limits
-    for all of them."""
+    """The queues of one lane that are claimed together, separated by commas, and the names of the limits that
+    apply to them."""
 
     lane: int
     queues: str
@@ -249,7 +262,7 @@ class LaneQueues(msgspec.Struct, frozen=True):
 
 
 def limit_of(lane: str) -> str:
-    """The name of a lane's own limit; no resource can be called so."""
+    """The name of a lane's own limit. It has a space, so no resource has the same name."""
     return f"lane {lane}"
 
 
@@ -259,7 +272,7 @@ def shown(limit: str) -> str:
 
 
 def lane_queues(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[LaneQueues]:
-    """`sources`: queue -> the resource that all its jobs use."""
+    """The queue sets of the lanes. `sources` maps a queue to the resource that all its jobs use."""
     found: list[LaneQueues] = []
     for number, (name, lane) in enumerate(lanes.items()):
         own = () if lane.adaptive is None else (limit_of(name),)

@@ -35,7 +35,7 @@ stateDiagram-v2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Protocol
 
@@ -48,6 +48,7 @@ from towpath.core.job import (
     CANCELED,
     DONE,
     FAILED,
+    FINISHED,
     READY,
     RUNNING,
     SCHEDULED,
@@ -64,6 +65,7 @@ from towpath.core.job import (
     State,
     Stop,
 )
+from towpath.core.views import AttemptOutcome, AttemptRecord
 
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
@@ -182,22 +184,76 @@ def lose(job: Job, now: int) -> Change:
         return Change(FAILED, Reason.LOST, job.attempts, job.failures, losses)
     if losses >= SUSPECT:
         return Change(
-            SCHEDULED, Reason.LOST, job.attempts, job.failures, losses, now + suspicion(job.id, losses)
+            SCHEDULED, Reason.LOST, job.attempts, job.failures, losses, now + suspect_delay(job.id, losses)
         )
     return Change(READY, Reason.LOST, job.attempts, job.failures, losses)
 
 
-SUSPICION, LONGEST_SUSPICION = checks.SECOND, 300 * checks.SECOND
+SUSPECT_DELAY, MAX_SUSPECT_DELAY = checks.SECOND, 300 * checks.SECOND
 
 
-def suspicion(id: str, losses: int) -> int:
+def suspect_delay(id: str, losses: int) -> int:
     """How long a suspect waits after a loss: up to 1 s after the second loss, twice as long after each
     further one, at most 5 min.
 
-    Jobs that were lost together must come back apart. The delay is a hash of the id and the losses, evenly
-    spread over the whole span, because a ledger invents nothing: each ledger gives the same delay."""
-    span = min(SUSPICION << min(losses - SUSPECT, 32), LONGEST_SUSPICION)
+    Jobs that were lost together must not return at the same time. The delay is a hash of the id and the
+    losses, evenly spread over the whole span, and not a random number: each ledger computes the same
+    delay."""
+    span = min(SUSPECT_DELAY << min(losses - SUSPECT, 32), MAX_SUSPECT_DELAY)
     return 1 + int.from_bytes(blake2b(f"{id}:{losses}".encode(), digest_size=8).digest(), "big") % span
+
+
+HISTORY = 20
+"""The number of attempts of a job in its history: the last ones."""
+_OUTCOMES: Mapping[Reason, AttemptOutcome] = {
+    Reason.RETRY: AttemptOutcome.RETRIED,
+    Reason.SNOOZED: AttemptOutcome.SNOOZED,
+    Reason.RELEASED: AttemptOutcome.RELEASED,
+    Reason.REFUSED: AttemptOutcome.REFUSED,
+    Reason.SUPERSEDED: AttemptOutcome.SUPERSEDED,
+}
+
+
+def attempt_outcome(job: Attempted, change: Change) -> AttemptOutcome:
+    """How the attempt of a running job ended that did not end done."""
+    if change.losses > job.losses:
+        return AttemptOutcome.LOST
+    if change.state is FAILED:
+        return AttemptOutcome.FAILED
+    return _OUTCOMES.get(change.reason, AttemptOutcome.CANCELED)
+
+
+def attempt_record(job: Job, change: Change, error: str | None, now: int) -> AttemptRecord:
+    """The end of the attempt of a running job, for its history. Not for an attempt that ended done."""
+    return AttemptRecord(
+        number=job.attempts,
+        counted=change.attempts == job.attempts,
+        started_at=job.started_at or 0,
+        ended_at=now,
+        owner=job.owner or "",
+        outcome=attempt_outcome(job, change),
+        error=error,
+    )
+
+
+Histories = dict[int, tuple[AttemptRecord, ...]]
+"""By seq of a job: its last attempts that did not end done, oldest first."""
+
+
+def end_attempt(histories: Histories, job: Job, change: Change, error: str | None, now: int) -> None:
+    """Keep the end of the attempt of a running job, unless it ended done. A claim that was given back without
+    an attempt is replaced by the next one with the same number: a job that no worker can run keeps the ends
+    of its attempts."""
+    if change.state is not DONE:
+        new = attempt_record(job, change, error, now)
+        place, first = (new.number, new.counted), new.number - HISTORY + 1
+        kept = [old for old in histories.get(job.seq, ()) if (old.number, old.counted) != place]
+        histories[job.seq] = (*[old for old in kept if old.number >= first], new)
+
+
+def may_have_history(job: Job) -> bool:
+    """Whether a claim of the job may have ended other than done. The fence counts the claims."""
+    return job.fence > (job.state is DONE)
 
 
 # The records that follow from a change. Every ledger that keeps whole jobs uses these functions; the SQL of
@@ -220,8 +276,8 @@ def take(job: Job, owner: str, lease: int, now: int) -> Job:
 
 
 def settled(job: Job, change: Change, outcome: Outcome) -> Job:
-    """A running job whose attempt was settled; `given_back` or `ended` completes the record. An outcome
-    without an error keeps the error of an earlier attempt."""
+    """A running job after its attempt was settled; `given_back` or `ended` completes the record. An outcome
+    without an error keeps the error of an earlier attempt, but a done job has none."""
     error = getattr(outcome, "error", None)
     return replace(
         job,
@@ -230,7 +286,7 @@ def settled(job: Job, change: Change, outcome: Outcome) -> Job:
         settled_fence=job.fence,
         settled_as=change.state,
         result=outcome.result if type(outcome) is Done else job.result,
-        error=job.error if error is None else error,
+        error=None if change.state is DONE else job.error if error is None else error,
     )
 
 
@@ -263,8 +319,27 @@ def ended(job: Job, state: State, reason: Reason, now: int, queue_retention: int
     )
 
 
+def completed(job: Job, outcome: Done, now: int, queue_retention: int | None) -> Job:
+    """`settled` and `ended` of a running job that is done, as one copy of the record: the end of most jobs.
+    The shared suite compares the two."""
+    return replace(
+        job,
+        state=DONE,
+        reason=_NONE,
+        settled_fence=job.fence,
+        settled_as=DONE,
+        result=outcome.result,
+        error=None,
+        finished_at=now,
+        purge_at=purge_time(DONE, now, job.retention, queue_retention),
+        waits=0,
+        owner=None,
+        lease_until=None,
+    )
+
+
 def woken(job: Job) -> Job:
-    """A scheduled job whose time has come."""
+    """A scheduled job after its time has come."""
     return replace(job, state=READY, reason=job.reason if job.reason in REASONS[READY] else _NONE)
 
 
@@ -337,15 +412,36 @@ def purge_time(
     return finished_at + (RETENTION if queue_retention is None else queue_retention)
 
 
+def inconsistencies(job: Job) -> Iterator[str]:
+    """The fields of a job that contradict its state, as ends of a sentence that begins with the job."""
+    if job.reason not in REASONS[job.state]:
+        yield f"is {job.state} for the reason {job.reason!s}"
+    if job.settled_fence > job.fence:
+        yield "is settled with a fence that it never had"
+    if job.attempts < 0:
+        yield "has a negative number of attempts"
+    leased = (job.owner is not None, job.lease_until is not None)
+    if job.state is not RUNNING and leased != (False, False):
+        yield f"is {job.state} and has an owner or a lease"
+    if job.state is RUNNING and (
+        leased != (True, True) or job.fence < 1 or job.lease_len is None or job.started_at is None
+    ):
+        yield "runs without owner, lease or fence"
+    if (job.finished_at is not None) != (job.state in FINISHED):
+        yield f"is {job.state} with finished_at {job.finished_at}"
+    if (job.purge_at is not None) != (job.state is DONE or job.state is CANCELED):
+        yield f"is {job.state} with purge_at {job.purge_at}"
+
+
 LEAST = checks.SECOND // 2
-"""Shorter jumps are not worth remembering: a lease of less than a second is not protected."""
+"""Shorter jumps are not recorded: a lease of less than a second is not protected."""
 KEPT = 16
-"""How many jumps are remembered at most, the largest."""
+"""The number of recorded jumps: the largest ones."""
 
 
 class Jumps:
-    """Fed with the time of every `apply`. A process that slept, or a clock that was set, must not look like a
-    dead worker."""
+    """Records clock jumps, from the time of every `apply`. Jobs must not be reaped because a process slept or
+    a clock was set."""
 
     __slots__ = ("_jumps", "_last")
 
@@ -368,16 +464,22 @@ class Jumps:
 
     def until(self, lease_len: int, lease_until: int) -> int:
         """The time before which a job with this lease is not reaped; 0 if no jump protects it. A jump
-        protects only the leases that it ran over: one that had ended before was lost without its help."""
+        protects only the leases that it ran over: a lease that had ended before was lost anyway."""
         return max(
             (at + lease_len for size, at in self._jumps if 2 * size > lease_len and lease_until > at - size),
             default=0,
         )
 
-    def spares(self, lease_len: int, lease_until: int, now: int) -> bool:
+    def protects(self, lease_len: int, lease_until: int, now: int) -> bool:
         return now < self.until(lease_len, lease_until)
+
+    def reap_time(self, job: Job, now: int) -> int:
+        """The time at which a running job is lost: after its lease, or later if a jump protects it."""
+        lease_len, lease_until = job.lease_len or 0, job.lease_until or 0
+        protected_until = self.until(lease_len, lease_until)
+        return max(lease_until + 1, protected_until if now < protected_until else 0)
 
     @property
     def recorded(self) -> list[tuple[int, int]]:
-        """(when, how far) of the jumps remembered."""
+        """(time, size) of the recorded jumps."""
         return [(at, size) for size, at in self._jumps]

@@ -25,7 +25,7 @@ class _Result(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placed(_Result, frozen=True, gc=False):
-    """Where a spec ended up: its own id, or that of the job that already held its key."""
+    """The job of a spec: its own id, or the id of the job that already held its key."""
 
     id: str
     seq: int
@@ -102,6 +102,8 @@ class Upkept(_Result, frozen=True, gc=False, tag="upkept"):
     swept: int = 0
     more: bool = False
     next_due: int | None = None
+    failed: tuple[str, ...] = ()
+    """The reaped jobs that have become dead letters (`max_losses`), by id."""
 
 
 Result = (

@@ -1,28 +1,20 @@
-"""The rule of revival: may a failed or canceled job start again, and if not, why?"""
+"""The rules of revival: may a failed or canceled job start again, if not, why, and which jobs are revived
+with it?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
-from towpath.core.facts import node
-from towpath.core.job import CANCELED, DONE, FAILED, Job, Reason, State
+from towpath.core.facts import KeyTaken, Proxy, namespace, node
+from towpath.core.finish import GroupGate, Records, downstream, group_of, open_waits
+from towpath.core.job import CANCELED, FAILED, FINISHED, RUNNING, WAITING, Job, KeyPolicy, Reason, State
+from towpath.core.lifecycle import counter_of, held, revived
 from towpath.core.results import GroupState
 
 DEAD = frozenset({FAILED, CANCELED})
-
-
-class GroupGate(msgspec.Struct, frozen=True):
-    """A dependency of a job on a group: on its success, on any end, or (a callback) on the outcome
-    `wanted`."""
-
-    run_anyway: bool
-    wanted: State | None = None
-
-    def met(self, outcome: State) -> bool:
-        return self.run_anyway or outcome is (self.wanted or DONE)
 
 
 class RevivalReads(Protocol):
@@ -54,7 +46,7 @@ class RevivalReads(Protocol):
         ...
 
     def counted_in(self, job: Job) -> set[str]:
-        """The groups that count the job once it is revived: its own, and those (unless aborting) in which it
+        """The groups that count the job once it is revived: its own, and each (unless aborting) in which it
         represents a member."""
         ...
 
@@ -108,3 +100,137 @@ def _cycle(job: Job, reads: RevivalReads) -> str | None:
             named = "group " + first[1:] if first.startswith("\0") else first
             return f"it waits for {named}, which waits for its group {group}"
     return None
+
+
+class Revivals(RevivalReads, Protocol):
+    """The rule's reads, and the revival of one job."""
+
+    def by_seq(self, seqs: Sequence[int]) -> Iterable[Job]: ...
+
+    def revive(self, job: Job) -> set[int]:
+        """Revive a job and reopen its groups; return the jobs that may have ended only because of it."""
+        ...
+
+
+def revive_all(found: Iterable[Job], ledger: Revivals) -> tuple[int, tuple[tuple[str, str], ...]]:
+    """Revive jobs, each with the jobs that ended only because of it: the number of revived jobs, and id and
+    obstacle of each job that was refused."""
+    revived: set[int] = set()
+    refused: dict[int, tuple[str, str]] = {}
+    for job in sorted(found, key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq)):
+        if job.seq in revived:
+            # The job was revived together with one that it needs.
+            continue
+        if (obstacle := revive_obstacle(job, ledger)) is not None:
+            refused[job.seq] = job.id, obstacle
+        else:
+            revived |= _revive_with_dependents(job, ledger)
+    return len(revived), tuple([refused[seq] for seq in sorted(refused)])
+
+
+def _revive_with_dependents(job: Job, ledger: Revivals) -> set[int]:
+    """Revive a job and, level by level, the jobs that ended only because of it."""
+    revived, needing = {job.seq}, ledger.revive(job)
+    while needing:
+        level, needing = sorted(needing), set()
+        for dependent in ledger.by_seq(level):
+            dead = dependent.state in DEAD and dependent.reason is Reason.DEPENDENCY
+            if dead and revive_obstacle(dependent, ledger) is None:
+                needing |= ledger.revive(dependent)
+                revived.add(dependent.seq)
+    return revived
+
+
+class RecordRevivals:
+    """`Revivals` of a ledger that keeps whole jobs."""
+
+    def __init__(self, records: Records, now: int) -> None:
+        self._records, self._now = records, now
+
+    def other_holder(self, job: Job) -> str | None:
+        if job.key is None or job.key_policy is KeyPolicy.SERIAL:
+            return None
+        holder = self._records.key_holder((namespace(job.queue), job.key))
+        return None if holder is None or holder.seq == job.seq or holder.state in FINISHED else holder.id
+
+    def group_state(self, group: str) -> tuple[GroupState, State | None]:
+        row = group_of(self._records, group)
+        return row.state, row.outcome
+
+    def dead_dependency(self, job: Job) -> tuple[str, State] | None:
+        needed = [
+            self._records.jobs[src] for src, any_end in self._records.dependencies(job.seq) if not any_end
+        ]
+        return next(((each.id, each.state) for each in needed if each.state in DEAD), None)
+
+    def gates(self, job: Job) -> Iterable[tuple[str, GroupGate]]:
+        return self._records.gates_of(job.seq)
+
+    def dead_member(self, group: str) -> str | None:
+        winners = [self._records.jobs.get(proxy.job) for proxy in self._records.proxies_in(group)]
+        members = [*self._records.members(group), *[job for job in winners if job is not None]]
+        dead = [job for job in members if job.state in DEAD and job.reason is not Reason.SUPERSEDED]
+        return min(dead, key=lambda job: (job.state is not FAILED, job.seq)).id if dead else None
+
+    def open_dependencies(self, job: Job) -> set[str]:
+        needed = [self._records.jobs[src] for src, _ in self._records.dependencies(job.seq)]
+        return {each.id for each in needed if each.state not in FINISHED}
+
+    def counted_in(self, job: Job) -> set[str]:
+        found = {proxy.group for proxy in self._represented(job)}
+        return found if job.group is None else found | {job.group}
+
+    def downstream(self, name: str) -> frozenset[str]:
+        return downstream(self._records, name)
+
+    def by_seq(self, seqs: Sequence[int]) -> list[Job]:
+        return [self._records.jobs[seq] for seq in seqs]
+
+    def revive(self, job: Job) -> set[int]:
+        records = self._records
+        for group, _, _ in shut_gates(job, self):
+            # The failed members of the group are deleted: no member is left to wait for.
+            records.drop_gate(group, job.seq)
+        records.put(revived(job, open_waits(records, job), self._now))
+        if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+            records.take_key(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
+        needing = set()
+        for dst, any_end in list(records.dependents(job.seq)):
+            if records.jobs[dst].state not in FINISHED:
+                # An edge to an unfinished job was met before.
+                records.drop_edge(job.seq, dst)
+            elif not any_end:
+                needing.add(dst)
+        for proxy in self._represented(job):
+            records.put_proxy(replace(proxy, counted="unfinished"))
+        for group in sorted(self.counted_in(job)):
+            if self.group_state(group)[0] is GroupState.CLOSED:
+                needing |= self._reopen(group)
+        return needing
+
+    def _represented(self, job: Job) -> list[Proxy]:
+        """The members that the job represents, in groups that are not aborting."""
+        proxies = self._records.proxies_of(job.seq)
+        return [proxy for proxy in proxies if self.group_state(proxy.group)[0] is not GroupState.ABORTING]
+
+    def _reopen(self, id: str) -> set[int]:
+        """A closed group waits again, and so do the jobs that it woke and that have not begun; return the
+        jobs that may have ended only because of its outcome."""
+        records = self._records
+        records.set_group(id, state=GroupState.SEALED, outcome=None, closed_at=None)
+        for proxy in list(records.proxies_in(id)):
+            winner = records.jobs.get(proxy.job)
+            # An abort may have counted the member as canceled.
+            if winner is not None and winner.id not in downstream(records, node(id)):
+                records.put_proxy(replace(proxy, counted=counter_of(winner.state, winner.reason)))
+        found: set[int] = set()
+        for dst, gate in list(records.gates_to(id)):
+            job = records.jobs[dst]
+            if job.state in WAITING:
+                records.put(held(job))
+            elif job.state is RUNNING:
+                # A job that has begun for the old outcome runs once.
+                records.drop_gate(id, dst)
+            elif job.reason is Reason.DEPENDENCY and not gate.run_anyway:
+                found.add(dst)
+        return found

@@ -1,13 +1,14 @@
-"""When a schedule fires: cron expressions, fixed intervals, summer time, and what becomes of fires that were
-missed."""
+"""The times at which a schedule fires: cron expressions, fixed intervals, daylight saving time, and the
+handling of missed fires."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -17,14 +18,15 @@ from msgspec.structs import force_setattr, replace
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.job import Spec, Word
-from towpath.errors import InvalidInput
+from towpath.core.views import Readable
+from towpath.errors import InvalidInput, shortened
 
 GRACE: Final = 60 * SECOND
-"""A fire that is later than this was missed."""
+"""A fire that is later than this counts as missed."""
 SHORTEST: Final = SECOND // 10
-"""Between two fires of an interval."""
+"""The shortest interval."""
 CATCH_UP: Final = 100
-"""Missed fires of one schedule that are made up for at a time."""
+"""Missed fires of one schedule that are made at a time."""
 ALIASES: Final[Mapping[str, str]] = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -37,7 +39,7 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 class Missed(Word):
-    """The handling of fires that were missed: none, one, or all of them are made up for."""
+    """The handling of missed fires: make none, the latest, or all of them."""
 
     SKIP = "skip"
     ONCE = "once"
@@ -50,8 +52,14 @@ def missed_of(word: object) -> Missed:
     return Missed(word)
 
 
+def either_cron_or_every(what: str, given: object) -> InvalidInput:
+    """The error of a schedule with both of them, or with neither."""
+    message = f"{what} needs either cron or every; it has {shortened(given)}"
+    return InvalidInput(field="schedule", value=given, expected="either cron or every", message=message)
+
+
 def every_of(span: float | timedelta) -> int:
-    """An interval in microseconds from what a user calls one."""
+    """An interval in microseconds, from seconds or a timedelta."""
     every = checks.micros(span, "every")
     if every < SHORTEST:
         raise InvalidInput(field="every", value=span, expected=f"at least {SHORTEST / SECOND:g} seconds")
@@ -59,9 +67,10 @@ def every_of(span: float | timedelta) -> int:
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When (`cron` in the time zone `tz`, or `every` so many microseconds counted from `anchor`) and what
-    (`spec`, whose id is not used). The last four fields are the ledger's: `declared` is the definition that
-    the code gave, so that a change made at run time is not undone by the next start of the same code."""
+    """When to fire (`cron` in the time zone `tz`, or `every` so many microseconds counted from `anchor`) and
+    what to append (`spec`; its id is not used). The last four fields are set in the ledger. `declared` is the
+    digest of the definition in the code: a change made at run time is kept when the same code starts
+    again."""
 
     name: str
     spec: Spec
@@ -82,7 +91,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         checks.whole("anchor", self.anchor)
         if (self.cron is None) == (self.every is None):
             given = {"cron": self.cron, "every": self.every}
-            raise InvalidInput(field="schedule", value=given, expected="either cron or every")
+            raise either_cron_or_every("a schedule", given)
         zone_of(self.tz)
         if self.every is not None:
             checks.whole("every", self.every, SHORTEST)
@@ -95,33 +104,67 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def times(self) -> tuple[object, ...]:
-        """All that decides when it fires."""
+        """The fields that decide when it fires."""
         return self.cron, self.every, self.anchor, self.tz
 
     def definition(self) -> str:
-        """A digest of what was asked for, without what has become of it."""
+        """A digest of the definition, without the fields that change in the ledger."""
         plain = replace(self, paused=False, next_at=0, last_at=None, declared="")
         return hashlib.blake2b(msgspec.json.encode(plain, order="sorted"), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleStatus(Readable):
+    """A schedule for users. `every` is in seconds; `args` are the arguments of its jobs."""
+
+    name: str
+    cron: str | None
+    every: float | None
+    tz: str
+    missed: Missed
+    paused: bool
+    next_at: datetime | None
+    """None while it is paused."""
+    last_at: datetime | None
+    queue: str
+    kind: str
+    args: Any
+
+
+def schedule_status(schedule: Schedule) -> ScheduleStatus:
+    spec = schedule.spec
+    return ScheduleStatus(
+        name=schedule.name,
+        cron=schedule.cron,
+        every=checks.optional_seconds(schedule.every),
+        tz=schedule.tz,
+        missed=schedule.missed,
+        paused=schedule.paused,
+        next_at=None if schedule.paused else checks.utc(schedule.next_at),
+        last_at=checks.optional_utc(schedule.last_at),
+        queue=spec.queue,
+        kind=spec.kind,
+        args=msgspec.json.decode(spec.payload) if spec.payload else None,
+    )
+
+
 def next_fire(schedule: Schedule, after: int) -> int:
-    """The first fire later than `after`; the end of time if there is none. A fixed time of day that the
-    autumn change brings twice is fired the first time only; one that the spring change skips is fired when
-    the gap ends."""
+    """The first fire later than `after`; `FOREVER` if there is none. A fixed time of day that occurs twice in
+    autumn is fired the first time only; one that is skipped in spring is fired when the gap ends."""
     if schedule.every is not None:
         return schedule.anchor + ((after - schedule.anchor) // schedule.every + 1) * schedule.every
     assert schedule.cron is not None
     expression, offset = _expression(schedule.cron)
     after -= offset
     for moment in CronSim(expression, datetime.fromtimestamp(after // SECOND, zone_of(schedule.tz))):
-        # From within the repeated hour of autumn, cronsim begins with the first pass, which is over.
+        # In the repeated hour of autumn cronsim starts with the first pass, which is in the past.
         if (fire := int(moment.timestamp()) * SECOND) > after:
             return fire + offset
     return checks.FOREVER
 
 
 def plan(schedule: Schedule, now: int, most: int = CATCH_UP) -> tuple[list[int], int]:
-    """The fires to make at `now` of a schedule that is due, and the next one after them."""
+    """The fires of a due schedule to make at `now`, and the next fire after them."""
     if schedule.missed is not Missed.ALL:
         latest = _latest(schedule, now)
         late = schedule.missed is Missed.SKIP and now - latest > GRACE
@@ -134,7 +177,7 @@ def plan(schedule: Schedule, now: int, most: int = CATCH_UP) -> tuple[list[int],
 
 
 def _latest(schedule: Schedule, now: int) -> int:
-    """The last fire up to `now`, found by halving: there may be millions since `next_at`."""
+    """The last fire up to `now`, by binary search: there may be millions since `next_at`."""
     fire, end = schedule.next_at, now
     while fire < end:
         middle = (fire + end) // 2
@@ -146,8 +189,8 @@ def _latest(schedule: Schedule, now: int) -> int:
 
 
 def _expression(cron: str) -> tuple[str, int]:
-    """The expression for cronsim and what to add to its times. A leading field with one second is such an
-    addition, because cronsim gives the care for summer time only to expressions of five fields."""
+    """The expression for cronsim, and the offset to add to its times. A leading field with a single second is
+    such an offset, because cronsim handles daylight saving time only in expressions of five fields."""
     cron = ALIASES.get(cron.strip().lower(), cron)
     first, _, rest = cron.strip().partition(" ")
     if len(cron.split()) == 6 and first.isdecimal() and int(first) < 60:
@@ -185,11 +228,12 @@ def _check_expression(cron: str, tz: str) -> None:
         next(CronSim(expression, datetime.fromtimestamp(0, zone_of(tz))))
     except StopIteration:
         raise InvalidInput(
-            field="cron", value=cron, expected="an expression that comes true within 50 years"
+            field="cron", value=cron, expected="an expression that matches a time within 50 years"
         ) from None
     except (CronSimError, AssertionError, ValueError, TypeError, LookupError) as error:
         names = ", ".join(ALIASES)
         expected = (
-            f"minute hour day month weekday (with seconds in front if you like), or one of {names} ({error})"
+            "five fields, minute hour day month weekday (optionally with seconds in front), "
+            f"or one of {names} ({error})"
         )
         raise InvalidInput(field="cron", value=cron, expected=expected) from None

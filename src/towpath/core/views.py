@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
-from towpath.core.commands import GroupState, Note, Noted, OnFailure, states_of
-from towpath.core.job import FINISHED, WAITING, Job, State
-from towpath.core.limits import Rate
+from towpath.core.commands import GroupState, Note, Noted, OnFailure, SetPart, SetQueue
+from towpath.core.job import FINISHED, WAITING, Job, Reason, State, Word, without_bodies, words_of
+from towpath.core.limits import Rate, reason_after
 from towpath.errors import InvalidInput, NoteConflict
 
 MAX_PAGE = 1000
+
+
+class Readable:
+    """The base of the views for users: frozen dataclasses in which times are datetimes in UTC and durations
+    are seconds."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The view as plain JSON values; times are ISO 8601 text."""
+        plain: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    """The form of a value that msgspec does not support: a model of pydantic as its fields, others as
+    text."""
+    dump = getattr(value, "model_dump", None)
+    return str(value) if dump is None or isinstance(value, type) else dump(mode="json")
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +80,7 @@ class QueueView(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartView(msgspec.Struct, frozen=True, gc=False):
-    """A part of a queue: what waits and runs in it, and its limits."""
+    """A part of a queue: its ready and running jobs, and its limits."""
 
     queue: str
     name: str
@@ -75,7 +100,7 @@ class PartView(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupView(msgspec.Struct, frozen=True, gc=False):
-    """A group: where it is in its life, how it ended, and the exact counts of its members."""
+    """A group: its state, its outcome, and the exact counts of its members."""
 
     id: str
     state: GroupState
@@ -90,12 +115,13 @@ class GroupView(msgspec.Struct, frozen=True, gc=False):
     created_at: int
     closed_at: int | None
     paused: bool = False
-    """It was sealed, and is open again until it is sealed anew."""
+    """The group was sealed, and is open until it is sealed again."""
     why: str | None = None
 
 
 class NoteView(msgspec.Struct, frozen=True, gc=False):
-    """A note as it stands; `version` changes with every write, `fence` only when it is made anew."""
+    """A note at one moment; `version` changes with every write, `fence` only when the note is created
+    again."""
 
     key: str
     value: bytes
@@ -119,9 +145,39 @@ def write_note(old: NoteView | None, note: Note, version: int, now: int) -> tupl
     return new, Noted(note.key, version, new.fence)
 
 
+NotePlan = list[tuple[NoteView | None, Noted]]
+"""For each write of a note: the note after it (None: the note is deleted), and the answer."""
+
+
+def plan_notes(stored: Mapping[str, NoteView], notes: Iterable[Note], version: int, now: int) -> NotePlan:
+    """The writes of notes one after the other; each reads the results of the writes before it. Raises
+    `NoteConflict`. `version` is the number of the first write."""
+    plan: NotePlan = []
+    ahead: dict[str, NoteView | None] = {}
+    for note in notes:
+        old = ahead[note.key] if note.key in ahead else stored.get(note.key)
+        new, answer = write_note(old, note, version, now)
+        version += new is not None
+        ahead[note.key] = new
+        plan.append((new, answer))
+    return plan
+
+
+_GATE_KEYS = frozenset({"queue", "part", "why", "not_before"})
+
+
+def given_settings(why: str | None, paused: bool, command: SetQueue | SetPart) -> dict[str, Any]:
+    """The settings that a command changes, by the field names of `QueueView` and `PartView`. `why` and
+    `paused` are the values before the command."""
+    fields = [field for field in command.__struct_fields__ if field not in _GATE_KEYS]
+    found = {field: getattr(command, field) for field in fields} | {"next_at": command.not_before}
+    found["why"] = reason_after(why, paused, command.paused, command.why)
+    return {field: value for field, value in found.items() if value is not UNSET}
+
+
 class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is what the last
-    answer gave."""
+    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is the `next` of
+    the last answer."""
 
     queue: str | None = None
     part: str | None = None
@@ -140,7 +196,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     page: str | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "states", states_of(self.states))
+        force_setattr(self, "states", words_of("states", self.states, State))
         if self.queue is not None:
             checks.pattern("queue", self.queue)
         for field in ("part", "group", "owner", "correlation_id"):
@@ -198,17 +254,196 @@ def page_seq(page: object) -> int:
     raise InvalidInput(field="page", value=page, expected="the `next` of an earlier page")
 
 
+class GroupQuery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Which groups to list, in the order of their ids by bytes. Ids that Towpath creates grow with time, so
+    `descending` lists the newest of them first. `page` is the `next` of the last answer."""
+
+    states: tuple[GroupState, ...] = ()
+    outcomes: tuple[State, ...] = ()
+    """How the group ended. A group that is not closed has no outcome."""
+    prefix: str = ""
+    descending: bool = False
+    limit: int = 100
+    page: str | None = None
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "states", words_of("states", self.states, GroupState))
+        force_setattr(self, "outcomes", words_of("outcomes", self.outcomes, State, FINISHED))
+        checks.text("prefix", self.prefix)
+        checks.whole("limit", self.limit, 1, MAX_PAGE)
+        if self.page is not None:
+            page_id(self.page)
+
+    def matches(self, group: GroupView) -> bool:
+        """Does the group meet every condition that is given, apart from the page?"""
+        return (
+            group.id.startswith(self.prefix)
+            and (not self.states or group.state in self.states)
+            and (not self.outcomes or group.outcome in self.outcomes)
+        )
+
+    def follows(self, id: str) -> bool:
+        """Is the id behind the page mark?"""
+        if self.page is None:
+            return True
+        mark = page_id(self.page)
+        return id < mark if self.descending else id > mark
+
+
+def id_token(id: str) -> str:
+    return base64.urlsafe_b64encode(f"i{id}".encode()).decode().rstrip("=")
+
+
+def page_id(page: object) -> str:
+    """The id after which a page continues."""
+    try:
+        if isinstance(page, str) and len(page) <= 2048:
+            raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True).decode()
+            if raw.startswith("i") and checks.storable(raw) and id_token(raw[1:]) == page:
+                return raw[1:]
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidInput(field="page", value=page, expected="the `next` of an earlier page")
+
+
+def prefix_end(prefix: str) -> str:
+    """The end of the index range of this prefix: a text that is greater, by bytes, than all ids with the
+    prefix and not greater than any id after them."""
+    for at in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[at]) + 1
+        if code <= 0x10FFFF:
+            # Surrogates are no characters: no stored text is between the characters around them.
+            return prefix[:at] + chr(0xE000 if code == 0xD800 else code)
+    return chr(0x10FFFF) * (checks.MAX_NAME + 1)
+
+
+class GroupPage(msgspec.Struct, frozen=True, gc=False):
+    """Some of the groups that a query found; `next` is the `page` of the query for the next groups, None at
+    the end."""
+
+    groups: tuple[GroupView, ...]
+    next: str | None
+
+
+def group_page(query: GroupQuery, found: Sequence[GroupView]) -> GroupPage:
+    """A page of the groups found, of which there may be one more than the limit."""
+    page = tuple(found[: query.limit])
+    return GroupPage(page, id_token(page[-1].id) if len(found) > query.limit else None)
+
+
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """Some of the jobs a query found; `next` is the `page` to ask for what follows, None at the end."""
+    """Some of the jobs that a query found; `next` is the `page` of the query for the next jobs, None at the
+    end."""
 
     jobs: tuple[Job, ...]
     next: str | None
 
 
+def page_of(query: Query, jobs: Iterable[Job]) -> Page:
+    """The page of a query from the jobs behind its page mark, in the order of the query."""
+    found = list(islice((job for job in jobs if query.matches(job)), query.limit + 1))
+    page = [job if query.bodies else without_bodies(job) for job in found[: query.limit]]
+    return Page(tuple(page), page_token(page[-1].seq) if len(found) > query.limit else None)
+
+
+class AttemptOutcome(Word):
+    """How an attempt ended that did not end done. A timeout is `retried` or `failed`; the error names the
+    timeout."""
+
+    RETRIED = "retried"
+    SNOOZED = "snoozed"
+    RELEASED = "released"
+    REFUSED = "refused"
+    LOST = "lost"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    SUPERSEDED = "superseded"
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An attempt that did not end done. `counted` is False for a claim that was given back without an attempt
+    (released, refused): the next claim has the same number."""
+
+    number: int
+    counted: bool
+    started_at: int
+    ended_at: int
+    owner: str
+    outcome: AttemptOutcome
+    error: str | None
+
+
 class Winner(msgspec.Struct, frozen=True):
-    """An id that was refused for its key, or whose job was superseded, and the job that represents it (None:
+    """An id of a refused (for its key) or superseded job, and the job that represents it (None:
     it is deleted). In a group `place` is the number by which it is ordered among the members."""
 
     id: str
     place: int
     winner: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus(Readable):
+    """A job at one moment. `arguments` and `result` have the types of the task if it is registered in this
+    process, else they are plain JSON; `arguments` of a message are None. `attempts` counts the deliveries,
+    `attempts_used` the attempts that count towards `max_attempts`. `after` and `after_groups` are the ids of
+    its dependencies."""
+
+    id: str
+    kind: str
+    queue: str
+    state: State
+    reason: Reason
+    arguments: Mapping[str, Any] | None
+    result: Any
+    error: str | None
+    attempts: int
+    attempts_used: int
+    max_attempts: int
+    failures: int
+    losses: int
+    created_at: datetime
+    ready_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    expires_at: datetime | None
+    priority: int
+    part: str | None
+    key: str | None
+    timeout: float | None
+    """Seconds that an attempt may take."""
+    retention: float | None
+    """Seconds for which the finished job is kept; None: the retention of its queue."""
+    owner: str | None
+    """The worker that runs the job."""
+    cancel_requested: Reason | None
+    progress_done: int | None
+    progress_total: int | None
+    cursor: Any
+    """The last checkpoint."""
+    group: str | None
+    parent: str | None
+    after: tuple[str, ...]
+    after_groups: tuple[str, ...]
+    correlation_id: str | None
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus(Readable):
+    """A group at one moment, with the exact counts of its members. `outcome` is None until it is closed."""
+
+    id: str
+    state: GroupState
+    outcome: State | None
+    on_failure: OnFailure
+    total: int
+    unfinished: int
+    done: int
+    failed: int
+    canceled: int
+    superseded: int
+    created_at: datetime
+    closed_at: datetime | None
+    paused: bool
+    why: str | None

@@ -1,4 +1,4 @@
-"""The durable truth: what every ledger can do, whatever it is made of.
+"""The protocol of ledgers, the durable record of all jobs.
 
 `apply` is the only way to write. It runs a batch of commands in one transaction and returns for each a result
 or an error value; it returns after the batch is durable. `docs/ledger-rules.md` is the contract in prose, and
@@ -18,16 +18,28 @@ from towpath.clock import Clock
 from towpath.core.commands import Command, Placed, Result
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
+from towpath.core.views import (
+    AttemptRecord,
+    GroupPage,
+    GroupQuery,
+    GroupView,
+    NoteView,
+    Page,
+    PartView,
+    Query,
+    QueueView,
+    Winner,
+)
 from towpath.errors import InvalidInput, NotInstalled, Refused
+from towpath.escapes import without_password
 
 Answer = Result | Refused
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """`durable`: survives the process. `shared`: several processes may open it. `transactional`:
-    `Settle.within` works, and it is a `Transactional` ledger. `remote`: a question goes to a server that
-    others use too, so what only looks should look seldom."""
+    `Settle.within` works, and it is a `Transactional` ledger. `remote`: a read goes to a server that
+    other clients share, so polling should be rare."""
 
     durable: bool
     shared: bool
@@ -36,38 +48,40 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Owners(Protocol):
-    """Which owners of claims are alive. A process that announces its owner holds a lock that disappears with
-    the process, so that its death is noticed before its leases are over."""
+    """Detects dead owners of claims. A process that announces its owner holds a lock that disappears with
+    the process, so that its death is detected before its leases expire."""
 
     @property
     def uncertain(self) -> bool:
-        """May an owner be dead that `dead` does not name yet? Then it should be asked again soon."""
+        """True if an owner may be dead that `dead` does not return yet. Then `dead` should be called again
+        soon."""
         ...
 
     def announce(self, owner: str) -> None:
         """Jobs are claimed in the name of this owner, and are lost when this process ends without closing the
-        ledger. Never raises an error of the store; the leases are the net."""
+        ledger. Never raises an error of the store: without the announcement only the leases count."""
         ...
 
     def dead(self) -> tuple[str, ...]:
-        """Announced owners whose process has ended, for `Upkeep.dead`."""
+        """Announced owners with an ended process, for `Upkeep.dead`."""
         ...
 
     def forget(self, owners: Sequence[str]) -> None:
-        """The jobs of these dead owners are reaped: do not name them again."""
+        """The jobs of these dead owners are reaped: `dead` does not return them again."""
         ...
 
     def close(self) -> None:
-        """Withdraw what was announced here. What is still held waits for its lease."""
+        """Withdraw the announcements of this process. Jobs that are still held wait for the end of their
+        lease."""
         ...
 
     def left_to_parent(self) -> None:
-        """This is a forked child. It has no part in the locks of its parent."""
+        """Called in a forked child, which must not affect the locks of its parent."""
         ...
 
 
 class LeasesOnly:
-    """No locks: a death is noticed when the lease is over."""
+    """Without locks: the death of an owner is detected when its leases expire."""
 
     uncertain = False
 
@@ -87,8 +101,54 @@ class LeasesOnly:
         return
 
 
-class Ledger(Protocol):
-    """What every ledger can do. `apply` writes; everything else only reads, except `close`."""
+class LedgerReads(Protocol):
+    """The reads of a ledger. Each reads one snapshot and changes nothing."""
+
+    def get(self, id: str) -> Job | None: ...
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        """The existing jobs among these ids, in one read. Without `bodies`: payload, headers, result, error,
+        cursor left out."""
+        ...
+
+    def lookup(self, text: str, limit: int = 10) -> list[Job]:
+        """The jobs that the text denotes, ordered by id, at most `limit`, without bodies: the job with this
+        id; else the jobs with this short id, or with an id that begins with the text (at least 6
+        characters)."""
+        ...
+
+    def find(self, query: Query) -> Page: ...
+
+    def attempts(self, id: str) -> list[AttemptRecord]:
+        """The last attempts of a job that did not end done, oldest first: see `core.lifecycle.end_attempt`.
+        Empty for an unknown job."""
+        ...
+
+    def queues(self) -> dict[str, QueueView]:
+        """Every queue with its exact counts and settings, without scanning jobs."""
+        ...
+
+    def parts(self, queue: str) -> dict[str, PartView]: ...
+
+    def group(self, id: str) -> GroupView | None: ...
+
+    def groups(self, query: GroupQuery) -> GroupPage:
+        """Groups by state, outcome and prefix of the id, in the order of their ids, in pages."""
+        ...
+
+    def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
+        """The dependencies of a job, or the members of a group, that other jobs represent."""
+        ...
+
+    def note(self, key: str, now: int | None = None) -> NoteView | None: ...
+
+    def explain(self, id: str, now: int | None = None) -> Explanation:
+        """Why the job does not run. Raises `UnknownJob`."""
+        ...
+
+
+class Ledger(LedgerReads, Protocol):
+    """The methods of every ledger. `apply` writes; all others only read, except `close`."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -106,44 +166,17 @@ class Ledger(Protocol):
         """Run the commands in order in one transaction. `now` None is the ledger's own clock."""
         ...
 
-    def get(self, id: str) -> Job | None: ...
-
-    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
-        """Those of the jobs that are there, in one read. Without `bodies`: payload, headers, result, error,
-        cursor left out."""
-        ...
-
-    def find(self, query: Query) -> Page: ...
-
-    def queues(self) -> dict[str, QueueView]:
-        """Every queue with its exact counts and settings, without scanning jobs."""
-        ...
-
-    def parts(self, queue: str) -> dict[str, PartView]: ...
-
-    def group(self, id: str) -> GroupView | None: ...
-
-    def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
-        """The dependencies of a job, or the members of a group, that other jobs represent."""
-        ...
-
-    def note(self, key: str, now: int | None = None) -> NoteView | None: ...
-
-    def explain(self, id: str, now: int | None = None) -> Explanation:
-        """Why the job does not run. Raises `UnknownJob`."""
-        ...
-
     def version(self) -> int:
-        """A number that is different after every commit by which something may have become ready, ended or
-        been set; others may change it too. Take it before you look, then `wait` for it to change."""
+        """A number that changes with every commit that may have made a job ready, ended a job or changed a
+        setting; other commits may change it too. Read it before other reads, then `wait` for a change."""
         ...
 
     def wait(self, seen: int, timeout: float) -> int:
-        """Sleep until `version()` is not `seen`, at most `timeout` seconds; the version then."""
+        """Sleep until `version()` is not `seen`, at most `timeout` seconds; return the version."""
         ...
 
     def check(self) -> list[str]:
-        """Recount everything; what does not add up, as sentences. Empty is well."""
+        """Recount all counters and compare all indexes. Returns the inconsistencies, one sentence each."""
         ...
 
     def dump(self) -> dict[str, Any]:
@@ -154,8 +187,8 @@ class Ledger(Protocol):
 
 
 class FastPathCounts(Protocol):
-    """How often this process took, was refused or failed in a fast path: by path, `refused` by path and
-    reason."""
+    """How often a fast path was taken, refused a batch or failed in this process: by path, `refused` by path
+    and reason."""
 
     @property
     def taken(self) -> Mapping[str, int]: ...
@@ -176,7 +209,12 @@ class HasFastPaths(Protocol):
 
 
 class Transactional(Protocol):
-    """What a ledger can do whose database may hold the user's own tables."""
+    """The methods of a ledger in a database that may hold the user's own tables."""
+
+    def rehearse(self, function: Callable[[Any], object]) -> None:
+        """Call `function(connection)` as a commit function is called, in a transaction that is rolled back.
+        Raises `UserFunctionFailed`."""
+        ...
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
         """Append in the transaction that is open on the user's own connection. Raises `Refused` and
@@ -197,7 +235,7 @@ def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
 
 def _open_memory(url: str, clock: Clock | None) -> Ledger:
     if urlsplit(url).query:
-        raise InvalidInput(field="url", value=url, expected="memory:// without options")
+        raise InvalidInput(field="url", value=without_password(url), expected="memory:// without options")
     from towpath.ledger.memory.ledger import MemoryLedger
 
     return MemoryLedger(clock)
@@ -217,7 +255,7 @@ def _open_postgres(url: str, clock: Clock | None) -> Ledger:
 
 
 Opener = Callable[[str, Clock | None], Ledger]
-"""Opens the ledger of a URL. This is what an entry point of the group `towpath.ledgers` names."""
+"""Opens the ledger of a URL. An entry point of the group `towpath.ledgers` names such a function."""
 ENTRY_POINTS: Final = "towpath.ledgers"
 _SCHEMES: Final[Mapping[str, Opener]] = {
     "memory": _open_memory,
@@ -236,17 +274,18 @@ def _registered(scheme: str, url: str) -> Opener:
     if scheme not in found:
         more = "".join(f", {name}://" for name in sorted(found))
         known = f"memory://, sqlite:///file.db, sqlite:////absolute/file.db, postgresql://user@host/database{more}"
-        raise InvalidInput(field="url", value=url, expected=f"one of {known}")
+        hint = "" if ":" in url else f"; did you mean sqlite:///{url}?"
+        raise InvalidInput(field="url", value=without_password(url), expected=f"one of {known}{hint}")
     try:
         opener: Opener = found[scheme].load()
     except (ImportError, AttributeError) as error:
-        expected = f"a scheme whose package loads; {found[scheme].value} does not: {error}"
-        raise InvalidInput(field="url", value=url, expected=expected) from error
+        expected = f"a scheme with a package that loads; {found[scheme].value} does not: {error}"
+        raise InvalidInput(field="url", value=without_password(url), expected=expected) from error
     return opener
 
 
 def check_installed(package: str, extra: str) -> None:
-    """Does it load? (psycopg is there and yet not there without libpq, which its extra `binary` brings.)"""
+    """Does it load? (An installed psycopg does not load without libpq, which its extra `binary` contains.)"""
     try:
         import_module(package)
     except ImportError as error:

@@ -1,9 +1,8 @@
 """For tests of towpath and with towpath.
 
-`ManualClock` needs nothing. The rest needs pytest or Hypothesis and is imported by its own name:
-`towpath.testing.ledger_suite` (what a ledger must do) and `towpath.testing.histories` (two ledgers, one
-random history).
-"""
+`ManualClock` has no dependencies. The other modules need pytest or Hypothesis and are imported by their
+names: `towpath.testing.ledger_suite` (the tests that every ledger passes) and `towpath.testing.histories`
+(one random history on two ledgers)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Time that moves only when it is told to."""
+"""A clock that moves only by its methods."""
 
 from __future__ import annotations
 
 from towpath.core import checks
 
 START = 1_700_000_000 * checks.SECOND
-"""When every test begins (2023-11-14T22:13:20Z)."""
+"""The time at which every test begins (2023-11-14T22:13:20Z)."""
 
 
 class ManualClock:
@@ -18,10 +18,10 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float = 0, *, micros: int = 0) -> int:
-        """Go forward; the time then."""
+        """Move the clock forward; return the new time."""
         self._now += checks.micros(seconds, "seconds") + micros
         return self._now
 
     def set(self, now: int) -> None:
-        """Jump anywhere, also back."""
+        """Set any time, also an earlier one."""
         self._now = now

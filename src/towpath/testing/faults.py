@@ -1,9 +1,9 @@
-"""Breaking a ledger on purpose, at a place with a name.
+"""Faults for tests: kill the process or raise an error at a named point of a batch.
 
     SqliteLedger(path, SqliteOptions(fault=die_at("written", nth=3)))
 
-ends the process like a power switch the third time a batch is written but not committed. `points()` names the
-places."""
+kills the process the third time a batch is written and not committed. `points()` returns the names of the
+points."""
 
 from __future__ import annotations
 

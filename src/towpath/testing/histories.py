@@ -1,9 +1,9 @@
-"""One random history, two ledgers, no difference.
+"""Random histories: the same commands are applied to two ledgers, and the results are compared.
 
     python -m towpath.testing.histories --seeds 1-200 --steps 300 --left model --right sqlite
 
-Every step plays one batch of random commands on both ledgers and compares the answers, and every few steps
-everything else. A failure names its seed, and the history is shortened before it is shown."""
+Every step applies one batch of random commands to both ledgers and compares the answers; every few steps the
+whole states are compared. A failure has its seed and the shortened history."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def play(seed: int, steps: int, left: Factory, right: Factory, every: int = EVER
         _play(seed, steps, left, right, every, turns)
     except Mismatch as found:
         short = shorten(turns, left, right)
-        story = "\n".join(
+        history_text = "\n".join(
             f"{turn.now - START:>16,} µs  {_terse(command)}" for turn in short for command in turn.batch
         )
         message = replay(short, left, right) or found
         raise Mismatch(
-            f"seed {seed}, step {len(turns)}: {message}\n\nThe history, shortened:\n{story}"
+            f"seed {seed}, step {len(turns)}: {message}\n\nThe history, shortened:\n{history_text}"
         ) from found
     return turns
 
@@ -59,13 +59,13 @@ def _play(seed: int, steps: int, left: Factory, right: Factory, every: int, turn
             repeat = turns and moves.chance.random() < 0.06
             batch = turns[-1].batch if repeat else tuple(moves.batch())
             turns.append(Turn(now, batch))
-            moves.heard(pair.apply(batch, now))
+            moves.observe(pair.apply(batch, now))
             if step % every == 0 or step == steps:
                 pair.compare(now)
 
 
 def replay(turns: Sequence[Turn], left: Factory, right: Factory) -> Mismatch | None:
-    """Play a recorded history; the difference it ends in, if any."""
+    """Play a recorded history; return the difference at its end, if any."""
     try:
         with _pair(left, right) as pair:
             for turn in turns:
@@ -77,7 +77,8 @@ def replay(turns: Sequence[Turn], left: Factory, right: Factory) -> Mismatch | N
 
 
 def shorten(turns: Sequence[Turn], left: Factory, right: Factory) -> list[Turn]:
-    """Leave out what is not needed for a difference: first runs of turns, then single commands."""
+    """Remove turns and commands that the difference does not need: first runs of turns, then single
+    commands."""
     kept = list(turns)
     size = max(1, len(kept) // 2)
     while size:
@@ -108,18 +109,18 @@ def _pair(left: Factory, right: Factory) -> Iterator[Pair]:
 
 
 def _terse(command: object) -> str:
-    """A command without the fields that say nothing."""
+    """A command without the fields that have their defaults."""
     if isinstance(command, msgspec.Struct):
         fields = [(field, getattr(command, field)) for field in command.__struct_fields__]
         defaults = dict(
             zip(reversed(command.__struct_fields__), reversed(command.__struct_defaults__), strict=False),
         )
-        said = [
+        shown = [
             f"{field}={_terse(value)}"
             for field, value in fields
             if field not in defaults or value != defaults[field]
         ]
-        return f"{type(command).__name__}({', '.join(said)})"
+        return f"{type(command).__name__}({', '.join(shown)})"
     if isinstance(command, tuple):
         return f"({', '.join(_terse(each) for each in command)}{',' * (len(command) == 1)})"
     if isinstance(command, dict):
@@ -128,8 +129,8 @@ def _terse(command: object) -> str:
 
 
 def factory(kind: str, folder: Path) -> Factory:
-    """A maker of empty ledgers: model, memory, sqlite, or postgresql://... (one ledger, emptied each
-    time)."""
+    """A function that returns an empty ledger: model, memory, sqlite, or postgresql://... (one ledger,
+    emptied each time)."""
     count = iter(range(sys.maxsize))
 
     def memory() -> Ledger:
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="1-100", help="one seed, or first-last")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
-        "--every", type=int, default=EVERY, help="steps between two comparisons of everything"
+        "--every", type=int, default=EVERY, help="steps between two comparisons of the whole state"
     )
     parser.add_argument(
         "--left",

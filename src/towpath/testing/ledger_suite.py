@@ -6,18 +6,19 @@
             with checked(MyLedger(clock)) as ledger:
                 yield ledger
 
-`clock` stands at `START`; the tests pass every time explicitly and never sleep. `checked` demands after each
-test that `check()` finds nothing wrong.
+`clock` is at `START`; the tests pass every time explicitly and never sleep. `checked` asserts after each test
+that `check()` returns no inconsistency.
 """
 
 from __future__ import annotations
 
 from towpath.testing.suite.append import AppendSuite, CapacitySuite, DependencySuite
+from towpath.testing.suite.attempts import AttemptsSuite
 from towpath.testing.suite.bad_input import BadInputSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite, SuspectSuite
-from towpath.testing.suite.groups import CascadeSuite, GroupSuite, ThenSuite
+from towpath.testing.suite.groups import CascadeSuite, GroupListSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.harness import Harness, Suite, checked
 from towpath.testing.suite.hasten import HastenSuite
 from towpath.testing.suite.keys import ReplaceSuite, SerialSuite, UniqueSuite
@@ -52,6 +53,7 @@ SUITES: tuple[type[Suite], ...] = (
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    GroupListSuite,
     PauseSuite,
     ThenSuite,
     CancelSuite,
@@ -67,6 +69,7 @@ SUITES: tuple[type[Suite], ...] = (
     ReadSuite,
     ExplainSuite,
     RecordSuite,
+    AttemptsSuite,
     BadInputSuite,
 )
 
@@ -90,6 +93,7 @@ class LedgerSuite(
     RenewSuite,
     CascadeSuite,
     GroupSuite,
+    GroupListSuite,
     PauseSuite,
     ThenSuite,
     CancelSuite,
@@ -105,6 +109,7 @@ class LedgerSuite(
     ReadSuite,
     ExplainSuite,
     RecordSuite,
+    AttemptsSuite,
     BadInputSuite,
 ):
     """Every rule of `docs/ledger-rules.md`."""

@@ -1,5 +1,5 @@
-"""A Hypothesis state machine that plays the same history on two ledgers. Its failures shrink to a few
-commands."""
+"""A Hypothesis state machine that applies the same history to two ledgers, such as the model and another. Its
+failures shrink to a few commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _spans = st.sampled_from((0, 1, SECOND, 30 * SECOND))
 
 
 def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A few of the fields: with all of them at once, nothing would ever run."""
+    """A few of the fields: with all of them at once, no job would ever run."""
     single = st.one_of([st.fixed_dictionaries({name: values}) for name, values in fields.items()])
     return st.lists(single, max_size=2).map(
         lambda chosen: {name: value for each in chosen for name, value in each.items()}
@@ -118,7 +118,7 @@ _selectors = st.builds(
 _gates: dict[str, st.SearchStrategy[Any]] = {
     "paused": st.booleans(),
     "cap": st.none() | st.integers(0, 2),
-    "rate": st.none() | st.just(Rate(1, SECOND)) | st.just(Rate(4, SECOND, 2)),
+    "rate": st.none() | st.just(Rate(1)) | st.just(Rate(4, 1, 2)),
     "not_before": st.sampled_from((0, START + SECOND, START + HOUR)),
 }
 
@@ -265,5 +265,5 @@ class LedgerMachine(_Played):
 
 
 def machine(left: Factory, right: Factory) -> type[LedgerMachine]:
-    """A state machine over these two; give its `TestCase` to pytest."""
+    """A state machine over these two ledgers; pytest runs its `TestCase`."""
     return type("Machine", (LedgerMachine,), {"left": staticmethod(left), "right": staticmethod(right)})

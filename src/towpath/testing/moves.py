@@ -1,4 +1,4 @@
-"""Random commands over a world so small that they collide all the time."""
+"""Random commands over few ids, keys, queues and groups, so that they often conflict."""
 
 from __future__ import annotations
 
@@ -62,13 +62,20 @@ OWNERS = ("w1", "w2")
 SPANS = (1, SECOND // 2, SECOND, 5 * SECOND, 40 * SECOND)
 SUSPECTS = (None, None, 0, 1, 1)
 LEASES = (SECOND, 10 * SECOND, 60 * SECOND)
+TERMS: tuple[tuple[str | None, int | None, tuple[str, ...]], ...] = (
+    (None, None, ()),
+    (None, None, ("mail",)),
+    ("w3", None, ()),
+    ("w2", 60 * SECOND, ("mail", "")),
+)
+"""Owner, lease and excluded kinds of a want."""
 STEPS = (0, 0, 1, SECOND // 10, SECOND // 2, SECOND, SECOND, 4 * SECOND, 20 * SECOND, -SECOND)
 LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
 
 
 class Draws:
-    """Values drawn from `chance`. `held` and `known` are the claims and ids heard of; `made` and `opened`
-    count the ids and groups thought of, so that old ones fall out of use."""
+    """Values drawn from `chance`. `held` and `known` are the claims and ids that `observe` has seen; `made`
+    and `opened` count the created ids and groups, so that old ones become rare."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -85,7 +92,7 @@ class Draws:
         return tuple(self.chance.choices(values, k=self.chance.randint(1, most)))
 
     def _id(self) -> str:
-        """Mostly a recent one, seldom an old one, sometimes one that does not exist."""
+        """The id of a job: mostly of an existing one, sometimes of one that does not exist."""
         if self.known and self._maybe(0.93):
             return self.chance.choice(self.known)
         return f"j{self.chance.randint(0, self.made + 2)}"
@@ -97,7 +104,7 @@ class Draws:
         return f"{kind}-{self.chance.choice(TOKENS)}" if self._maybe(0.2) else ""
 
     def _pair(self) -> tuple[str, int]:
-        """Somebody's claim; now and then a stale or invented one."""
+        """A claim of any owner; now and then a stale or invented one."""
         if self.held and self._maybe(0.9):
             return (
                 self.held.pop(self.chance.randrange(len(self.held)))
@@ -193,7 +200,7 @@ class Draws:
 
 
 class Moves(Draws):
-    """Draws commands, and remembers from the answers what it takes to make sensible ones."""
+    """Draws commands, and records ids and claims from the answers for later commands."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)
@@ -228,8 +235,8 @@ class Moves(Draws):
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
 
     def _plain(self) -> list[Command]:
-        """What is sent most of the time: plain jobs, or the ends of some and the claim of those that are
-        next. Stores have short ways for these."""
+        """The most frequent batches: plain jobs, or ends of jobs and the claim of the next ones. Ledgers have
+        fast paths for these."""
         queue = self.chance.choice(QUEUES)
         if self._maybe(0.4):
             once = self.chance.choice((1, 3, 3, 3))
@@ -283,7 +290,7 @@ class Moves(Draws):
         return [Open(group, opening.on_failure, opening.then), Append(tuple(specs)), *sealed, claim]
 
     def _revival(self) -> list[Command]:
-        """Some ends, many of them bad; and jobs of one group, or some ids, are revived."""
+        """Some ends, many of them failures; then jobs of one group, or some ids, are revived."""
         bad: tuple[Outcome, ...] = (FailOutcome("boom"), FailOutcome(), Stop(), Done())
         pairs = dict(self._pair() for _ in range(self.chance.randint(0, 8)))
         ends: list[Command] = [Settle(id, fence, self.chance.choice(bad)) for id, fence in pairs.items()]
@@ -292,10 +299,10 @@ class Moves(Draws):
         return [*ends, Revive(where=where, limit=self.chance.choice((1, 2, 100)))]
 
     def step(self) -> int:
-        """How far time moves before the next batch."""
+        """The advance of the time before the next batch."""
         return self.chance.choice(LEAPS if self._maybe(0.04) else STEPS)
 
-    def heard(self, answers: Sequence[Answer]) -> None:
+    def observe(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             if isinstance(answer, Claimed):
                 self.held.extend((claim.id, claim.fence) for claim in answer.claims)
@@ -318,6 +325,7 @@ class Moves(Draws):
                 self.chance.choice((None, None, 0, 1)),
                 self.chance.choice((None, None, None, 1, 3, 6)),
                 self.chance.choice(SUSPECTS),
+                *self.chance.choice(TERMS),
             )
             for _ in range(self.chance.choice((1, 1, 1, 2, 3)))
         )
@@ -399,7 +407,7 @@ class Moves(Draws):
             "paused": chance.random() < 0.2,
             "why": chance.choice((None, "because")),
             "cap": chance.choice((None, None, 0, 1, 3)),
-            "rate": chance.choice((None, None, Rate(1, SECOND), Rate(5, SECOND, 3))),
+            "rate": chance.choice((None, None, Rate(1), Rate(5, 1, 3))),
         }
         return {field: value for field, value in fields.items() if self._maybe(now_and_then)}
 
@@ -420,7 +428,7 @@ class Moves(Draws):
         if self._maybe(0.3):
             fields["capacity"] = self.chance.choice((None, None, 2, 5))
         if self._maybe(0.3):
-            fields["append_rate"] = self.chance.choice((None, None, Rate(1, SECOND), Rate(2, SECOND, 3)))
+            fields["append_rate"] = self.chance.choice((None, None, Rate(1), Rate(2, 1, 3)))
         part = self.chance.choice((*PARTS, SERIAL + KEYS[0]))
         if part not in PARTS and "cap" in fields:
             fields["cap"] = self.chance.choice((0, 1))

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from towpath.core.commands import Command
+from towpath.core.commands import Command, GroupState
 from towpath.core.job import COLUMNS, State
-from towpath.core.views import Query
+from towpath.core.views import GroupPage, GroupQuery, Query
 from towpath.errors import CommandFailed, TowpathError
 from towpath.ledger import Answer, Ledger
 from towpath.testing.moves import NOTES, PARTS, QUEUES
@@ -23,14 +23,21 @@ QUERIES = (
     Query(header=("h", "1")),
     Query(kind="mail", correlation_id="c"),
 )
+GROUP_QUERIES = (
+    GroupQuery(limit=4),
+    GroupQuery(limit=4, descending=True),
+    GroupQuery(states=(GroupState.CLOSED, GroupState.ABORTING), limit=3),
+    GroupQuery(outcomes=(State.FAILED, State.CANCELED), prefix="g", descending=True, limit=3),
+    GroupQuery(prefix="g1", limit=2),
+)
 
 
 class Mismatch(AssertionError):
-    """The two ledgers differ, or one of them is at odds with itself."""
+    """The two ledgers differ, or `check()` of one of them reports an inconsistency."""
 
 
 class Pair:
-    """Applies each batch to both and compares what they say; `compare` looks at the whole state."""
+    """Applies each batch to both ledgers and compares the answers; `compare` compares the whole states."""
 
     def __init__(self, left: Ledger, right: Ledger) -> None:
         self.left, self.right = left, right
@@ -47,7 +54,7 @@ class Pair:
         """Dumps, checks and reads."""
         for name, ledger in (("left", self.left), ("right", self.right)):
             if problems := ledger.check():
-                raise Mismatch("\n".join([f"{name} does not add up:", *problems]))
+                raise Mismatch("\n".join([f"{name} is inconsistent:", *problems]))
         left, right = self.left.dump(), self.right.dump()
         _same("the dumps", left, right)
         ids = [job.id for job in left["jobs"][-12:]]
@@ -74,8 +81,18 @@ def _views(ledger: Ledger, now: int, ids: Sequence[str], groups: Sequence[str]) 
     views |= {f"group {group}": ledger.group(group) for group in (*groups, "nothing")}
     views |= {f"note {key}": ledger.note(key, now) for key in NOTES}
     views |= {f"explain {id}": ledger.explain(id, now) for id in ids}
+    views |= {f"attempts of {id}": ledger.attempts(id) for id in (*ids, "nowhere")}
     views |= {f"get {id}": ledger.get(id) for id in (*ids, "nowhere")}
+    views |= {f"groups {n}": _all_groups(ledger, query) for n, query in enumerate(GROUP_QUERIES)}
     return views | {f"find {n}": ledger.find(query) for n, query in enumerate(QUERIES)}
+
+
+def _all_groups(ledger: Ledger, query: GroupQuery) -> list[GroupPage]:
+    """The first pages of a query."""
+    pages = [ledger.groups(query)]
+    while pages[-1].next is not None and len(pages) < 4:
+        pages.append(ledger.groups(msgspec.structs.replace(query, page=pages[-1].next)))
+    return pages
 
 
 def _same(what: str, left: Any, right: Any) -> None:
@@ -84,7 +101,7 @@ def _same(what: str, left: Any, right: Any) -> None:
 
 
 def differences(left: Any, right: Any, path: str = "") -> list[str]:
-    """Where two values differ, one line each, the first few."""
+    """The first differences of two values, one line each."""
     return list(_differences(left, right, path))[:40]
 
 

@@ -1,4 +1,4 @@
-"""What only the memory ledger does: threads, waiting, forgetting lazily, and what it cannot do."""
+"""Behaviour of the memory ledger alone: threads, waiting, lazy deletion, and unsupported commands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_wait_gives_up() -> None:
     assert ledger.wait(ledger.version(), 0.01) == ledger.version()
 
 
-def test_what_changes_nothing_wakes_nobody() -> None:
+def test_a_command_that_changes_nothing_wakes_no_waiter() -> None:
     ledger = MemoryLedger()
     ledger.apply([append("a")], NOW)
     seen = ledger.version()
@@ -122,12 +122,12 @@ def test_stale_entries_do_not_pile_up() -> None:
         )
     store = ledger._store
     assert store.leases == {}
-    heaps = (store.queues["q"].loose, store.queues["q"].parts["p"].line)
+    heaps = (store.queues["q"].loose, store.queues["q"].parts["p"].queued)
     assert max(len(heap) for heap in heaps) < 5_000
     assert ledger.check() == []
 
 
-def test_a_closed_ledger_says_so() -> None:
+def test_a_closed_ledger_raises() -> None:
     ledger = MemoryLedger()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ledger.wait, ledger.version(), 30)
@@ -166,23 +166,23 @@ class TestJumps:
     def test_the_first_time_is_no_jump(self) -> None:
         jumps = Jumps()
         jumps.note(NOW)
-        assert not jumps.spares(SECOND, NOW, NOW)
+        assert not jumps.protects(SECOND, NOW, NOW)
 
     def test_a_jump_of_more_than_half_a_lease_spares_it_for_one_lease(self) -> None:
         jumps = Jumps()
         jumps.note(NOW)
         jumps.note(NOW + 5 * SECOND)
-        assert jumps.spares(10 * SECOND - 1, NOW + 1, NOW + 5 * SECOND)
-        assert not jumps.spares(10 * SECOND, NOW + 1, NOW + 5 * SECOND)
-        assert jumps.spares(4 * SECOND, NOW + 1, NOW + 9 * SECOND - 1)
-        assert not jumps.spares(4 * SECOND, NOW + 1, NOW + 9 * SECOND)
-        assert not jumps.spares(4 * SECOND, NOW, NOW + 5 * SECOND)
+        assert jumps.protects(10 * SECOND - 1, NOW + 1, NOW + 5 * SECOND)
+        assert not jumps.protects(10 * SECOND, NOW + 1, NOW + 5 * SECOND)
+        assert jumps.protects(4 * SECOND, NOW + 1, NOW + 9 * SECOND - 1)
+        assert not jumps.protects(4 * SECOND, NOW + 1, NOW + 9 * SECOND)
+        assert not jumps.protects(4 * SECOND, NOW, NOW + 5 * SECOND)
 
     def test_short_jumps_and_steps_back_do_not_count(self) -> None:
         jumps = Jumps()
         for now in (NOW, NOW + SECOND // 2, NOW, NOW + SECOND // 2):
             jumps.note(now)
-        assert not jumps.spares(1, NOW + 1, NOW + SECOND // 2)
+        assert not jumps.protects(1, NOW + 1, NOW + SECOND // 2)
 
     def test_the_largest_are_kept_for_a_day(self) -> None:
         jumps = Jumps()
@@ -192,6 +192,6 @@ class TestJumps:
         for _ in range(2 * KEPT):
             now += SECOND
             jumps.note(now)
-        assert jumps.spares(7000 * SECOND, 1, now)
+        assert jumps.protects(7000 * SECOND, 1, now)
         jumps.note(now := now + 86_400 * SECOND)
         assert jumps.until(7000 * SECOND, now) == now + 7000 * SECOND

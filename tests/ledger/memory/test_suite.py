@@ -1,4 +1,4 @@
-"""The memory ledger keeps the contract."""
+"""The memory ledger passes the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger on a PostgreSQL of its own, which adds up in the end."""
+"""A ledger on a database of its own, checked at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many plain specs go in by one COPY. What is there afterwards is what the general way would have written."""
+"""Many plain specs are inserted by one COPY, with the same rows as on the general path."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from towpath.core.job import Reason, Spec, State
 from towpath.errors import NewerSchema, QueueFull
 from towpath.ledger import Ledger
 from towpath.ledger.memory.ledger import MemoryLedger
-from towpath.ledger.postgres import fast_append
+from towpath.ledger.postgres import fast_paths
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import SMALL
-from towpath.ledger.tables.fast_path import FastPathRefused
+from towpath.ledger.tables.database import FastPathRefused
 from towpath.testing import ManualClock
 from towpath.testing.clock import START
 from towpath.testing.ledger_suite import Harness, checked
 
-N = fast_append.MOST_BY_INSERT + 1
+N = fast_paths.MOST_BY_INSERT + 1
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def harness(postgres_url: str) -> Iterator[Harness]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each of the attempts to go by COPY came to something."""
+    """Whether each attempt to use COPY succeeded."""
     found: list[bool] = []
-    append = fast_append.append
+    append = fast_paths.append
 
     def noted(*args: Any) -> Any:
         try:
@@ -47,7 +47,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(True)
         return answer
 
-    monkeypatch.setattr(fast_append, "append", noted)
+    monkeypatch.setattr(fast_paths, "append", noted)
     return found
 
 
@@ -58,7 +58,7 @@ def specs(prefix: str = "j", n: int = N, **fields: Any) -> list[Spec]:
 
 
 def mixed() -> list[Spec]:
-    """Runs of one and of many, with everything that a plain spec may have."""
+    """Runs of one and of many specs, with every field that a plain spec may have."""
     numbers = count()
     kinds: list[dict[str, Any]] = [
         {},
@@ -111,7 +111,7 @@ def test_ids_that_are_known_keep_their_places(harness: Harness, loads: list[bool
     assert again[:N] == first
     assert again[N].seq > first[-1].seq
     assert len({placed.id for placed in again}) == N + 1
-    # Between ids that are known, but none of them.
+    # Between known ids, and different from them.
     harness.append(*[Spec(id=f"{spec.id}+", queue="q") for spec in specs()])
     assert loads == [True, False, False, True]
 
@@ -134,20 +134,20 @@ def test_a_job_that_is_forgotten_is_still_known(harness: Harness, loads: list[bo
     assert loads == [False]
 
 
-def test_an_id_that_somebody_else_is_about_to_append_is_theirs(
+def test_an_id_of_a_concurrent_append_belongs_to_that_append(
     harness: Harness, loads: list[bool], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows it when we look; it is there when we write."""
+    """The id is unknown at the check and exists at the insert."""
     with checked(PostgresLedger(postgres_url, clock=ManualClock())) as other:
-        blocks = fast_append._blocks
+        blocks = fast_paths._blocks
 
         def late(*args: Any) -> Any:
             other.apply([Append((specs()[3],))])
             return blocks(*args)
 
-        monkeypatch.setattr(fast_append, "_blocks", late)
+        monkeypatch.setattr(fast_paths, "_blocks", late)
         placed = harness.append(*specs())
-    assert placed[3].seq == N + 1  # after those that came to nothing
+    assert placed[3].seq == N + 1  # after the attempts that failed
     assert [each.seq for each in placed if each.id != "j00003"] == list(range(N + 2, 2 * N + 1))
     assert harness.counts("q").ready == N
     assert loads == []  # it raised
@@ -195,16 +195,16 @@ def test_nothing_is_written_under_a_schema_that_is_too_new(
 
 
 def test_an_interrupt_leaves_nothing_open(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = fast_append.SpecRun.rows
+    rows = fast_paths.SpecRun.rows
 
-    def interrupted(self: fast_append.SpecRun, now: int) -> Iterator[bytes]:
+    def interrupted(self: fast_paths.SpecRun, now: int) -> Iterator[bytes]:
         yield next(rows(self, now))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fast_append.SpecRun, "rows", interrupted)
+    monkeypatch.setattr(fast_paths.SpecRun, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         harness.append(*specs())
-    monkeypatch.setattr(fast_append.SpecRun, "rows", rows)
+    monkeypatch.setattr(fast_paths.SpecRun, "rows", rows)
     assert harness.ledger._db.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE  # type: ignore[attr-defined]
     (answer,) = harness.ledger.apply([Append(tuple(specs()))])
     assert isinstance(answer, Appended)

@@ -1,4 +1,4 @@
-"""One plain spec is one statement of its own, past the driver; and the wake-up that follows it."""
+"""One plain spec is one statement, sent without the driver; and the notification that follows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from tests.support.waiting import until
-from towpath import Spec, new_id
-from towpath.core.commands import Append, Appended, Cancel, Purge, Selector, SetQueue
+from towpath import new_id
+from towpath.commands import Spec
+from towpath.core.checks import SECOND
+from towpath.core.commands import Append, Appended, Cancel, Note, Purge, Selector, SetQueue
 from towpath.errors import QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.postgres.ledger import PostgresLedger
@@ -32,7 +34,7 @@ def statement(ledger: PostgresLedger) -> RawStatement:
 
 @pytest.fixture(params=["theirs", "ours"])
 def id(request: pytest.FixtureRequest) -> str:
-    """An id that a user made, and a generated one."""
+    """An id of a user, and a generated one."""
     return "a" if request.param == "theirs" else new_id()
 
 
@@ -64,22 +66,22 @@ def test_a_capacity_holds_from_the_moment_it_is_set(ledger: PostgresLedger) -> N
 
 
 def test_capacities_that_several_set_at_once_are_all_known(ledger: PostgresLedger, postgres_url: str) -> None:
-    """They stand in one row, which the others have changed meanwhile."""
+    """They are in one row, which other transactions have changed meanwhile."""
 
-    def bound(who: int) -> None:
+    def bound(owner: int) -> None:
         with closing(PostgresLedger(postgres_url)) as own:
             for n in range(20):
-                own.apply([SetQueue(queue=f"{who}-{n}", capacity=1)])
-                own.apply([SetQueue(queue=f"{who}-{n - 1}", capacity=None)] if n else [])
+                own.apply([SetQueue(queue=f"{owner}-{n}", capacity=1)])
+                own.apply([SetQueue(queue=f"{owner}-{n - 1}", capacity=None)] if n else [])
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(bound, range(4))) == [None] * 4
     with psycopg.connect(postgres_url) as connection:
         [(known,)] = connection.execute("SELECT bounded FROM towpath.meta").fetchall()
-    assert sorted(known) == [f"{who}-19" for who in range(4)]
-    for who in range(4):
-        assert isinstance(put(ledger, new_id(), f"{who}-19"), Appended)
-        assert isinstance(put(ledger, new_id(), f"{who}-19"), QueueFull)
+    assert sorted(known) == [f"{owner}-19" for owner in range(4)]
+    for owner in range(4):
+        assert isinstance(put(ledger, new_id(), f"{owner}-19"), Appended)
+        assert isinstance(put(ledger, new_id(), f"{owner}-19"), QueueFull)
 
 
 def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, postgres_url: str) -> None:
@@ -104,7 +106,7 @@ def test_an_answer_that_is_late_is_waited_for_asleep(ledger: PostgresLedger, pos
     assert others < 10_000_000, "it was awake all the time"
 
 
-def test_a_spec_whose_append_is_interrupted_is_appended_once(
+def test_a_spec_with_an_interrupted_append_is_appended_once(
     id: str, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(ledger, new_id())
@@ -151,8 +153,25 @@ def test_a_ledger_that_only_appends_has_two_connections(ledger: PostgresLedger, 
         assert connection.execute(count).fetchone() == (2,)
 
 
-def test_its_own_rings_are_no_news(ledger: PostgresLedger) -> None:
-    """They would have every commit looked after twice."""
+@pytest.mark.parametrize("token", ["", "t"])
+def test_settings_of_the_fleet_notify_other_processes(
+    token: str, ledger: PostgresLedger, postgres_url: str
+) -> None:
+    """On the fast path of a note and, with a token, on the general path."""
+    with closing(PostgresLedger(postgres_url)) as other:
+        seen = other.version()
+        report = Note(key="worker/box-1", value=b"r", ttl=SECOND, token=token and f"{token}-report")
+        before = ledger.version()
+        ledger.apply([report])
+        assert ledger.version() == before
+        ledger.apply([Note(key="towpath/workers", value=b"{}", token=token)])
+        assert ledger.version() != before
+        # The poll, which finds every commit, is due 5 s after the last one.
+        assert other.wait(seen, 3) != seen
+
+
+def test_own_notifications_do_not_change_the_version(ledger: PostgresLedger) -> None:
+    """With both, every commit would be checked twice."""
     seen = ledger.version()
     put(ledger, new_id())
     version = ledger.version()

@@ -1,4 +1,4 @@
-"""The command line on a PostgreSQL ledger, as somebody who is new to it uses it."""
+"""The command line on a PostgreSQL ledger, as a new user calls it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 import towpath
 from tests.support.shell import Shell
 from tests.support.waiting import until
-from towpath import Spec, commands
-from towpath.cli.targets import without_password
+from towpath import commands
 from towpath.clock import SystemClock
+from towpath.commands import Spec
 from towpath.errors import NotInstalled
+from towpath.escapes import without_password
 from towpath.ledger.tables.database import steps
 from towpath.testing.postgres import Server
 
@@ -45,21 +46,21 @@ class ServerShell(Shell):
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> ServerShell:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: str) -> ServerShell:
     for name in [
         name for name in os.environ if name.startswith("TOWPATH_") and name != "TOWPATH_TEST_POSTGRES"
     ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TOWPATH_URL", postgres_url)
+    monkeypatch.setenv("TOWPATH_URL", empty_database)
     monkeypatch.chdir(tmp_path)
-    return ServerShell(tmp_path, postgres_url)
+    return ServerShell(tmp_path, empty_database)
 
 
 def test_looking_makes_nothing(shell: ServerShell) -> None:
-    said = shell("stats", code=4).err
-    assert "There is no ledger in postgresql://" in said
-    assert "towpath ledger migrate" in said
+    output = shell("stats", code=4).err
+    assert "There is no ledger in postgresql://" in output
+    assert "towpath ledger migrate" in output
     assert shell("doctor", "--json").json["ledger"] == {"state": "not there yet"}
     for words in (
         ("jobs", "list"),
@@ -89,8 +90,8 @@ def test_migrate(shell: ServerShell) -> None:
 def test_a_day_of_work(shell: ServerShell) -> None:
     (shell.folder / "shop.py").write_text(PROGRAM)
     id = shell.run("enqueue", "add", "--app", "shop:app", "--args", '{"a": 1, "b": 2}').out.strip()
-    said = shell.run("worker", "shop:app", "--burst").err
-    assert f"on {shell.url}" in said
+    output = shell.run("worker", "shop:app", "--burst").err
+    assert f"Ledger: {shell.url}" in output
     assert shell("jobs", "show", id, "--json").json["result"] == 3
     assert "add" in shell("jobs", "list").out
     assert "nothing" not in shell("jobs", "explain", id).out
@@ -132,17 +133,17 @@ def test_check_finds_what_does_not_add_up(shell: ServerShell) -> None:
 
 def test_a_backup_is_the_servers_business(shell: ServerShell) -> None:
     shell.put()
-    said = shell("backup", "copy.db", code=1).err
-    assert "pg_dump" in said
+    output = shell("backup", "copy.db", code=1).err
+    assert "pg_dump" in output
     assert not Path("copy.db").exists()
 
 
 def test_vacuum(shell: ServerShell) -> None:
     for _ in range(3):
         shell.put()
-    told = shell.run("ledger", "vacuum", "--json").json
-    assert told["tallies_folded"] > 0
-    assert told["tables"] > 10
+    document = shell.run("ledger", "vacuum", "--json").json
+    assert document["tallies_folded"] > 0
+    assert document["tables"] > 10
     assert "tallies folded 0" in shell("ledger", "vacuum").out
     assert shell("ledger", "check", "--json").json["ok"]
     with psycopg.connect(shell.url) as connection:
@@ -158,23 +159,24 @@ def test_vacuum_of_a_file_gives_back_room(shell: ServerShell) -> None:
     ledger.apply([commands.Cancel(where=commands.Selector(queue="q"))])
     ledger.apply([commands.Purge(where=commands.Selector(queue="q"))])
     ledger.close()
-    told = shell.run("ledger", "vacuum", "--url", url, "--json").json
-    assert told["bytes"] < told["bytes_before"] / 5
-    assert Path("work.db").stat().st_size == told["bytes"]
+    document = shell.run("ledger", "vacuum", "--url", url, "--json").json
+    assert document["bytes"] < document["bytes_before"] / 5
+    assert Path("work.db").stat().st_size == document["bytes"]
     assert shell("check", "--url", url, "--json").json["ok"]
 
 
 def test_copy(shell: ServerShell) -> None:
     id = shell.put()
-    told = shell.run("ledger", "copy", shell.url, "sqlite:///copy.db", "--json").json
-    assert told["rows"]["job"] == 1
-    assert len(told["sha256"]) == 64
-    assert not told["resumed"]
+    document = shell.run("ledger", "copy", shell.url, "sqlite:///copy.db", "--json").json
+    assert document["rows"]["job"] == 1
+    assert len(document["sha256"]) == 64
+    assert not document["resumed"]
     assert shell("jobs", "show", id, "--url", "sqlite:///copy.db", "--json").json["id"] == id
     assert "1 jobs" in shell("ledger", "copy", "sqlite:///copy.db", "sqlite:///again.db").out
     assert "1 rows in job" in shell("ledger", "copy", "sqlite:///copy.db", shell.url, code=2).err
     assert (
-        "There is no ledger at none.db" in shell("ledger", "copy", "sqlite:///none.db", shell.url, code=4).err
+        "none.db (sqlite:///none.db, from --url)"
+        in shell("ledger", "copy", "sqlite:///none.db", shell.url, code=4).err
     )
     assert not Path("none.db").exists()
 
@@ -182,8 +184,8 @@ def test_copy(shell: ServerShell) -> None:
 def test_copy_of_a_ledger_in_use(shell: ServerShell) -> None:
     shell.put()
     id = shell("get", "orders", "--json").json["id"]
-    said = shell("ledger", "copy", shell.url, "sqlite:///copy.db", code=1).err
-    assert f"is in use: job {id}, which" in said
+    output = shell("ledger", "copy", shell.url, "sqlite:///copy.db", code=1).err
+    assert f"is in use: job {id}, which" in output
     assert not Path("copy.db").exists()
     shell("ledger", "copy", shell.url, "sqlite:///copy.db", "--force")
     ledger = towpath.open_ledger("sqlite:///copy.db")
@@ -199,22 +201,22 @@ def test_copy_while_a_worker_is_alive(shell: ServerShell) -> None:
     assert worker.stderr is not None
     assert "Worker" in worker.stderr.readline()
     until(lambda: shell("workers", "list", "--json").json["workers"])
-    said = shell("ledger", "copy", shell.url, "sqlite:///copy.db", code=1).err
-    assert "is in use: worker ada on " in said
+    output = shell("ledger", "copy", shell.url, "sqlite:///copy.db", code=1).err
+    assert "is in use: worker ada on " in output
     worker.terminate()
     worker.communicate(timeout=60)
     shell("ledger", "copy", shell.url, "sqlite:///copy.db")
 
 
 def findings(shell: ServerShell, *more: str, code: int = 0) -> str:
-    told = shell("doctor", "--json", *more, code=code).json
-    return "\n".join(f"{each['what']} {each['advice']}" for each in told["findings"])
+    document = shell("doctor", "--json", *more, code=code).json
+    return "\n".join(f"{each['what']} {each['advice']}" for each in document["findings"])
 
 
 def test_doctor(shell: ServerShell) -> None:
     shell.put()
-    told = shell.run("doctor", "--json").json
-    health = told["ledger"]
+    document = shell.run("doctor", "--json").json
+    health = document["ledger"]
     assert health["state"] == "open"
     assert health["schema"] == len(steps("postgres"))
     assert health["ready"] == 1
@@ -223,10 +225,10 @@ def test_doctor(shell: ServerShell) -> None:
     assert abs(health["ahead"]) < 1
     assert health["tallies"] > 0
     assert {"server", "autovacuum", "user", "bytes"} <= health.keys()
-    assert "psycopg" in told["versions"]
-    said = findings(shell)
-    assert "fsync is off" in said
-    assert "synchronous_commit" not in said
+    assert "psycopg" in document["versions"]
+    output = findings(shell)
+    assert "fsync is off" in output
+    assert "synchronous_commit" not in output
     assert re.search(r"^recounted +no problems$", shell("doctor").out, re.MULTILINE)
 
 
@@ -237,7 +239,7 @@ def test_doctor_on_settings_of_the_database(shell: ServerShell) -> None:
             f"ALTER DATABASE {shell.url.rpartition('/')[2]} SET synchronous_commit = off".encode()
         )
     assert "synchronous_commit is off: a crash can lose the last acknowledged jobs" in findings(shell)
-    assert "Wake-ups are by polling: the URL says pooled=true" in findings(
+    assert "Wake-ups are by polling: the URL has pooled=true" in findings(
         shell, "--url", f"{shell.url}?pooled=true"
     )
 
@@ -253,12 +255,12 @@ def test_doctor_on_the_state_of_things(shell: ServerShell, monkeypatch: pytest.M
     monkeypatch.setattr(SystemClock, "now", lambda clock: real(clock) - 60_000_000)
     with psycopg.connect(shell.url, application_name="report") as connection:
         connection.execute("SELECT 1")
-        said = findings(shell)
-    assert "A transaction of report (postgres, process " in said
-    assert "idle in transaction" in said
-    assert "rows of counts are not merged yet" in said
-    assert "The server's clock is 60s ahead of this machine's." in said
-    assert "?pooled=true" in said
+        output = findings(shell)
+    assert "A transaction of report (postgres, process " in output
+    assert "idle in transaction" in output
+    assert "rows of counts are not merged yet" in output
+    assert "The server's clock is 60s ahead of this machine's." in output
+    assert "?pooled=true" in output
 
 
 def test_doctor_on_autovacuum_and_rights(shell: ServerShell, postgres_place: Path) -> None:
@@ -275,13 +277,13 @@ def test_doctor_on_autovacuum_and_rights(shell: ServerShell, postgres_place: Pat
             "GRANT SELECT ON ALL SEQUENCES IN SCHEMA towpath TO guest",
         ):
             server.query(statement, database=name)
-        said = findings(shell, "--url", server.url(name, user="guest"), code=1)
-        assert "The role guest lacks DELETE on towpath." in said
+        output = findings(shell, "--url", server.url(name, user="guest"), code=1)
+        assert "The role guest lacks DELETE on towpath." in output
 
 
 @pytest.fixture
 def locked(postgres_place: Path) -> Iterator[Server]:
-    """A server that asks the role `ada` for a password."""
+    """A server that requires a password of the role `ada`."""
     with Server.start(postgres_place / f"locked-{os.getpid()}") as server:
         rules = server.directory / "data" / "pg_hba.conf"
         rules.write_text("host all ada 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
@@ -309,11 +311,11 @@ def test_errors_of_the_server(shell: ServerShell, locked: Server) -> None:
     assert "There is no ledger in" in shell("stats", "--url", right, code=4).err
     assert 'database "none" does not exist' in shell("stats", "--url", locked.url("none"), code=4).err
     with locked.outage():
-        said = shell.run("stats", "--url", right, code=4).err
-        assert "Connection refused" in said
-        assert "Check that the server is running" in said
+        output = shell.run("stats", "--url", right, code=4).err
+        assert "Connection refused" in output
+        assert "Check that the server is running" in output
     assert "failed to resolve host" in shell("stats", "--url", "postgresql://x@nowhere.invalid/y", code=4).err
-    assert "url pooled is 'maybe'" in shell("stats", "--url", f"{url}?pooled=maybe", code=2).err
+    assert "pooled in the url is 'maybe'" in shell("stats", "--url", f"{url}?pooled=maybe", code=2).err
 
 
 def test_without_the_driver(shell: ServerShell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +336,7 @@ def test_without_the_driver(shell: ServerShell, monkeypatch: pytest.MonkeyPatch)
         ("postgres://host/db", "postgres://host/db"),
         ("postgresql://ada:se/c#re@t@host/db", "postgresql://ada:***@host/db"),
         ("sqlite:////a:b@c.db", "sqlite:////a:b@c.db"),
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
     ],
 )
 def test_a_password_is_never_shown(given: str, expected: str) -> None:

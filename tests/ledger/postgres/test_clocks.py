@@ -1,5 +1,5 @@
-"""Workers with wrong clocks: the database's time decides, so none of them loses a claim, takes another's, or
-runs a job too early."""
+"""Workers with wrong clocks: the time of the database decides, so none of them loses a claim, gets a job of
+another worker, or runs a job too early."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NEAR = 60 * SECOND
 
 @pytest.fixture(params=SKEWS, ids=["right", "an hour ahead", "an hour behind"])
 def app(postgres_url: str, request: pytest.FixtureRequest) -> App:
-    """Whoever enqueues may have any clock as well."""
+    """A producer may have any clock as well."""
     return App(postgres_url, clock=Skewed(request.param))
 
 
-def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: Path) -> None:
+def test_no_claim_is_lost_or_given_to_two_workers(app: App, postgres_url: str, tmp_path: Path) -> None:
     began = SystemClock().now()
     with app, Fleet(postgres_url, tmp_path, SKEWS, lease=LEASE) as fleet:
         tasks = Tasks(app)
@@ -38,13 +38,12 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
         late = [tasks.step.options(delay=1.5).enqueue("late") for _ in range(10)]
         fleet.wait_for_runs("began", "held", HELD)
         ran = fleet.wait_for_runs("returned", "late", len(late))
-        # For two leases they are held by heartbeats alone, while the others look for leases that have run
-        # out.
+        # For two leases only heartbeats keep the jobs, while the other workers reap ended leases.
         threading.Event().wait(2 * LEASE)
         fleet.release()
         fleet.until(lambda: at_rest(app), "everything is done")
-        assert [job.status().fence for job in (*held, *late)] == [1] * (HELD + len(late)), (
-            "nobody was given another's job"
+        assert [job.record().fence for job in (*held, *late)] == [1] * (HELD + len(late)), (
+            "no worker got a job of another one"
         )
         assert min(line.at for line in ran) - asked >= 1.5e9, "a delay is a delay"
         ended = SystemClock().now()
@@ -58,7 +57,7 @@ def test_nobody_loses_or_steals_a_claim(app: App, postgres_url: str, tmp_path: P
 def test_the_claims_of_the_dead_are_free_after_a_lease(
     victim: int, postgres_url: str, tmp_path: Path
 ) -> None:
-    """Not at once because a clock is ahead, and not in an hour because one is behind."""
+    """Not at once if a clock is ahead, and not an hour late if one is behind."""
     with App(postgres_url) as app, Fleet(postgres_url, tmp_path, SKEWS, lease=LEASE) as fleet:
         tasks = Tasks(app)
         fleet.wait_for_all(app)

@@ -1,4 +1,4 @@
-"""`towpath ledger copy`: the same ledger in another place, or nothing that could be taken for one."""
+"""`towpath ledger copy`: the same ledger in another place, or a target that no process opens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Places = Callable[[str], str]
 
 @pytest.fixture
 def place(postgres: Server, tmp_path: Path) -> Iterator[Places]:
-    """A maker of URLs of ledgers that are not there yet: `sqlite` or `postgres`."""
+    """A function that returns URLs of new ledgers: `sqlite` or `postgres`."""
     count = iter(range(100))
     with ExitStack() as stack:
 
@@ -52,14 +52,14 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def play(ledgers: list[Ledger], moves: Moves, now: int, steps: int) -> int:
-    """The same random commands on all of them; the time then."""
+    """Apply the same random commands to all of them; return the time at the end."""
     for _ in range(steps):
         now += moves.step()
         batch = tuple(moves.batch())
         answers = [ledger.apply(batch, now) for ledger in ledgers]
         for each in answers:
             assert differences(answers[0], each) == []
-        moves.heard(answers[0])
+        moves.observe(answers[0])
     return now
 
 
@@ -83,7 +83,7 @@ ROUTES = [("sqlite", "postgres"), ("postgres", "sqlite"), ("sqlite", "sqlite"), 
 
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize(("kind", "other"), ROUTES)
-def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(
+def test_the_copy_is_the_same_ledger_and_continues_alike(
     kind: str, other: str, seed: int, place: Places
 ) -> None:
     source, target = place(kind), place(other)
@@ -93,7 +93,8 @@ def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(
     ledger.close()
     copied = maintenance.copy(source, target, silent)
     assert copied.rows["job"] == len(before["jobs"])
-    # Both are opened anew: what a process knows of earlier jumps of the clock is nothing that a ledger keeps.
+    assert copied.rows["attempt"] == len(before["attempts"]) > 0
+    # Both are opened again: clock jumps that a process has recorded are not stored in a ledger.
     pair = Pair(open_ledger(source), open_ledger(target))
     assert differences(before, pair.right.dump()) == []
     pair.compare(now)
@@ -103,8 +104,8 @@ def test_the_copy_is_the_same_ledger_and_lives_on_as_it_would_have(
 
 
 def test_a_batch_sees_what_it_counted_itself(place: Places) -> None:
-    """Found by going on after a copy: the reaped lease made a part ready, and the claim behind it in the
-    batch read the part as it had been before."""
+    """A defect that a history after a copy found: the reaped lease made a part ready, and the next claim of
+    the batch read the old counts of the part."""
     moves = Moves(random.Random(4))
     ledgers = [open_ledger("memory://"), open_ledger(place("postgres"))]
     play(ledgers, moves, START, 130)
@@ -154,11 +155,11 @@ def test_it_goes_on_wherever_it_was_interrupted(
     source, target = place(kind), place(other)
     written(source, 3, 100)
     before = dump(source)
-    told: list[str] = []
+    steps: list[str] = []
 
     def break_off(what: str, done: int, total: int) -> None:
-        told.append(what)
-        if what.startswith("copying") or told.count(what) == 1:
+        steps.append(what)
+        if what.startswith("copying") or steps.count(what) == 1:
             raise Broken
 
     interruptions = 0
@@ -173,7 +174,7 @@ def test_it_goes_on_wherever_it_was_interrupted(
             break
     assert interruptions > 20
     assert copied.resumed
-    assert len([what for what in told if what == "copying job"]) == -(-len(before["jobs"]) // 7)  # type: ignore[arg-type]
+    assert len([what for what in steps if what == "copying job"]) == -(-len(before["jobs"]) // 7)  # type: ignore[arg-type]
     assert differences(before, dump(target)) == []
 
 
@@ -243,7 +244,7 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed(kind: str, other: str,
 
 
 def append_in_a_transaction(url: str, id: str) -> None:
-    """With a key, so that the next batch has to play it. There is none."""
+    """With a key, so that the next batch would apply it. There is no next batch."""
     ledger = PostgresLedger(*options_of(url))
     with psycopg.connect(options_of(url)[0]) as connection:
         ledger.append_on(connection, [Spec(id=id, queue="q", key=Key(id, KeyPolicy.UNIQUE))])
@@ -258,7 +259,7 @@ def on_the_server(url: str, statement: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])
-def test_what_users_appended_and_nobody_has_played_is_copied(other: str, place: Places) -> None:
+def test_appends_of_the_inbox_are_applied_and_copied(other: str, place: Places) -> None:
     source, target = place("postgres"), place(other)
     written(source, 5)
     append_in_a_transaction(source, "mine")
@@ -286,12 +287,13 @@ def test_an_append_of_a_user_meanwhile_is_noticed(place: Places) -> None:
     assert differences(dump(source), dump(target)) == []
 
 
-def test_an_append_that_cannot_be_played_must_go_first(place: Places) -> None:
+def test_an_append_that_cannot_be_applied_must_be_removed_first(place: Places) -> None:
     source, target = place("postgres"), place("sqlite")
     append_in_a_transaction(source, "mine")
     on_the_server(source, "UPDATE towpath.inbox SET specs = '[7]'")
     with pytest.raises(
-        InvalidInput, match=r"number 1 in the table inbox is one \(ValidationError: .*; delete it, or mend"
+        InvalidInput,
+        match=r"number 1 in the table inbox is one \(ValidationError: .*\): delete its row, or correct",
     ):
         maintenance.copy(source, target, silent)
     assert not maintenance.is_there(target)
@@ -304,7 +306,7 @@ def test_a_target_with_appends_that_wait_is_refused(place: Places) -> None:
     source, target = place("sqlite"), place("postgres")
     written(source, 5)
     append_in_a_transaction(target, "theirs")
-    with pytest.raises(InvalidInput, match="appends that wait to be played"):
+    with pytest.raises(InvalidInput, match="this one has appends in its inbox"):
         maintenance.copy(source, target, silent)
 
 
@@ -346,7 +348,7 @@ def test_a_target_with_content_is_refused_and_left_alone(other: str, place: Plac
 
 
 @pytest.mark.parametrize("other", ["sqlite", "postgres"])
-def test_who_has_the_target_open_cannot_write_into_the_unfinished_copy(other: str, place: Places) -> None:
+def test_an_open_target_cannot_be_written_during_the_copy(other: str, place: Places) -> None:
     source, target = place("sqlite"), place(other)
     written(source, 5)
     early = open_ledger(target)

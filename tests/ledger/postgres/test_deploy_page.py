@@ -1,5 +1,5 @@
-"""docs/deploy-postgres.md: its statements run as they stand, and its roles can do what it says and nothing
-else."""
+"""docs/deploy-postgres.md: its statements run unchanged, and its roles have the documented rights and no
+others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OWNER, WATCH, ENQUEUE, *LOOKS = blocks((ROOT / "docs" / "deploy-postgres.md").re
 
 @pytest.fixture
 def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
-    """Of its own: roles are for a whole server."""
+    """A server for this module: roles belong to a whole server."""
     with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}") as server:
         server.query("CREATE DATABASE shop")
-        # As it is by default from PostgreSQL 15 on, so that the owner has nothing but its schema on 14 too.
+        # The default from PostgreSQL 15 on, so that the owner has only its schema on 14 too.
         server.query("REVOKE ALL ON SCHEMA public FROM PUBLIC", database="shop")
         yield server
 

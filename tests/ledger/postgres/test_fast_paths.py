@@ -11,7 +11,7 @@ import pytest
 from towpath.core.commands import Append, Appended
 from towpath.core.job import Spec
 from towpath.ledger import Ledger
-from towpath.ledger.postgres import fast_append
+from towpath.ledger.postgres import fast_paths
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.statements import queries
 from towpath.testing.histories import factory, play
@@ -47,7 +47,7 @@ def test_histories_take_every_fast_path(
 ) -> None:
     """With `by copy` every plain append is a COPY, which otherwise needs more specs than a history has."""
     if by_copy:
-        monkeypatch.setattr(fast_append, "MOST_BY_INSERT", 0)
+        monkeypatch.setattr(fast_paths, "MOST_BY_INSERT", 0)
     played = Played(module_url)
     for seed in range(200, 206):
         play(seed, 80, factory("model", tmp_path), played.ledger)
@@ -58,7 +58,7 @@ def test_histories_take_every_fast_path(
 def test_the_statement_that_inserts_is_the_same_with_and_without_a_given_time(
     module_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Histories give the time; users do not. So what histories compare is what users run."""
+    """Histories pass the time; users do not. The compared statements must be the same."""
     empty(module_url)
     ledger = PostgresLedger(module_url)
     sent: list[tuple[bytes | None, ...]] = []
@@ -101,7 +101,7 @@ def test_a_defect_is_logged_once_and_counted(
         first, text = queries()["append_plain"]
         monkeypatch.setitem(queries(), "append_plain", (first, text.replace("FROM t, v", "FROM t, v, none")))
     else:
-        monkeypatch.setattr(fast_append, "_fields", lambda spec: ())
+        monkeypatch.setattr(fast_paths, "_fields", lambda spec: ())
     ledger = PostgresLedger(module_url)
     for id in ("a", "b"):
         (answer,) = ledger.apply([Append((Spec(id=id, queue="q"),))])

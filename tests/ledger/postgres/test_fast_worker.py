@@ -1,4 +1,4 @@
-"""Plain ends and the claim that follows them are one statement, which does all of it or nothing."""
+"""Plain ends and the next claim are one statement, which applies all or nothing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tests.support.waiting import WAIT, until
 from towpath.core.commands import Append, Claim, Claimed, Note, SetQueue, Settle, Settled, Upkeep, Want
 from towpath.core.job import After, Done, RetryOutcome, Spec, State
 from towpath.errors import LostClaim
-from towpath.ledger.postgres.fast_worker import SKIPPED_AFTER_MISS
+from towpath.ledger.postgres.fast_paths import SKIPPED_AFTER_MISS
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The statements from now on."""
     texts: list[bytes] = []
     execute = PostgresDb.execute
 
-    def heard(self: PostgresDb, query: bytes, args: Any = ()) -> Any:
+    def recorded(self: PostgresDb, query: bytes, args: Any = ()) -> Any:
         texts.append(query)
         return execute(self, query, args)
 
-    monkeypatch.setattr(PostgresDb, "execute", heard)
+    monkeypatch.setattr(PostgresDb, "execute", recorded)
     return texts
 
 
@@ -53,30 +53,30 @@ def states(ledger: PostgresLedger) -> dict[str, State]:
     return {job.id: job.state for job in ledger.dump()["jobs"]}
 
 
-def test_one_statement_for_what_a_worker_sends(ledger: PostgresLedger, said: list[bytes]) -> None:
+def test_one_statement_for_what_a_worker_sends(ledger: PostgresLedger, statements: list[bytes]) -> None:
     append(ledger, "a", "b", "c", payload=b"x")
     (first,) = ledger.apply([claim(2)])
-    said.clear()
+    statements.clear()
     *settled, second = ledger.apply([*ends(first), claim(2)])
-    assert len(said) == 1
+    assert len(statements) == 1
     assert settled == [Settled("a", State.DONE), Settled("b", State.DONE)]
     assert isinstance(second, Claimed)
     assert [(each.id, each.fence, each.job.payload, each.job.attempts) for each in second.claims] == [
         ("c", 1, b"x", 1)
     ]
     (third,) = second.claims
-    said.clear()
+    statements.clear()
     assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [
         Settled("c", State.DONE),
         Claimed(()),
     ]
-    assert len(said) == 1
+    assert len(statements) == 1
     job = ledger.get("c")
     assert job is not None
     assert job.result == b"3"
     counts = ledger.queues()["q"].counts
     assert (counts.ready, counts.running, counts.done) == (0, 0, 3)
-    # Nobody minds if it comes again.
+    # A repetition is harmless.
     assert ledger.apply([Settle("c", third.fence, Done(b"3")), claim()]) == [
         Settled("c", State.DONE),
         Claimed(()),
@@ -91,7 +91,7 @@ def test_an_empty_result_is_one(ledger: PostgresLedger) -> None:
     assert {job.id: job.result for job in ledger.dump()["jobs"]} == results
 
 
-def test_what_touches_others_goes_the_general_way(ledger: PostgresLedger, said: list[bytes]) -> None:
+def test_what_touches_others_goes_the_general_way(ledger: PostgresLedger, statements: list[bytes]) -> None:
     append(ledger, "a", "b")
     append(ledger, "c", after=(After("b"),))
     (first,) = ledger.apply([claim()])
@@ -103,9 +103,9 @@ def test_what_touches_others_goes_the_general_way(ledger: PostgresLedger, said: 
     for turn in range(SKIPPED_AFTER_MISS + 1):
         append(ledger, f"d{turn}")
         held = ledger.apply([claim()])[0]
-        said.clear()
+        statements.clear()
         ledger.apply([*ends(held), claim()])
-        lengths.append(len(said))
+        lengths.append(len(statements))
     assert lengths[0] > 1
     assert lengths[-1] == 1
 
@@ -139,7 +139,7 @@ def test_a_job_with_one_attempt_is_not_hoarded(ledger: PostgresLedger) -> None:
     assert names(ledger.apply([claim(once=5)])[0]) == ["b", "c"]
 
 
-def test_it_is_undone_if_somebody_changed_one_of_them_meanwhile(
+def test_it_is_undone_if_another_transaction_changed_one_of_them(
     ledger: PostgresLedger, postgres_url: str
 ) -> None:
     append(ledger, "a", "b", "c")
@@ -167,30 +167,30 @@ def test_a_row_that_makes_no_sense_spares_the_others(
     with psycopg.connect(postgres_url, autocommit=True) as other:
         other.execute("UPDATE towpath.job SET generation = -1, key_policy = 'odd' WHERE id = 'a'")
         assert names(ledger.apply([claim()])[0]) == ["b"]
-        assert "job a holds what no ledger wrote" in caplog.text
+        assert "job a has values that no ledger wrote" in caplog.text
         other.execute("UPDATE towpath.job SET generation = 0, key_policy = NULL WHERE id = 'a'")
     assert states(ledger) == {"a": State.RUNNING, "b": State.RUNNING}
 
 
 def test_the_relations_are_not_held_for_longer_than_they_are_needed(
-    ledger: PostgresLedger, said: list[bytes]
+    ledger: PostgresLedger, statements: list[bytes]
 ) -> None:
-    """Whoever holds them keeps all others from theirs."""
+    """The holder of the lock keeps all others from it."""
     append(ledger, "a", "b", "c", "d")
     ledger.apply([Note(key="n", value=b"1"), Note(key="n", value=b"2"), Note(key="n", value=b"3")])
     held = ends(ledger.apply([claim()])[0])
-    said.clear()
+    statements.clear()
     ledger.apply([Settle(held[0].id, held[0].fence, RetryOutcome(0, "once more"))])
-    assert not [text for text in said if b"advisory" in text]
+    assert not [text for text in statements if b"advisory" in text]
     append(ledger, "e", after=(After("b"),))
-    said.clear()
-    ledger.apply(held[1:])  # somebody waits for one of them: that they are needed turns out on the way
-    ledger.apply([Settle("x", 1, RetryOutcome(0, "nobody knows it")), claim()])
-    ledger.apply([Settle("x", 1, RetryOutcome(0, "nobody knows it")), claim()])
-    assert len([text for text in said if b"advisory" in text]) == 2
+    statements.clear()
+    ledger.apply(held[1:])  # a dependent exists: the need for the lock is detected inside the batch
+    ledger.apply([Settle("x", 1, RetryOutcome(0, "unknown")), claim()])
+    ledger.apply([Settle("x", 1, RetryOutcome(0, "unknown")), claim()])
+    assert len([text for text in statements if b"advisory" in text]) == 2
 
 
-def test_upkeep_goes_by_itself(ledger: PostgresLedger, said: list[bytes]) -> None:
+def test_upkeep_goes_by_itself(ledger: PostgresLedger, statements: list[bytes]) -> None:
     append(ledger, "a", "b", part="p")
     ledger.apply([SetQueue(queue="r", cap=3), Upkeep(), claim(1)])
-    assert said.count(b"BEGIN READ WRITE") == 4  # the append's is one of them
+    assert statements.count(b"BEGIN READ WRITE") == 4  # the append's is one of them

@@ -1,5 +1,5 @@
-"""Eight processes with groups, dependencies, keys and parts: nothing lost, nothing twice, nobody out of turn,
-no deadlock."""
+"""Eight processes with groups, dependencies, keys and parts: no job lost, doubled or out of order, no
+deadlock."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def fleet_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
     if url.startswith("sqlite"):
         return
     server: Server = request.getfixturevalue("postgres")
-    # A deadlock would be seen by nobody: the batch is played again. But the order of locks is such that there
-    # is none.
+    # A deadlock would not be noticed, because the batch is applied again. The order of locks prevents it.
     database = url.rpartition("/")[2]
     assert server.query("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", [database]) == [(0,)]
 
@@ -45,5 +44,5 @@ def test_eight_processes(fleet_url: str, tmp_path: Path) -> None:
         jobs = judge(app, fleet)
         judge_order(fleet, jobs)
         ran = {name: len(fleet.runs(name)) for name in fleet.members}
-        assert min(ran.values()) > 0, f"somebody never had a job: {ran}"
+        assert min(ran.values()) > 0, f"a process never had a job: {ran}"
         print(f"{len(jobs)} jobs; runs: {ran}")

@@ -1,4 +1,4 @@
-"""A process is frozen, or a session hangs, while it holds the lock on relations: the others go on."""
+"""A process is frozen, or a session hangs, while it holds the lock on relations: the others continue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def frozen_process(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_frozen_worker_stops_nobody_for_long(postgres_url: str) -> None:
+def test_a_frozen_worker_stops_no_other_for_long(postgres_url: str) -> None:
     url = f"{postgres_url}?idle_timeout=3"
     with App(url) as app:
 
@@ -63,7 +63,7 @@ def test_a_frozen_worker_stops_nobody_for_long(postgres_url: str) -> None:
             assert job is not None
             assert (job.state, job.losses) == (State.RUNNING, 0)
             message.ack()
-            # The one that was frozen goes on as after a lost connection.
+            # The frozen process continues as after a lost connection.
             os.kill(process.pid, signal.SIGCONT)
             assert process.stdout is not None
             assert process.stdout.readline() == "thawed\n"
@@ -100,7 +100,7 @@ def refused(enqueue: Callable[[], object]) -> str:
     return str(away.value)
 
 
-def test_no_lease_is_reaped_while_somebody_waits_for_the_lock(postgres_url: str) -> None:
+def test_no_lease_is_reaped_while_a_session_waits_for_the_lock(postgres_url: str) -> None:
     options = PostgresOptions(lock_timeout=60.0)
     with (
         closing(PostgresLedger(postgres_url)) as ledger,

@@ -1,5 +1,5 @@
-"""The schema: made once, by a role that owns nothing else, under any name, beside others; and given up when
-it is too new."""
+"""The schema: created once, by a role with no other rights, under any name, beside others; and refused if it
+is too new."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,13 +18,14 @@ from psycopg import conninfo, sql
 
 from towpath import App, open_ledger
 from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
-from towpath.core.job import Spec
+from towpath.core.job import RetryOutcome, Spec
 from towpath.errors import NewerSchema, NotALedger
-from towpath.ledger.postgres import migrations
+from towpath.ledger.postgres import connection as migrations
 from towpath.ledger.postgres.connection import connect
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
 from towpath.ledger.postgres.statements import Statements
 from towpath.operations import maintenance
+from towpath.testing.ledger_suite import Harness
 from towpath.testing.postgres import Server
 
 ODD = 'My "schema"'
@@ -44,8 +46,8 @@ print(*maintenance.migrate(sys.argv[1]))
 """
 
 
-def test_many_processes_start_at_once_and_one_migrates(postgres_url: str) -> None:
-    command = [sys.executable, "-c", STARTED, postgres_url]
+def test_many_processes_start_at_once_and_one_migrates(empty_database: str) -> None:
+    command = [sys.executable, "-c", STARTED, empty_database]
     pipes: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -58,17 +60,17 @@ def test_many_processes_start_at_once_and_one_migrates(postgres_url: str) -> Non
         assert process.stdout.readline() == "here\n"
     ended = [process.communicate("go\n") for process in processes]
     known = len(migrations.steps())
-    assert [said for _, said in ended] == [""] * 6
+    assert [output for _, output in ended] == [""] * 6
     assert sorted(out.split()[0] for out, _ in ended) == ["0"] + [str(known)] * 5
-    assert do(postgres_url, "SELECT schema, min_schema FROM towpath.meta") == [(known, 4)]
+    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(known, 7)]
 
 
-def test_many_threads_open_it_at_once(postgres_url: str) -> None:
+def test_many_threads_open_it_at_once(empty_database: str) -> None:
     barrier, opened = threading.Barrier(8), list[PostgresLedger]()
 
     def start() -> None:
         barrier.wait()
-        opened.append(PostgresLedger(postgres_url))
+        opened.append(PostgresLedger(empty_database))
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -84,10 +86,9 @@ def test_many_threads_open_it_at_once(postgres_url: str) -> None:
 
 
 @pytest.fixture
-def narrow_url(postgres: Server, postgres_url: str) -> str:
-    """Of a role that owns one schema and may do nothing else in the database. It goes away with the
-    server."""
-    name = postgres_url.rpartition("/")[2]
+def narrow_url(postgres: Server, empty_database: str) -> str:
+    """The URL of a role that owns one schema and has no other rights in the database."""
+    name = empty_database.rpartition("/")[2]
     for statement in (
         f"CREATE ROLE {name} LOGIN",
         f"REVOKE ALL ON DATABASE {name} FROM PUBLIC",
@@ -95,11 +96,11 @@ def narrow_url(postgres: Server, postgres_url: str) -> str:
         "REVOKE ALL ON SCHEMA public FROM PUBLIC",
         f"CREATE SCHEMA narrow AUTHORIZATION {name}",
     ):
-        do(postgres_url, statement)
+        do(empty_database, statement)
     return postgres.url(name, user=name)
 
 
-def test_a_role_that_owns_its_schema_and_nothing_else(narrow_url: str, postgres_url: str) -> None:
+def test_a_role_that_owns_its_schema_and_nothing_else(narrow_url: str, empty_database: str) -> None:
     url = f"{narrow_url}?schema=narrow"
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         do(narrow_url, "CREATE SCHEMA another")
@@ -119,37 +120,36 @@ def test_a_role_that_owns_its_schema_and_nothing_else(narrow_url: str, postgres_
     ledger.close()
     assert maintenance.health(url)["missing_rights"] == []
     assert maintenance.vacuum(url)["tables"] > 10
-    assert do(postgres_url, "SELECT count(*) FROM narrow.job") == [(20,)]
+    assert do(empty_database, "SELECT count(*) FROM narrow.job") == [(20,)]
 
 
-def test_a_role_without_rights_is_told_so(narrow_url: str, postgres_url: str) -> None:
+def test_a_role_without_rights_gets_an_error(narrow_url: str, empty_database: str) -> None:
     with pytest.raises(NotALedger, match="permission denied for database"):
         open_ledger(narrow_url)
-    open_ledger(postgres_url).close()
+    open_ledger(empty_database).close()
     with pytest.raises(NotALedger, match="permission denied for schema towpath"):
         open_ledger(narrow_url)
-    do(postgres_url, f"GRANT USAGE ON SCHEMA towpath TO {narrow_url.rpartition('/')[2]}")
+    do(empty_database, f"GRANT USAGE ON SCHEMA towpath TO {narrow_url.rpartition('/')[2]}")
     with pytest.raises(NotALedger, match="permission denied for table meta"):
         open_ledger(narrow_url)
 
 
-def test_two_schemas_of_one_database_do_not_disturb_each_other(postgres_url: str) -> None:
-    one, other = PostgresLedger(postgres_url), PostgresLedger(postgres_url, PostgresOptions(schema=ODD))
+def test_two_schemas_of_one_database_do_not_disturb_each_other(empty_database: str) -> None:
+    one, other = PostgresLedger(empty_database), PostgresLedger(empty_database, PostgresOptions(schema=ODD))
     spec = Spec(id="same", queue="q", part="p")
     one.apply([Append((spec,)), Note(key="n", value=b"1")], 1)
     assert other.get("same") is None
     assert other.note("n") is None
     assert other.queues() == {}
-    # A batch of one holds the lock of relations and of the queue; the other's needs both, and does not wait.
-    with psycopg.connect(postgres_url) as holder:
+    # A batch of one ledger holds the lock of relations and of the queue; a batch of the other one needs both,
+    # and does not wait.
+    with psycopg.connect(empty_database) as holder:
         holder.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
         holder.execute("SELECT pg_advisory_xact_lock(hashtext('towpath migration of towpath'))")
         holder.execute("LOCK TABLE towpath.queue IN ACCESS EXCLUSIVE MODE")
-        do(
-            postgres_url,
-            f"ALTER ROLE CURRENT_USER IN DATABASE {postgres_url.rpartition('/')[2]} SET lock_timeout = '5s'",
-        )
-        third = PostgresLedger(postgres_url, PostgresOptions(schema="third"))
+        name = empty_database.rpartition("/")[2]
+        do(empty_database, f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET lock_timeout = '5s'")
+        third = PostgresLedger(empty_database, PostgresOptions(schema="third"))
         for ledger in (other, third):
             ledger.apply([Append((spec,)), SetPart(queue="q", part="p", cap=1), Note(key="n", value=b"2")], 1)
             assert ledger.check() == []
@@ -161,9 +161,9 @@ def test_two_schemas_of_one_database_do_not_disturb_each_other(postgres_url: str
         ledger.close()
 
 
-def test_a_wake_up_is_heard_in_its_own_schema_only(postgres_url: str) -> None:
-    one, odd = PostgresLedger(postgres_url), PostgresLedger(postgres_url, PostgresOptions(schema=ODD))
-    with psycopg.connect(postgres_url, autocommit=True) as ear:
+def test_a_notification_is_received_in_its_own_schema_only(empty_database: str) -> None:
+    one, odd = PostgresLedger(empty_database), PostgresLedger(empty_database, PostgresOptions(schema=ODD))
+    with psycopg.connect(empty_database, autocommit=True) as ear:
         ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier("towpath_wake")))
         ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{ODD}_wake")))
         odd.apply([Append((Spec(id="a", queue="q"),))])
@@ -175,8 +175,8 @@ def test_a_wake_up_is_heard_in_its_own_schema_only(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [ODD, "it's", "tow.path", "towpath.", "Ü 木", "$1", "%s", "a" * 63])
-def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
-    ledger = open_ledger(f"{postgres_url}?schema={quote(schema)}")
+def test_any_name_of_a_schema(schema: str, empty_database: str) -> None:
+    ledger = open_ledger(f"{empty_database}?schema={quote(schema)}")
     ledger.apply(
         [Append(tuple(Spec(id=f"j{n}", queue="q", part="p") for n in range(20))), Note(key="n", value=b"1")]
     )
@@ -187,7 +187,7 @@ def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
     assert ledger.check() == []
     assert len(ledger.dump()["jobs"]) == 20
     ledger.close()
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(empty_database) as connection:
         query = (
             "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relname ="
             " 'tally'"
@@ -195,11 +195,11 @@ def test_any_name_of_a_schema(schema: str, postgres_url: str) -> None:
         assert connection.execute(query).fetchall() == [(schema,)]
 
 
-def test_what_of_a_url_is_ours(postgres: Server, postgres_url: str) -> None:
+def test_what_of_a_url_is_ours(postgres: Server, empty_database: str) -> None:
     url, options = options_of("postgres:///db?schema=x&pooled=true&options=-c%20search_path%3Dy&host=%2Ftmp")
     assert (options.schema, options.pooled) == ("x", True)
     assert conninfo.conninfo_to_dict(url) == {"dbname": "db", "options": "-c search_path=y", "host": "/tmp"}
-    name = postgres_url.rpartition("/")[2]
+    name = empty_database.rpartition("/")[2]
     local = (
         postgres.url(name, socket=True).replace("postgres@", "")
         + "&user=postgres&options=-c%20work_mem%3D7MB"
@@ -209,11 +209,11 @@ def test_what_of_a_url_is_ours(postgres: Server, postgres_url: str) -> None:
     ledger.close()
 
 
-def test_a_schema_of_somebody_else_is_refused(postgres_url: str) -> None:
-    do(postgres_url, "CREATE SCHEMA theirs")
-    do(postgres_url, "CREATE TABLE theirs.invoices (n int)")
+def test_a_schema_with_other_tables_is_refused(empty_database: str) -> None:
+    do(empty_database, "CREATE SCHEMA theirs")
+    do(empty_database, "CREATE TABLE theirs.invoices (n int)")
     with pytest.raises(NotALedger, match="its schema theirs has tables, but no meta among them"):
-        open_ledger(f"{postgres_url}?schema=theirs")
+        open_ledger(f"{empty_database}?schema=theirs")
 
 
 def test_a_server_that_is_too_old() -> None:
@@ -222,15 +222,15 @@ def test_a_server_that_is_too_old() -> None:
         migrations.check_server("postgresql://x", 130_022)
 
 
-def test_a_step_that_fails_leaves_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_leaves_nothing(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = migrations.steps()
     monkeypatch.setattr(
         migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int); SELECT 1 / 0")
     )
-    connection = connect(postgres_url, PostgresOptions())
+    connection = connect(empty_database, PostgresOptions())
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrations.migrate(connection, Statements("towpath"), "here")
-    assert not migrations.is_there(connection, Statements("towpath"))
+    assert not migrations.has_ledger(connection, Statements("towpath"))
     monkeypatch.setattr(migrations, "steps", lambda: steps)
     assert migrations.migrate(connection, Statements("towpath"), "here") == 0
     monkeypatch.setattr(migrations, "steps", lambda: (*steps, "CREATE TABLE towpath.more (n int)"))
@@ -239,15 +239,36 @@ def test_a_step_that_fails_leaves_nothing(postgres_url: str, monkeypatch: pytest
     connection.close()
 
 
-def test_a_schema_that_is_too_new(postgres_url: str) -> None:
-    ledger = PostgresLedger(postgres_url)
-    do(postgres_url, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
+def test_a_ledger_of_schema_6_keeps_attempts_after_the_upgrade(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = migrations.steps()
+    monkeypatch.setattr(migrations, "steps", lambda: steps[:6])
+    with closing(connect(empty_database, PostgresOptions())) as connection:
+        migrations.migrate(connection, Statements("towpath"), "here")
+    monkeypatch.setattr(migrations, "steps", lambda: steps)
+    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(6, 4)]
+    with closing(PostgresLedger(empty_database)) as ledger:
+        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 7)]
+        harness = Harness(ledger)
+        harness.settle(harness.started("a"), RetryOutcome(error="busy"))
+        assert [(end.number, end.error) for end in ledger.attempts("a")] == [(1, "busy")]
+        assert ledger.check() == []
+        do(empty_database, "UPDATE towpath.attempt SET number = 2")
+        assert ledger.check() == ["attempt 2 of job a is none of the last of 1"]
+        do(empty_database, "UPDATE towpath.attempt SET seq = 99")
+        assert ledger.check() == ["attempt 2 is left of job number 99"]
+
+
+def test_a_schema_that_is_too_new(empty_database: str) -> None:
+    ledger = PostgresLedger(empty_database)
+    do(empty_database, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
     with pytest.raises(NewerSchema, match="needs at least version 99"):
         ledger.apply([Append((Spec(id="a", queue="q"),))])
     assert ledger.queues() == {}
     ledger.close()
     with pytest.raises(NewerSchema, match="upgrade it"):
-        PostgresLedger(postgres_url)
+        PostgresLedger(empty_database)
 
 
 async def _raise_it_while_a_job_runs(url: str) -> list[str]:
@@ -271,26 +292,26 @@ async def _raise_it_while_a_job_runs(url: str) -> list[str]:
     return ended
 
 
-def test_a_worker_that_became_too_old_drains_and_ends(postgres_url: str) -> None:
-    ended = asyncio.run(asyncio.wait_for(_raise_it_while_a_job_runs(postgres_url), 60))
+def test_a_worker_that_became_too_old_drains_and_ends(empty_database: str) -> None:
+    ended = asyncio.run(asyncio.wait_for(_raise_it_while_a_job_runs(empty_database), 60))
     assert ended[0] == "the job"
     assert "has schema 99, which needs at least version 99" in ended[1]
-    assert do(postgres_url, "SELECT state FROM towpath.job") == [
+    assert do(empty_database, "SELECT state FROM towpath.job") == [
         ("running",)
-    ]  # and comes back when its lease has run out
+    ]  # and is ready again when its lease has ended
 
 
-def test_the_command_ends_with_a_clear_message(postgres_url: str, tmp_path: Path) -> None:
+def test_the_command_ends_with_a_clear_message(empty_database: str, tmp_path: Path) -> None:
     program = "import towpath\napp = towpath.App()\n@app.task\ndef work() -> None: ...\n"
     (tmp_path / "old.py").write_text(program)
-    open_ledger(postgres_url).close()
-    command = [sys.executable, "-m", "towpath", "worker", "old:app", "--url", postgres_url]
+    open_ledger(empty_database).close()
+    command = [sys.executable, "-m", "towpath", "worker", "old:app", "--url", empty_database]
     worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
     assert "Worker" in worker.stderr.readline()
-    do(postgres_url, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
-    said = worker.communicate(timeout=60)[1]
+    do(empty_database, "UPDATE towpath.meta SET schema = 99, min_schema = 99")
+    output = worker.communicate(timeout=60)[1]
     assert worker.returncode == 4
-    assert "has schema 99, which needs at least version 99" in said
-    assert "Upgrade Towpath: pip install --upgrade towpath" in said
-    assert "Traceback" not in said
+    assert "has schema 99, which needs at least version 99" in output
+    assert "Upgrade Towpath: pip install --upgrade towpath" in output
+    assert "Traceback" not in output

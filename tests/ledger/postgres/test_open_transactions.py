@@ -1,8 +1,8 @@
-"""A transaction of the user's that stays open holds nobody up; a function inside a settle only those who need
-that job.
+"""An open transaction of the user blocks no other process; a commit function blocks only batches that need
+its job.
 
-It stays open until the others have done their work: whoever waited for it would wait for ever, however slow
-the machine is."""
+It stays open until the others have finished: a process that waited for it would wait for ever, on any
+machine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from towpath.testing.suite.harness import Harness, replace, spec, unique, whole_
 HOLD = float(os.environ.get("TOWPATH_HOLD_SECONDS", "2"))
 """How long the transaction is held open at least. (`make soak-postgres` holds it for ten.)"""
 PATIENCE = 30
-"""Seconds after which somebody waits for ever."""
+"""Seconds after which a wait counts as endless."""
 
 
 @pytest.fixture
 def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Harness]]:
-    """Two more processes, as far as the server can tell. The server has the time."""
+    """Two more ledgers, which are separate processes for the server. They use the time of the server."""
     ledgers = [PostgresLedger(postgres_url) for _ in range(2)]
     yield [Now(each) for each in ledgers]
     for each in ledgers:
@@ -38,14 +38,14 @@ def others(postgres_url: str, ledger: PostgresLedger) -> Iterator[list[Harness]]
 
 
 class Now(Harness):
-    """A harness at which the time is the server's."""
+    """A harness with the time of the server."""
 
     def ask(self, *commands: Any) -> Any:
         return self.ledger.apply(commands)
 
 
 def everything(harness: Harness, turn: str) -> None:
-    """All that work may need, in one queue."""
+    """Commands of every kind, in one queue."""
     harness.append(spec(f"plain{turn}"), spec(f"part{turn}", part="p"))
     harness.append(spec(f"key{turn}", key=unique(f"u{turn}")))
     harness.append(spec(f"new{turn}", key=replace("r")))
@@ -64,7 +64,7 @@ def everything(harness: Harness, turn: str) -> None:
 
 
 def turns(began: float) -> Iterator[int]:
-    """At least two, and until the transaction was held open long enough."""
+    """At least two, and more until the transaction was held open long enough."""
     turn = 0
     while turn < 2 or time.monotonic() - began < HOLD:
         turn += 1
@@ -72,7 +72,7 @@ def turns(began: float) -> Iterator[int]:
 
 
 def at_once(*work: Callable[[], object]) -> None:
-    """Do it side by side, to the end. What one raises is raised."""
+    """Run the functions concurrently; raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(each: Callable[[], object]) -> None:
@@ -86,14 +86,14 @@ def at_once(*work: Callable[[], object]) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "somebody waits"
+        assert not thread.is_alive(), "a thread still waits"
     if errors:
         raise errors[0]
 
 
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel)[1:])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_transaction_held_open_stops_nobody(
+def test_an_open_transaction_blocks_no_other_process(
     ledger: PostgresLedger,
     others: list[Harness],
     postgres_url: str,
@@ -112,7 +112,7 @@ def test_a_transaction_held_open_stops_nobody(
         )
         ledger.append_on(mine, [spec("m6", key=replace("r"))])
         for turn in turns(began):
-            # The very same keys and group, too.
+            # The same keys and group as well.
             same = Append((spec(f"same{turn}", key=unique("mine"), group="open"),))
             at_once(
                 partial(everything, others[0], f"-a{turn}"),
@@ -126,12 +126,12 @@ def test_a_transaction_held_open_stops_nobody(
     assert ledger.check() == []
     assert [ledger.get(f"m{n}") is not None for n in (1, 2, 4, 5, 6)] == [kept] * 5
     assert ledger.get("more1") is not None if kept else ledger.get("more1") is None
-    assert ledger.get("m3") is None, "the key was somebody else's by then"
+    assert ledger.get("m3") is None, "another job held the key by then"
 
 
 @pytest.fixture
 def function() -> Iterator[Any]:
-    """A function of a settle that is in the middle until it is let go."""
+    """A commit function that blocks until it is released."""
 
     class Function:
         def __init__(self) -> None:
@@ -151,7 +151,7 @@ def function() -> Iterator[Any]:
 def held_open(
     ledger: PostgresLedger, function: Any, id: str, **fields: Any
 ) -> tuple[threading.Thread, list[Any]]:
-    """A settle whose function is in the middle."""
+    """A settle with a commit function that blocks."""
     held = Now(ledger).started(id, **fields)
     answers: list[Any] = []
     command = Settle(held.id, held.fence, Done(), within=function)
@@ -187,7 +187,7 @@ def test_an_append_that_waits_for_a_job_being_settled_keeps_others_from_nothing(
         Append((spec("newer", key=replace("k")),)),
     ],
 )
-def test_also_not_who_wants_to_stop_it(
+def test_a_command_that_waits_for_the_job_blocks_no_other_process(
     ledger: PostgresLedger, others: list[Harness], function: Any, command: Any
 ) -> None:
     settling, answers = held_open(ledger, function, "slow", key=replace("k"))
@@ -206,7 +206,7 @@ def test_also_not_who_wants_to_stop_it(
 def test_a_function_is_not_called_again_because_others_have_the_relations(
     ledger: PostgresLedger, others: list[Harness], function: Any, postgres_url: str
 ) -> None:
-    """They are taken after it, and waited for."""
+    """The relations are locked after the function, with a wait."""
     harness = Now(ledger)
     harness.add("slow")
     (held,) = harness.claim()
@@ -216,12 +216,12 @@ def test_a_function_is_not_called_again_because_others_have_the_relations(
     settling = threading.Thread(target=lambda: answers.extend(ledger.apply([command])))
     settling.start()
     assert function.began.wait(60)
-    with closing(psycopg.connect(postgres_url)) as somebody:
-        somebody.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
+    with closing(psycopg.connect(postgres_url)) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock('towpath.meta'::regclass::oid::bigint)")
         function.go.set()
         settling.join(0.5)
         assert settling.is_alive()
-        somebody.rollback()
+        holder.rollback()
     settling.join(60)
     assert answers == [Settled("slow", State.DONE)]
     assert function.calls == 1

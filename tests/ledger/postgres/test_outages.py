@@ -1,5 +1,5 @@
-"""The server goes away and comes back, in every way it can: workers go on, finish what they hold, and lose
-nothing they acknowledged."""
+"""Outages of the server of every kind: workers continue, finish the jobs that they hold, and lose no
+acknowledged job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.postgres_fleet import Customer, Fleet, at_rest, judge
+from tests.support.postgres_fleet import Fleet, Producer, at_rest, judge
 from tests.support.postgres_member import Tasks
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
@@ -24,7 +24,7 @@ from towpath.ledger.postgres.connection import PostgresOptions, connect, end, is
 from towpath.testing.postgres import Server
 
 SECONDS = float(os.environ.get("TOWPATH_SOAK_SECONDS", "2"))
-"""How long the trouble lasts: 30 with `make soak-postgres`, which is longer than any lease here."""
+"""Seconds of an outage: 30 with `make soak-postgres`, which is longer than any lease here."""
 LEASE = 10.0
 HELD = 4
 CONNECTIONS = 30
@@ -39,7 +39,7 @@ def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def passing(seconds: float) -> None:
-    """Real time, since it is a real server that is away."""
+    """Real time, because a real server is stopped."""
     threading.Event().wait(seconds)
 
 
@@ -71,7 +71,7 @@ def away(server: Server, url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def backends_ended(server: Server, url: str) -> Iterator[None]:
-    """Again and again: also those that have just come back."""
+    """End all sessions repeatedly, new ones included."""
     over = threading.Event()
 
     def end() -> None:
@@ -88,7 +88,7 @@ def backends_ended(server: Server, url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_connection_left(server: Server, url: str) -> Iterator[None]:
-    """Somebody else has taken every place, and ours are ended."""
+    """Other sessions use all connections of the server, and the sessions of the ledger are ended."""
     with contextlib.ExitStack() as stack:
 
         def take_all() -> None:
@@ -109,7 +109,7 @@ def no_connection_left(server: Server, url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def statements_time_out(server: Server, url: str) -> Iterator[None]:
-    """A table is locked, and the server ends whatever waits for it."""
+    """A table is locked, and the server ends every session that waits for it."""
     database = url.rpartition("/")[2]
     server.query(f"ALTER DATABASE {database} SET statement_timeout = '100ms'")
     server.end_backends(url)
@@ -122,8 +122,8 @@ def statements_time_out(server: Server, url: str) -> Iterator[None]:
     server.end_backends(url)
 
 
-Trouble = Callable[[Server, str], AbstractContextManager[None]]
-TROUBLES: list[Trouble] = [
+Outage = Callable[[Server, str], AbstractContextManager[None]]
+OUTAGES: list[Outage] = [
     restarted_fast,
     restarted_immediate,
     killed,
@@ -135,27 +135,27 @@ TROUBLES: list[Trouble] = [
 
 
 @pytest.mark.timeout(300 + 10 * SECONDS)
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_workers_outlast(outage: Outage, server: Server, tmp_path: Path) -> None:
     url = server.create_database()
     with App(url) as app, App(url) as other:
         hold = Tasks(other).hold
         held = [hold.enqueue("held") for _ in range(HELD)]
         with Fleet(url, tmp_path, [0, 0], lease=LEASE) as fleet:
-            with Customer(app, tmp_path) as customer:
+            with Producer(app, tmp_path) as producer:
                 fleet.wait_for_all(other)
                 fleet.wait_for_runs("began", "held", HELD)
-                fleet.until(lambda: customer.acknowledged > 5, "jobs are acknowledged before")
-                with trouble(server, url):
-                    # What is held ends while nobody can be told, or while the connections have just been
+                fleet.until(lambda: producer.acknowledged > 5, "jobs are acknowledged before")
+                with outage(server, url):
+                    # The held jobs end while the server is unreachable, or just after the connections were
                     # lost.
                     fleet.release()
                     fleet.wait_for_runs("returned", "held", HELD)
-                before = customer.acknowledged
-                fleet.until(lambda: customer.acknowledged > before + 5, "jobs are acknowledged again")
+                before = producer.acknowledged
+                fleet.until(lambda: producer.acknowledged > before + 5, "jobs are acknowledged again")
             fleet.until(lambda: at_rest(other), "everything is done")
-        # Their first run counted: nobody else was given what they held.
-        assert [job.status().fence for job in held] == [1] * HELD
+        # The first run counted: no other worker got these jobs.
+        assert [job.record().fence for job in held] == [1] * HELD
         jobs = judge(other, fleet)
         assert all(job.state is State.DONE for job in jobs.values())
         names = [url.rpartition("/")[2]]
@@ -169,14 +169,15 @@ def test_workers_outlast(trouble: Trouble, server: Server, tmp_path: Path) -> No
 def test_an_outage_is_two_lines_in_the_log(
     busy: bool, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether somebody enqueues all the time, or nothing happens but a worker's own upkeep."""
+    """With a producer that enqueues all the time, and with nothing but the upkeep of a worker."""
+    caplog.set_level(logging.WARNING, "towpath.jobs")  # without the lines of jobs that run meanwhile
     caplog.set_level(logging.INFO, "towpath")
-    said: list[tuple[int, str]] = []
+    records: list[tuple[int, str]] = []
     ended = threading.Event()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append((record.levelno, record.getMessage()))
+            records.append((record.levelno, record.getMessage()))
             if "is back after" in record.getMessage():
                 ended.set()
 
@@ -184,16 +185,16 @@ def test_an_outage_is_two_lines_in_the_log(
     listener = Listener()
     with App(server.create_database()) as app, working(app), contextlib.ExitStack() as stack:
         if busy:
-            customer = stack.enter_context(Customer(app, tmp_path))
-            while customer.acknowledged < 5:
+            producer = stack.enter_context(Producer(app, tmp_path))
+            while producer.acknowledged < 5:
                 passing(0.01)
-        until(app.workers.list)
+        until(lambda: "worker started" in caplog.text)
         log.addHandler(listener)
         with server.outage("immediate"):
             passing(2)
         assert ended.wait(WAIT)
         log.removeHandler(listener)
-    (warned, began), (informed, over) = said
+    (warned, began), (informed, over) = records
     assert (warned, informed) == (logging.WARNING, logging.INFO)
     assert "cannot do it now" in began
     assert "are kept and retried until the ledger is back" in began
@@ -202,7 +203,7 @@ def test_an_outage_is_two_lines_in_the_log(
 
 
 def test_a_connection_that_is_lost_at_the_last_moment(postgres: Server, postgres_url: str) -> None:
-    """Nothing is left to do but to undo nothing, and even that cannot be said any more."""
+    """The rollback of an empty transaction fails, because the connection is lost."""
     connection = connect(postgres_url, PostgresOptions())
     connection.execute("BEGIN")
     postgres.end_backends(postgres_url)

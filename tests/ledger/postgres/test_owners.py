@@ -59,7 +59,7 @@ def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def looks(ledger: PostgresLedger, seconds: float) -> Iterator[tuple[str, ...]]:
-    """What a caretaker is told for so many seconds. It looks again after an outage."""
+    """The dead owners that a caretaker reads for so many seconds. It reads again after an outage."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(LedgerAway):
@@ -96,6 +96,14 @@ def test_an_orderly_close_withdraws(postgres_url: str) -> None:
         assert rows(postgres_url) == ["a#1"]
         assert is_locked(postgres_url, "a#1")
     assert rows(postgres_url) == []
+
+
+def test_announced_after_the_close(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer may start its caretaker while another thread closes the ledger: no error of a socket."""
+    monkeypatch.setattr(owners, "ANNOUNCED", 0)
+    ledger = PostgresLedger(postgres_url)
+    ledger.close()
+    ledger.owners.announce("w#1")
 
 
 def test_the_living_are_not_dead_when_their_connections_are_ended(

@@ -1,5 +1,5 @@
-"""Behind pgbouncer in transaction mode: a session is ours for one transaction, so nothing of ours may be left
-in it.
+"""Behind pgbouncer in transaction mode: a client has a session for one transaction, so no state of the ledger
+may stay in it.
 
 This module is skipped where there is no pgbouncer. No package on PyPI carries the program (the one named
 `pgbouncer` is a fixture that needs it installed), so the project's own files cannot install it.
@@ -21,11 +21,11 @@ import psycopg
 import pytest
 
 import towpath
-from tests.support.postgres_fleet import Customer, Fleet, at_rest, judge, judge_order
+from tests.support.postgres_fleet import Fleet, Producer, at_rest, judge, judge_order
 from tests.support.postgres_member import CAPS, Tasks
 from tests.support.shell import Shell
-from towpath import App, Spec, State, new_id
-from towpath.commands import Append, Claim, Claimed, Done, Note, Settle, Want
+from towpath import App, State, new_id
+from towpath.commands import Append, Claim, Claimed, Done, Note, Settle, Spec, Want
 from towpath.errors import LedgerAway, LedgerError, TowpathError
 from towpath.ledger import Ledger
 from towpath.ledger.postgres.ledger import PostgresLedger, PostgresOptions, options_of
@@ -67,14 +67,14 @@ def pooler(postgres: Server, postgres_place: Path) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture
-def pooled_url(pooler: PgBouncer, postgres_url: str) -> str:
-    """A fresh database, through the pooler, as it should be said."""
-    return f"{pooler.url(postgres_url)}?pooled=true"
+def pooled_url(pooler: PgBouncer, empty_database: str) -> str:
+    """A new database, through the pooler, with the right option in the URL."""
+    return f"{pooler.url(empty_database)}?pooled=true"
 
 
 @pytest.fixture(scope="module")
 def direct(postgres: Server) -> Iterator[str]:
-    """A database that the tests of the contract use one after the other."""
+    """A database that the tests of the suite use one after the other."""
     url = postgres.create_database()
     PostgresLedger(url).close()
     yield url
@@ -112,8 +112,8 @@ def sessions(pooler: PgBouncer, direct: str) -> Iterator[psycopg.Connection[tupl
 
 
 def leftovers(pooler: PgBouncer, direct: str) -> list[tuple[object, ...]]:
-    """What somebody who is given one of the sessions next would find there."""
-    # What a pooler itself sets for each client, and what is so from the start.
+    """The state that the next client of a session would find there."""
+    # The settings that a pooler sets for each client, and the defaults.
     theirs = (
         "application_name",
         "client_encoding",
@@ -153,24 +153,24 @@ def work(url: str, name: str, rounds: int) -> None:
         ledger.close()
 
 
-@pytest.mark.parametrize("said", ["?pooled=true", ""])
-def test_many_clients_share_two_sessions(said: str, pooler: PgBouncer, postgres_url: str) -> None:
-    """Also the first moment: all of them migrate at once."""
-    url = f"{pooler.url(postgres_url)}{said}"
+@pytest.mark.parametrize("option", ["?pooled=true", ""])
+def test_many_clients_share_two_sessions(option: str, pooler: PgBouncer, empty_database: str) -> None:
+    """All of them also migrate at once, at the start."""
+    url = f"{pooler.url(empty_database)}{option}"
     with ThreadPoolExecutor(6) as pool:
         for done in [pool.submit(work, url, f"queue{n}", 15) for n in range(6)]:
             done.result()
-    assert leftovers(pooler, postgres_url) == []
+    assert leftovers(pooler, empty_database) == []
     ledger = towpath.open_ledger(url)
     assert ledger.check() == []
     ledger.close()
 
 
-def test_a_pool_of_one(postgres: Server, postgres_place: Path, postgres_url: str) -> None:
-    """Nothing of ours waits for a second session while it holds the first."""
+def test_a_pool_of_one(postgres: Server, postgres_place: Path, empty_database: str) -> None:
+    """No call waits for a second session while it holds the first."""
     with pooler_of(postgres, postgres_place, size=1) as pooler:
-        for said in ("?pooled=true", ""):
-            work(f"{pooler.url(postgres_url)}{said}", f"alone{len(said)}", 3)
+        for option in ("?pooled=true", ""):
+            work(f"{pooler.url(empty_database)}{option}", f"alone{len(option)}", 3)
 
 
 def test_workers_in_other_processes(pooled_url: str, tmp_path: Path) -> None:
@@ -201,15 +201,15 @@ def test_another_ledger_is_noticed_by_looking(pooled_url: str) -> None:
 
 
 def test_a_users_transaction_through_the_pooler(
-    pooled_url: str, pooler: PgBouncer, postgres_url: str
+    pooled_url: str, pooler: PgBouncer, empty_database: str
 ) -> None:
     ledger = PostgresLedger(*options_of(pooled_url))
-    with psycopg.connect(pooler.url(postgres_url), prepare_threshold=None) as connection:
+    with psycopg.connect(pooler.url(empty_database), prepare_threshold=None) as connection:
         for n in range(10):
             ledger.append_on(connection, [Spec(queue="q", kind="k", id=f"mine {n}")])
             connection.commit()
     assert ledger.queues()["q"].counts.ready == 10
-    assert leftovers(pooler, postgres_url) == []
+    assert leftovers(pooler, empty_database) == []
     ledger.close()
 
 
@@ -220,30 +220,30 @@ def unwarned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     return caplog
 
 
-def test_a_pooler_that_nobody_told_of(
-    pooler: PgBouncer, postgres_url: str, unwarned: pytest.LogCaptureFixture
+def test_a_pooler_without_the_option_is_detected(
+    pooler: PgBouncer, empty_database: str, unwarned: pytest.LogCaptureFixture
 ) -> None:
-    url = pooler.url(postgres_url)
+    url = pooler.url(empty_database)
     with App(url) as app, App(url) as other:
         Tasks(app).step.enqueue("one")
         Tasks(other).step.enqueue("two")
         assert not app.ledger.listens()  # type: ignore[attr-defined]
-    [said] = unwarned.messages
-    assert "is behind a transaction pooler" in said
-    assert "?pooled=true" in said
-    assert leftovers(pooler, postgres_url) == []
+    [option] = unwarned.messages
+    assert "is behind a transaction pooler" in option
+    assert "?pooled=true" in option
+    assert leftovers(pooler, empty_database) == []
 
 
-def test_it_is_no_surprise_if_it_was_told(pooled_url: str, unwarned: pytest.LogCaptureFixture) -> None:
+def test_a_pooler_with_the_option_is_not_logged(pooled_url: str, unwarned: pytest.LogCaptureFixture) -> None:
     App(pooled_url).close()
     assert unwarned.messages == []
 
 
 def test_session_mode_is_like_none(
-    postgres: Server, postgres_place: Path, postgres_url: str, unwarned: pytest.LogCaptureFixture
+    postgres: Server, postgres_place: Path, empty_database: str, unwarned: pytest.LogCaptureFixture
 ) -> None:
     with pooler_of(postgres, postgres_place, "session", 20) as pooler:
-        one, other = PostgresLedger(pooler.url(postgres_url)), PostgresLedger(pooler.url(postgres_url))
+        one, other = PostgresLedger(pooler.url(empty_database)), PostgresLedger(pooler.url(empty_database))
         while not one.listens():
             one.wait(one.version(), 1)
         seen = one.version()
@@ -254,33 +254,33 @@ def test_session_mode_is_like_none(
     assert unwarned.messages == []
 
 
-def test_doctor_says_what_happens(
+def test_doctor_reports_the_pooler(
     pooler: PgBouncer,
     postgres: Server,
     postgres_place: Path,
-    postgres_url: str,
+    empty_database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shell = Shell(tmp_path)
 
-    def told(url: str) -> tuple[str, str]:
+    def report(url: str) -> tuple[str, str]:
         found = shell("doctor", "--json", "--url", url).json
         return found["ledger"]["wake_ups"], "\n".join(
             f"{each['what']} {each['advice']}" for each in found["findings"]
         )
 
-    shell("put", "orders", "{}", "--url", postgres_url)
-    ups, findings = told(f"{pooler.url(postgres_url)}?pooled=true")
-    assert ups == "by polling: the URL says pooled=true"
+    shell("put", "orders", "{}", "--url", empty_database)
+    ups, findings = report(f"{pooler.url(empty_database)}?pooled=true")
+    assert ups == "by polling: the URL has pooled=true"
     assert "A job may wait up to one second before it starts." in findings
-    ups, findings = told(pooler.url(postgres_url))
-    assert ups == "by polling: a transaction pooler is in between, and the URL does not say so"
+    ups, findings = report(pooler.url(empty_database))
+    assert ups == "by polling: the URL leads to a transaction pooler and has no pooled=true"
     assert "Add ?pooled=true to the URL" in findings
     with pooler_of(postgres, postgres_place, "session", 20) as sessions:
-        assert told(sessions.url(postgres_url))[0] == "by LISTEN and NOTIFY"
-    assert leftovers(pooler, postgres_url) == []
+        assert report(sessions.url(empty_database))[0] == "by LISTEN and NOTIFY"
+    assert leftovers(pooler, empty_database) == []
 
 
 @pytest.mark.timeout(300)
@@ -295,15 +295,15 @@ def test_workers_outlast_a_restart_behind_it(mode: str, postgres_place: Path, tm
             App(url) as app,
             App(url) as other,
             Fleet(url, tmp_path, [0, 0]) as fleet,
-            Customer(app, tmp_path) as customer,
+            Producer(app, tmp_path) as producer,
         ):
             fleet.wait_for_all(other)
-            fleet.until(lambda: customer.acknowledged > 5, "jobs are acknowledged before")
+            fleet.until(lambda: producer.acknowledged > 5, "jobs are acknowledged before")
             for _ in range(3):
                 server.restart(mode)  # type: ignore[arg-type]
-                before = customer.acknowledged
-                fleet.until(lambda: customer.acknowledged > before + 5, "jobs are acknowledged again")  # noqa: B023
-            customer.__exit__()
+                before = producer.acknowledged
+                fleet.until(lambda: producer.acknowledged > before + 5, "jobs are acknowledged again")  # noqa: B023
+            producer.__exit__()
             fleet.until(lambda: at_rest(other), "everything is done")
             assert all(job.state is State.DONE for job in judge(other, fleet).values())
 
@@ -338,7 +338,7 @@ def test_a_ledger_that_pgbouncer_cannot_reach_is_away(postgres_place: Path) -> N
         until = time.monotonic() + 60.0
         found = None
         while found is None:
-            # pgbouncer does not try the server again for a moment after it was away.
+            # pgbouncer does not connect again for a moment after an outage of the server.
             try:
                 found = ledger.check()
             except LedgerAway:

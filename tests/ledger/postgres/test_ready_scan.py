@@ -1,4 +1,4 @@
-"""A claim begins behind what was claimed before, and misses nothing by it."""
+"""A claim starts its scan behind the claimed jobs, and misses no ready job."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def spans(ledger: PostgresLedger) -> list[tuple[int, int, int]]:
     return ledger._db.positions.spans("q")
 
 
-def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
+def test_a_position_is_used_when_earlier_transactions_have_ended() -> None:
     found = ScanPositions()
     found.begin(10, 11)
     found.claimed("q", [(5, 1), (5, 2), (7, 3)], None, found.spans("q"), 0.001)
     assert found.spans("q") == [ALL]
-    found.begin(10, 12)  # somebody is there since before we looked
+    found.begin(10, 12)  # a transaction has been running since before the scan
     found.claimed("q", [(5, 9)], None, found.spans("q"), 0.001)
     assert found.spans("q") == [ALL]
     found.begin(12, 20)
@@ -53,7 +53,7 @@ def test_a_mark_is_believed_when_those_who_were_there_are_gone() -> None:
     assert found.spans("q") == [ALL]
 
 
-def test_marks_end_where_the_look_ended() -> None:
+def test_positions_end_where_the_scan_ended() -> None:
     found = ScanPositions()
     found.begin(1, 1)
     found.claimed("q", [(3, 8), (5, 6), (7, 9)], None, found.spans("q"), 0.001)
@@ -62,7 +62,7 @@ def test_marks_end_where_the_look_ended() -> None:
     assert found.spans("q") == [(LEAST, 0, 3), (3, 8, 5), (5, 4, MOST)]
 
 
-def test_everything_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_queue_is_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     found = ScanPositions()
@@ -85,7 +85,7 @@ def test_what_is_committed_late_is_found_at_once(ledger: PostgresLedger, postgre
             assert take(ledger) == ([f"early{n}"] if n else ["first", "early0"])
         late.commit()
     assert take(ledger) == ["late"]
-    # Soon there is a mark: as soon as those are gone who were there, which may be a vacuum, or another test.
+    # The position is used when all earlier transactions have ended, which may be a vacuum or another test.
     for n in range(1000):
         append(ledger, f"more{n}")
         assert take(ledger) == [f"more{n}"]
@@ -94,9 +94,7 @@ def test_what_is_committed_late_is_found_at_once(ledger: PostgresLedger, postgre
     pytest.fail("there is no mark")
 
 
-def test_what_somebody_does_not_claim_after_all_is_found_at_once(
-    ledger: PostgresLedger, postgres_url: str
-) -> None:
+def test_a_rolled_back_claim_is_found_at_once(ledger: PostgresLedger, postgres_url: str) -> None:
     append(ledger, "first", "held")
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM towpath.job WHERE id = 'held' FOR UPDATE")
@@ -147,7 +145,7 @@ def test_upkeep_waits_for_no_other_upkeep(ledger: PostgresLedger, postgres_url: 
 
 @pytest.fixture
 def quiet_url(postgres_place: Path, tmp_path: Path) -> Iterator[str]:
-    """On a server of its own: whoever writes in another database of the same holds the marks back."""
+    """On a server of its own: transactions in other databases of a server delay the positions."""
     with Server.start(postgres_place / f"{tmp_path.name}-{os.getpid()}") as server:
         yield server.create_database()
 
@@ -156,7 +154,7 @@ def quiet_url(postgres_place: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_claim_does_not_walk_over_what_was_claimed(
     quiet_url: str, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a transaction that is open for long nothing can be swept."""
+    """Vacuum cannot remove rows beside a long transaction."""
     monkeypatch.setattr(ready_scan, "FULL_SCAN", 3600.0)
     ledger = PostgresLedger(quiet_url)
     with psycopg.connect(quiet_url) as reader:
@@ -167,7 +165,7 @@ def test_a_claim_does_not_walk_over_what_was_claimed(
         for n in range(rounds):
             append(ledger, *[f"{n}-{i}" for i in range(each)])
             assert len(take(ledger, each)) == each
-        ledger.close()  # its counts are told at the end of the session
+        ledger.close()  # its statistics are reported at the end of the session
     read = 0
     with psycopg.connect(quiet_url, autocommit=True) as watch:
         until = time.monotonic() + 30
@@ -178,6 +176,6 @@ def test_a_claim_does_not_walk_over_what_was_claimed(
             ).fetchone()
             assert row is not None
             read = row[0]
-    # Each job once, and those of the last few rounds again; over all that was claimed before it would be 30
-    # times as many.
+    # Each job once, and the jobs of the last few rounds again; a scan of all claimed jobs would read 30 times
+    # as many.
     assert rounds * each <= read <= 8 * rounds * each

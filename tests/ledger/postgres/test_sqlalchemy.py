@@ -1,4 +1,4 @@
-"""The psycopg connection under SQLAlchemy and its kin: found without importing any of them."""
+"""The psycopg connection under SQLAlchemy and Django: found without importing them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def there(ledger: PostgresLedger) -> list[str]:
     return sorted(job.id for job in ledger.dump()["jobs"])
 
 
-class Under:
-    """A thing with a connection in it, as an attribute or behind a call."""
+class Wrapper:
+    """An object with a connection, as an attribute or returned by a method."""
 
     def __init__(self, **inside: Any) -> None:
         vars(self).update(inside)
@@ -39,13 +39,13 @@ class Under:
 
 def test_wrappers_are_known_by_what_they_offer(ledger: PostgresLedger, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as mine:
-        fairy = Under(driver_connection=mine)
-        session = Under(connection=lambda: Under(connection=fairy))
-        for n, wrapper in enumerate((fairy, session, Under(connection=mine))):
+        fairy = Wrapper(driver_connection=mine)
+        session = Wrapper(connection=lambda: Wrapper(connection=fairy))
+        for n, wrapper in enumerate((fairy, session, Wrapper(connection=mine))):
             ledger.append_on(wrapper, [spec(f"j{n}")])
     assert there(ledger) == ["j0", "j1", "j2"]
     with pytest.raises(WrongConnection, match="other drivers"):
-        ledger.append_on(Under(connection=lambda: Under(driver_connection=object())), [spec("x")])
+        ledger.append_on(Wrapper(connection=lambda: Wrapper(driver_connection=object())), [spec("x")])
 
 
 def test_sessions_and_connections(ledger: PostgresLedger, postgres_url: str) -> None:
@@ -64,7 +64,7 @@ def test_sessions_and_connections(ledger: PostgresLedger, postgres_url: str) -> 
     with orm.Session(engine) as session, session.begin():
         ledger.append_on(session, [spec("c")])
     with engine.connect() as connection:
-        # Nothing was executed on it yet, so that its commit would do nothing by itself.
+        # No statement was executed on it yet, so its commit would do nothing.
         ledger.append_on(connection, [spec("d")])
         connection.commit()
         ledger.append_on(connection, [spec("not")])

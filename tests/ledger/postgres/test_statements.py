@@ -1,5 +1,4 @@
-"""Both dialects know every statement that the rules ask for, and PostgreSQL's has none that nobody asks for.
-They stay prepared."""
+"""Both dialects have every statement that the rules use, and no unused ones. Statements stay prepared."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from pathlib import Path
 import psycopg
 
 import towpath.ledger.postgres
-from towpath import Query, Spec
-from towpath.commands import Append, Claim, Upkeep, Want
+from towpath.commands import Append, Claim, Query, Spec, Upkeep, Want
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import PostgresDb
 from towpath.ledger.postgres.statements import queries as _queries
@@ -34,7 +32,7 @@ def test_no_statement_is_left_over() -> None:
 def test_the_rules_find_their_statements_in_both() -> None:
     asked = texts("tables") & (set(_queries()) | set(_sqlite_queries()))
     assert len(asked) > 80
-    # The counters of PostgreSQL are sequences: its batch ends in a way of its own.
+    # The counters of PostgreSQL are sequences: its batches end with other statements.
     assert asked - {"write_meta"} <= set(_queries())
     assert asked <= set(_sqlite_queries())
 
@@ -45,19 +43,18 @@ def prepared(db: PostgresDb | None) -> set[str]:
 
 
 def test_what_was_prepared_stays_so_when_nothing_came_of_it(postgres_url: str) -> None:
-    """The driver forgets all that it prepared when it sees a ROLLBACK, and planning takes longer than all the
-    rest."""
+    """The driver drops all prepared statements after a ROLLBACK, and planning takes longer than execution."""
     ledger = PostgresLedger(postgres_url)
     for n in range(9):
         ledger.apply([Append((Spec(queue="q", kind="k", id=f"a{n}"), Spec(queue="q", kind="k", id=f"b{n}")))])
         ledger.note("none")
-        before = prepared(ledger._writer), prepared(ledger._reader)
+        before = prepared(ledger._writer), ledger._read(prepared, alone=True)
         if n % 3 == 2:
             assert all(before)
             ledger.apply([Claim(owner="ada", wants=(Want("none*"),), lease=1_000_000)])
             ledger.find(Query())
             assert before[0] <= prepared(ledger._writer)
-            assert before[1] <= prepared(ledger._reader)
+            assert before[1] <= ledger._read(prepared, alone=True)
     ledger.close()
 
 
@@ -70,3 +67,25 @@ def test_upkeep_folds_counts_though_nothing_is_due(postgres_url: str) -> None:
     assert ledger.queues()["q"].counts.ready == 1
     assert ledger.check() == []
     ledger.close()
+
+
+def test_a_lookup_reads_a_range_of_an_index(postgres_url: str) -> None:
+    PostgresLedger(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        # The table is empty, so the planner prefers a full scan.
+        connection.execute("SET enable_seqscan = off")
+        plans = "".join(
+            row[0]
+            for name, arguments in (("read_by_prefix", "'0199aa', '0199ab', 10"), ("read_by_seq", "7"))
+            for row in _explain(connection, _queries()[name][1], arguments)
+        )
+    assert "Index Cond: ((id >= $1) AND (id < $2))" in plans
+    assert "Index Cond: (seq = $1)" in plans
+    assert "Sort" not in plans
+
+
+def _explain(connection: psycopg.Connection[tuple[str]], text: str, arguments: str) -> list[tuple[str]]:
+    connection.execute("SET plan_cache_mode = force_generic_plan")
+    connection.execute("DEALLOCATE ALL")
+    connection.execute(f"PREPARE lookup AS {text}".encode())
+    return connection.execute(f"EXPLAIN EXECUTE lookup ({arguments})".encode()).fetchall()

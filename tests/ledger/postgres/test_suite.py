@@ -1,4 +1,4 @@
-"""The PostgreSQL ledger keeps the contract."""
+"""The PostgreSQL ledger passes the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's function inside a settle: their rows commit with it, and it cannot hurt the batch around it."""
+"""Commit functions: the user's rows are committed with the settle, and a function cannot harm its batch."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def adding(*values: int) -> Function:
 
 
 def settle(harness: Harness, within: Function, id: str = "a") -> Command:
-    """A job on lease, and the settle for it with all the trimmings."""
+    """A job on lease, and a settle with children, notes and a function."""
     held = harness.started(id, f"queue-of-{id}")
     spawn = (spec(f"child-of-{id}"), spec(f"keyed-of-{id}", key=unique(f"key-of-{id}")))
     return Settle(held.id, held.fence, Done(b"r"), spawn, (Note(key=f"note-of-{id}", value=b"v"),), within)
 
 
 def failure(harness: Harness, within: Function, id: str = "a") -> str:
-    """What the function came to. Its settle left nothing, its neighbours are there."""
+    """The error of the function. Its settle has written nothing; the other settles are stored."""
     command = settle(harness, within, id)
     before, answer, after = harness.ask(
         Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),))
@@ -210,7 +210,7 @@ def test_its_statements_are_planned_as_usual(harness: Harness, theirs: Connectio
 def test_a_function_that_ends_its_own_backend_may_be_called_again(
     harness: Harness, theirs: Connection
 ) -> None:
-    """Which is the one thing that it must be ready for: its first transaction is gone with all it wrote."""
+    """A function must allow this: its first transaction is rolled back with all its writes."""
     calls = []
 
     def within(db: Connection) -> None:
@@ -257,7 +257,7 @@ def test_an_interrupt_leaves_nothing(harness: Harness, theirs: Connection) -> No
 
 
 def _work(url: str, pipe: Pipe, deadly: bool) -> None:
-    """A worker. In a deadly one the function reports and waits for the end."""
+    """A worker. With `deadly` the function reports its start and waits for the kill."""
     with App(url) as app:
 
         @app.task(name="count")
@@ -301,6 +301,27 @@ def test_exactly_once_though_a_worker_is_killed_in_the_middle(postgres_url: str,
 
 
 def _run_until_done(url: str, pipe: Pipe) -> None:
-    """Workers, one burst after the other: the job comes back when its lease has run out."""
+    """Workers, one burst after the other: the job runs again when its lease has ended."""
     while not pipe.poll(0.05):
         _work(url, SPAWN.Pipe()[1], False)
+
+
+def test_a_rehearsal_is_rolled_back(ledger: PostgresLedger, theirs: Connection) -> None:
+    def insert(connection: Connection) -> None:
+        connection.execute("INSERT INTO theirs VALUES (1)")
+        assert connection.execute("SELECT a FROM theirs").fetchall() == [(1,)]
+
+    ledger.rehearse(insert)
+    assert theirs.execute("SELECT a FROM theirs").fetchall() == []
+
+
+def test_a_rehearsal_fails_as_the_commit_would(ledger: PostgresLedger, theirs: Connection) -> None:
+    functions: list[Function] = [
+        lambda connection: connection.execute("INSERT INTO nowhere VALUES (1)"),
+        lambda connection: connection.execute("COMMIT"),
+        lambda connection: connection.commit(),
+        lambda connection: connection.close(),
+    ]
+    for function in functions:
+        with pytest.raises(UserFunctionFailed):
+            ledger.rehearse(function)

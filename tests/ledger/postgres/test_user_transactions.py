@@ -1,4 +1,5 @@
-"""Append in the user's own transaction: there with their rows, gone with them, and nobody waits for it."""
+"""Append in the user's own transaction: committed or rolled back with the user's rows, and it blocks no
+process."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_many_at_once(harness: Harness, ledger: PostgresLedger, mine: Mine) -> N
 def test_without_a_transaction(
     harness: Harness, ledger: PostgresLedger, mine: Mine, autocommit: bool
 ) -> None:
-    """With autocommit it is one of its own; without, it begins the one that the user commits."""
+    """With autocommit the append has a transaction of its own; otherwise it begins the user's transaction."""
     mine.autocommit = autocommit
     ledger.append_on(mine, [spec("a")])
     ledger.append_on(mine, [spec("b", after=("a",))])
@@ -195,7 +196,7 @@ def test_a_key_that_is_held_takes_no_room(ledger: PostgresLedger, harness: Harne
 def test_a_repeated_append_is_the_same(ledger: PostgresLedger, harness: Harness, mine: Mine) -> None:
     (first,) = ledger.append_on(mine, [spec("a")])
     assert ledger.append_on(mine, [spec("a"), spec("b")])[0] == first
-    with pytest.raises(InvalidInput, match=r"a.*each id once"):
+    with pytest.raises(InvalidInput, match=r"a.*used once"):
         ledger.append_on(mine, [spec("a"), spec("a")])
     mine.commit()
     assert ledger.append_on(mine, [spec("a")]) == (first,)
@@ -231,7 +232,7 @@ def test_keys_groups_and_parts(ledger: PostgresLedger, harness: Harness, mine: M
     assert len(harness.claim("other", n=5)) == 1
 
 
-def test_the_next_batch_of_anybody_has_it(
+def test_the_next_batch_of_any_process_applies_it(
     ledger: PostgresLedger, harness: Harness, mine: Mine, postgres_url: str
 ) -> None:
     """Appended, and claimed in the same commit."""
@@ -254,7 +255,7 @@ def test_two_transactions_with_one_key(
         assert harness.at("c") == "ready"
         mine.commit()
         harness.ask(Upkeep())
-    # In the order in which they were appended, of those that are there.
+    # In the order of their append, without the missing ones.
     assert [ledger.get(id) is not None for id in "ab"] == [True, False]
     assert harness.at("after") == "blocked"
     harness.done(next(claim for claim in harness.claim(n=2) if claim.id == "a"))
@@ -288,7 +289,7 @@ def test_a_full_queue_refuses_nothing_after_the_commit(
     assert harness.at("a", "b") == "ready ready"
 
 
-def test_an_append_that_cannot_be_read_harms_nobody(
+def test_an_append_that_cannot_be_decoded_affects_no_other(
     ledger: PostgresLedger, harness: Harness, mine: Mine
 ) -> None:
     ledger.append_on(mine, [spec("a", key=unique("k"))])
@@ -299,7 +300,7 @@ def test_an_append_that_cannot_be_read_harms_nobody(
     harness.add("c")
     assert harness.found() == ["b", "c"]
     (found,) = ledger.check()
-    assert found.startswith("append 1 of the inbox cannot be played: DecodeError")
+    assert found.startswith("append 1 of the inbox cannot be applied: DecodeError")
     mine.execute("DELETE FROM towpath.inbox")
     mine.commit()
 
@@ -399,7 +400,7 @@ def test_connections_that_are_not_right(
     mine.read_only = None
     mine.execute("CREATE ROLE stranger_to_ledgers")
     mine.execute("SET ROLE stranger_to_ledgers")
-    with pytest.raises(WrongConnection, match="has not the rights"):
+    with pytest.raises(WrongConnection, match="lacks rights"):
         ledger.append_on(mine, [spec("a")])
     mine.rollback()
     with pytest.raises(InvalidInput):
@@ -487,7 +488,7 @@ def test_workers_hear_of_it_at_the_commit(ledger: PostgresLedger, mine: Mine, po
         waiter.start()
         assert not woken.wait(0.2)
         mine.commit()
-        assert woken.wait(2.0)  # a look of its own would come after five seconds
+        assert woken.wait(4.0)  # a poll would come after five seconds
         waiter.join()
 
 

@@ -67,7 +67,7 @@ from towpath.testing.suite.harness import LEASE, Harness, spec, unique
 from towpath.testing.suite.harness import replace as newest
 
 Case = Callable[[Harness], list[Command]]
-"""Prepares a ledger, and answers the batch whose reply will be lost."""
+"""Prepares a ledger, and returns the batch that will lose its reply."""
 
 OUTCOMES: tuple[Outcome, ...] = (
     Done(b"result"),
@@ -85,7 +85,7 @@ class ReplyLost(Exception):
 
 
 class Line:
-    """The fault that cuts the line once, after COMMIT."""
+    """The fault that loses the reply once, after COMMIT."""
 
     def __init__(self) -> None:
         self.cut = False
@@ -324,7 +324,7 @@ def test_every_command_is_among_the_cases() -> None:
     used = {
         type(command) for case in CASES.values() for command in case(Harness(MemoryLedger(ManualClock())))
     }
-    # These two say how much they did, which is nothing the second time.
+    # These two return how much they did, which is nothing the second time.
     assert set(get_args(Command)) - used == {Upkeep, Hasten}
 
 
@@ -339,7 +339,7 @@ def test_hasten_repeated_after_a_lost_reply(harness: Harness, calm: Harness, lin
 
 
 def test_what_the_first_answers_say(harness: Harness, line: Line) -> None:
-    """So that the comparison above does not compare nothing with nothing."""
+    """The compared answers are not empty."""
     held = harness.started("a")
     commands: list[Command] = [
         Settle("a", held.fence, Done(), spawn=(spec("b"), spec("c"))),
@@ -363,7 +363,7 @@ def test_what_the_first_answers_say(harness: Harness, line: Line) -> None:
 
 
 def test_upkeep_repeated_has_nothing_left_to_do(harness: Harness, calm: Harness, line: Line) -> None:
-    """It has no token: that the work is done is the answer, and when the next is due is the same."""
+    """It has no token: the second answer counts no rows and has the same next time."""
     for each in (harness, calm):
         each.append(spec("a"), spec("b", ttl=SECOND), spec("c", delay=SECOND), spec("d", retention=0))
         each.take(lease=SECOND // 4)
@@ -381,7 +381,7 @@ def test_a_claim_without_a_token_is_found_and_given_back(harness: Harness, line:
     harness.append(*(spec(f"{n}") for n in range(4)))
     (known,) = harness.claim(owner="me:7f3a")
     lose_reply(harness, line, [Claim(owner="me:7f3a", wants=(Want("q", 2),), lease=LEASE)])
-    harness.claim(owner="somebody:else")
+    harness.claim(owner="other:1")
     mine = harness.ledger.find(Query(states=(State.RUNNING,), owner="me:7f3a", oldest_first=True)).jobs
     unknown = [job for job in mine if job.id != known.id]
     assert [job.id for job in unknown] == ["1", "2"]
@@ -399,7 +399,7 @@ def test_a_claim_without_a_token_is_found_and_given_back(harness: Harness, line:
 
 
 class LossySync(apsw.VFSFile):
-    """Syncs, and then says that it could not: the connection's own way to lose a reply."""
+    """Syncs, and then reports an error, so that the connection loses the reply."""
 
     def __init__(self, name: str | apsw.URIFilename | None, flags: list[int], line: Line) -> None:
         super().__init__("", name, flags)
@@ -429,8 +429,8 @@ class LossyVfs(apsw.VFS):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Harness, line: Line, case: Case) -> None:
-    """COMMIT itself raises, with the commit already in the log. For this process it did not happen; for
-    whoever finds the files after a power cut it did. Both repeat the batch."""
+    """COMMIT raises, with the commit already in the log. For this process it did not happen; after a power
+    cut the files contain it. Both repeat the batch."""
     vfs = LossyVfs(line)
     with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(vfs="lossy"), ManualClock())) as ledger:
         harness = Harness(ledger)
@@ -445,7 +445,7 @@ def test_repeated_after_a_sync_that_failed(tmp_path: Path, calm: Harness, line: 
         for suffix in (
             "",
             "-wal",
-        ):  # by another process: to close a database's file is to drop this process's locks on it
+        ):  # by another process: closing the file of a database drops the locks of this process on it
             subprocess.run(["cp", tmp_path / f"a.db{suffix}", tmp_path / f"after.db{suffix}"], check=True)
         assert harness.ask(*commands) == first
         assert ledger.dump() == calm.ledger.dump()

@@ -66,7 +66,7 @@ def test_a_copy_can_be_opened_and_go_on(tmp_path: Path, source: apsw.Connection)
 
 
 def _write(path: Path, pipe: Connection) -> None:
-    """Two rows in each transaction, until told to stop."""
+    """Two rows in each transaction, until the stop event."""
     writer = connect(path, OPTIONS)
     for number in itertools.count():
         writer.execute(

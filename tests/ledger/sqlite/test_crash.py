@@ -1,5 +1,5 @@
-"""Kill -9 anywhere inside a batch: what was acknowledged is there, what was not is there whole or not at
-all."""
+"""Kill -9 anywhere inside a batch: acknowledged batches are stored; any other batch is stored as a whole or
+not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HITS = (1, first(Claim), first(Settle), first(Cancel), len(script().batches))
 
 
 def play(path: Path, *how: str) -> tuple[int, int, list[str]]:
-    """Let a child play the history: its exit code, how many batches it acknowledged, and what it traced."""
+    """Run the history in a child; return its exit code, the number of acknowledged batches, and its trace."""
     command = [sys.executable, sqlite_workload.__file__, str(path), *how]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     lines = child.stdout.splitlines()
@@ -49,12 +49,12 @@ def play(path: Path, *how: str) -> tuple[int, int, list[str]]:
 
 
 def killed(path: Path, *how: str) -> int:
-    code, acknowledged, said = play(path, *how)
-    assert code == -signal.SIGKILL, said
+    code, acknowledged, trace = play(path, *how)
+    assert code == -signal.SIGKILL, trace
     return acknowledged
 
 
-def test_the_points_are_those_the_ledger_passes() -> None:
+def test_the_points_are_passed_by_the_ledger() -> None:
     tree = ast.parse(inspect.getsource(sqlite))
     calls = [
         node
@@ -73,7 +73,7 @@ def test_a_point_that_is_none_is_refused() -> None:
 
 
 def test_the_history_may_be_repeated_batch_by_batch() -> None:
-    """What the proofs below rest on."""
+    """The assumptions of the tests below."""
     history, model = script(), MemoryLedger(ManualClock())
     for (commands, now), dump, answers in zip(
         history.batches, history.dumps[1:], history.answers, strict=True

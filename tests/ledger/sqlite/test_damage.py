@@ -1,4 +1,5 @@
-"""A file that was overwritten: the ledger says so, whatever the bytes make SQLite or a decoder do."""
+"""A file that was overwritten: the ledger raises `Damaged`, whatever SQLite or a decoder does with the
+bytes."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def test_a_damaged_file_is_called_so(tmp_path: Path, sound: bytes, seed: int) ->
 
 
 def test_most_of_the_damage_above_is_noticed(tmp_path: Path, sound: bytes) -> None:
-    """So that the test above is not about nothing."""
+    """The intact ledger passes, so that the test above proves something."""
     noticed = 0
     for seed in range(0, 60, 3):
         path = tmp_path / f"{seed}.db"

@@ -1,4 +1,5 @@
-"""What goes wrong below the ledger: the right error, nothing half written, and work goes on where it can."""
+"""Errors below the ledger: the right error class, no partial write, and later batches are applied where
+possible."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Note, Noted, Settle, Settled, Upkeep, Want
 from towpath.core.job import Done, RetryOutcome, State
-from towpath.core.views import Query
+from towpath.core.views import GroupQuery, Query
 from towpath.errors import (
     CommandFailed,
     Damaged,
@@ -83,7 +84,7 @@ def test_a_full_disk_is_cured_by_deleting(path: Path, clock: ManualClock) -> Non
 
 
 class FullVfs(apsw.VFS):
-    """A disk on which the log still finds room but the database does not."""
+    """A disk with room for the log but not for the database."""
 
     def __init__(self) -> None:
         super().__init__("full", "")
@@ -127,8 +128,8 @@ def test_a_checkpoint_that_fails_does_not_deny_the_commit(path: Path, clock: Man
     vfs.unregister()
 
 
-def test_a_checkpoint_of_somebody_else_does_not_deny_the_commit(path: Path, clock: ManualClock) -> None:
-    """Two may not checkpoint at once: the second is told that it is busy, after its COMMIT."""
+def test_a_checkpoint_of_another_connection_does_not_fail_the_commit(path: Path, clock: ManualClock) -> None:
+    """Two connections cannot checkpoint at once: the second gets BUSY, after its COMMIT."""
     inside, leave = threading.Event(), threading.Event()
     vfs = SlowVfs(inside, leave)
     first = SqliteLedger(path, SqliteOptions(vfs="slow"), clock)
@@ -149,7 +150,7 @@ def test_a_checkpoint_of_somebody_else_does_not_deny_the_commit(path: Path, cloc
 
 
 class SlowVfs(apsw.VFS):
-    """Stops the first write to the database until it is told to go on."""
+    """Blocks the first write to the database until the test continues it."""
 
     def __init__(self, inside: threading.Event, leave: threading.Event) -> None:
         super().__init__("slow", "")
@@ -172,7 +173,7 @@ class SlowFile(apsw.VFSFile):
         super().xWrite(data, offset)
 
 
-# Somebody else holds the lock
+# Another connection holds the lock
 
 
 def test_a_stranger_holds_the_lock_too_long(harness: Harness, ledger: SqliteLedger, path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_stranger_holds_the_lock_too_long(harness: Harness, ledger: SqliteLedg
 # Closed and forked
 
 
-def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
+def test_a_closed_ledger_raises(ledger: SqliteLedger, tmp_path: Path) -> None:
     ledger.close()
     ledger.close()
     with closing(apsw.Connection(str(ledger.path))) as mine:
@@ -205,13 +206,17 @@ def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
             "backup": lambda: ledger.backup(tmp_path / "copy.db"),
             "check": ledger.check,
             "dump": ledger.dump,
+            "attempts": lambda: ledger.attempts("a"),
             "explain": lambda: ledger.explain("a"),
             "find": lambda: ledger.find(Query()),
             "get": lambda: ledger.get("a"),
             "get_many": lambda: ledger.get_many(["a"]),
             "group": lambda: ledger.group("g"),
+            "groups": lambda: ledger.groups(GroupQuery()),
             "integrity": ledger.integrity,
             "last": ledger.last,
+            "lookup": lambda: ledger.lookup("a"),
+            "rehearse": lambda: ledger.rehearse(lambda connection: None),
             "note": lambda: ledger.note("k"),
             "parts": lambda: ledger.parts("q"),
             "queues": ledger.queues,
@@ -227,8 +232,8 @@ def test_a_closed_ledger_says_so(ledger: SqliteLedger, tmp_path: Path) -> None:
     assert not (tmp_path / "copy.db").exists()
 
 
-def test_a_waiter_is_told_of_the_close(ledger: SqliteLedger) -> None:
-    waiting, told = threading.Event(), list[type[BaseException]]()
+def test_a_waiter_gets_the_error_of_the_close(ledger: SqliteLedger) -> None:
+    waiting, errors = threading.Event(), list[type[BaseException]]()
     seen = ledger.version()
 
     def wait() -> None:
@@ -236,14 +241,14 @@ def test_a_waiter_is_told_of_the_close(ledger: SqliteLedger) -> None:
         try:
             ledger.wait(seen, 60.0)
         except LedgerClosed as error:
-            told.append(type(error))
+            errors.append(type(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert waiting.wait(60)
     ledger.close()
     thread.join(5)
-    assert told == [LedgerClosed]
+    assert errors == [LedgerClosed]
 
 
 FORKS = """
@@ -260,6 +265,7 @@ ledger.apply([Append((Spec(id="a", queue="q"),))])
 calls = {
     "apply": lambda: ledger.apply([Upkeep()]), "get": lambda: ledger.get("a"),
     "get_many": lambda: ledger.get_many(["a"]), "find": lambda: ledger.find(Query()),
+    "lookup": lambda: ledger.lookup("a"),
     "queues": ledger.queues, "check": ledger.check, "dump": ledger.dump, "integrity": ledger.integrity,
     "last": ledger.last,
     "version": ledger.version, "wait": lambda: ledger.wait(0, 5.0),
@@ -290,7 +296,7 @@ ledger.close()
 """
 
 
-def test_a_forked_child_is_told_to_open_its_own(path: Path) -> None:
+def test_a_forked_child_gets_an_error(path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", FORKS, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -350,7 +356,7 @@ def test_a_fork_beside_busy_threads_leaves_the_child_no_locked_library(path: Pat
 # A defect in one command
 
 
-def test_a_defect_in_one_command_spares_its_neighbours(harness: Harness, path: Path) -> None:
+def test_a_defect_in_one_command_spares_the_other_commands(harness: Harness, path: Path) -> None:
     hurt, well = harness.started("hurt", "hurt"), harness.started("well", "well")
     harness.add("wanted", "well")
     execute(path, "UPDATE towpath_queue SET running = 0 WHERE name = 'hurt'")
@@ -379,8 +385,7 @@ def test_a_defect_in_one_command_spares_its_neighbours(harness: Harness, path: P
 
 @pytest.mark.parametrize("column", ["reason", "kind"])
 def test_a_settle_does_not_mind_what_it_need_not_know(harness: Harness, path: Path, column: str) -> None:
-    """The handler has done its work, and the ledger knows enough to write that down. Whoever reads the row is
-    still told."""
+    """The handler has ended, and its settle is stored. A read of the damaged row still raises."""
     held, well = harness.started("hurt", "hurt"), harness.started("well", "well")
     value = "'nonsense'" if column == "reason" else "x'ff'"
     execute(
@@ -399,7 +404,7 @@ def test_a_settle_does_not_mind_what_it_need_not_know(harness: Harness, path: Pa
 
 @pytest.mark.parametrize("column", ["cancel_requested", "key"])
 def test_a_row_that_makes_no_sense_spares_the_others(harness: Harness, path: Path, column: str) -> None:
-    """Tampered with behind the constraints' back."""
+    """Changed with constraints off."""
     held, well = harness.started("hurt", "hurt"), harness.started("well", "well")
     value = "'nonsense'" if column != "key" else "x'ff'"
     execute(

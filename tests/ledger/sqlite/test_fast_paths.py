@@ -1,5 +1,5 @@
-"""The fast paths of the SQLite ledger: they write and answer what the model does, and the counters show that
-they are taken."""
+"""The fast paths of the SQLite ledger: same rows and answers as the model, and the counters show that they
+are taken."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from towpath.core.commands import (
     Claim,
     Claimed,
     Command,
+    Progress,
     SetQueue,
     Settle,
     Settled,
     Upkeep,
     Want,
 )
-from towpath.core.job import DONE, Done, Key, Outcome, RetryOutcome, Spec
+from towpath.core.job import DONE, Done, Key, Outcome, Release, RetryOutcome, Spec
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
 from towpath.ledger.model import ModelLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
+from towpath.ledger.sqlite.rows import PIECE
 from towpath.testing.pair import Pair
 
 NOW = 1_000_000_000
 LEASE = 10_000_000
 
 
-class Both:
+class ComparedLedgers:
     """The model and SQLite side by side. Each batch is followed by a comparison of every column."""
 
     def __init__(self, path: Path) -> None:
@@ -59,15 +61,15 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Iterator[Both]:
-    both = Both(tmp_path / "a.db")
+def both(tmp_path: Path) -> Iterator[ComparedLedgers]:
+    both = ComparedLedgers(tmp_path / "a.db")
     with closing(both.pair):
         both.apply(Append((Spec(id="first", queue="q", payload=b"1"),)))
         yield both
 
 
 @pytest.fixture
-def refused(both: Both) -> Counter[tuple[str, str]]:
+def refused(both: ComparedLedgers) -> Counter[tuple[str, str]]:
     """The fast paths that a rule refused since the start of the test, with the reason."""
     both.fast_paths.refused.clear()
     return both.fast_paths.refused
@@ -81,15 +83,15 @@ def seqs(answers: Sequence[Answer]) -> list[list[int]]:
     return [[placed.seq for placed in answer.jobs] for answer in answers if isinstance(answer, Appended)]
 
 
-def test_many_callers_in_one_batch(both: Both, refused: Counter[tuple[str, str]]) -> None:
+def test_many_callers_in_one_batch(both: ComparedLedgers, refused: Counter[tuple[str, str]]) -> None:
     answers = both.apply(*one_each([f"a{n:02}" for n in range(70)]))
     assert seqs(answers) == [[n] for n in range(2, 72)]
     assert not refused
 
 
 @pytest.mark.parametrize("count", [2, 3, 32, 33, 70])
-def test_those_that_differ_in_id_and_payload_only(
-    both: Both, refused: Counter[tuple[str, str]], count: int
+def test_specs_that_differ_in_id_and_payload_only(
+    both: ComparedLedgers, refused: Counter[tuple[str, str]], count: int
 ) -> None:
     # fmt: off
     terms: dict[str, object] = {
@@ -105,12 +107,14 @@ def test_those_that_differ_in_id_and_payload_only(
     assert not refused
 
 
-def test_those_that_differ_in_more(both: Both, refused: Counter[tuple[str, str]]) -> None:
+def test_specs_that_differ_in_more(both: ComparedLedgers, refused: Counter[tuple[str, str]]) -> None:
     both.apply(*one_each("ab"), *one_each("cd", priority=2), *one_each("e"))
     assert not refused
 
 
-def test_an_id_between_theirs_is_none_of_them(both: Both, refused: Counter[tuple[str, str]]) -> None:
+def test_an_id_between_theirs_is_none_of_them(
+    both: ComparedLedgers, refused: Counter[tuple[str, str]]
+) -> None:
     """Two processes that append at the same time have such ids."""
     both.apply(*one_each(["a", "z"]))
     assert not refused
@@ -120,13 +124,13 @@ def test_an_id_between_theirs_is_none_of_them(both: Both, refused: Counter[tuple
     assert both.pair.right.get("first") is None
     both.apply(*one_each(["b", "y"]))
     assert not refused
-    # And those that are gone are known.
+    # Deleted ids are known too.
     both.apply(*one_each(["c", "first"]))
     assert refused == {("append", "known_id"): 1}
 
 
 def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_payloads(
-    both: Both, refused: Counter[tuple[str, str]]
+    both: ComparedLedgers, refused: Counter[tuple[str, str]]
 ) -> None:
     some = tuple(
         Spec(id=f"b{n}", queue="q", payload=bytes(n), delay=n % 2 * 1000, headers={"n": str(n)})
@@ -138,14 +142,14 @@ def test_commands_of_several_specs_waiting_or_not_with_headers_and_long_or_no_pa
     assert not refused
 
 
-def test_a_capacity_that_holds_all_of_them(both: Both, refused: Counter[tuple[str, str]]) -> None:
+def test_a_capacity_that_holds_all_of_them(both: ComparedLedgers, refused: Counter[tuple[str, str]]) -> None:
     both.apply(SetQueue(queue="q", capacity=4))
     assert len(seqs(both.apply(*one_each("abc")))) == 3
     assert not refused
 
 
 def test_a_capacity_that_holds_only_some_refuses_the_others(
-    both: Both, refused: Counter[tuple[str, str]]
+    both: ComparedLedgers, refused: Counter[tuple[str, str]]
 ) -> None:
     both.apply(SetQueue(queue="q", capacity=3))
     a, b, last = both.apply(*one_each("abc"))
@@ -155,7 +159,7 @@ def test_a_capacity_that_holds_only_some_refuses_the_others(
 
 
 @pytest.mark.parametrize("ids", ["abca", ["a", "first", "b"]], ids=["twice in the batch", "there already"])
-def test_an_id_that_is_known_has_its_first_answer(both: Both, ids: Sequence[str]) -> None:
+def test_an_id_that_is_known_has_its_first_answer(both: ComparedLedgers, ids: Sequence[str]) -> None:
     both.apply(*one_each(ids))
 
 
@@ -163,14 +167,51 @@ def test_an_id_that_is_known_has_its_first_answer(both: Both, ids: Sequence[str]
     "odd", [{"key": Key("k")}, {"part": "p"}, {"queue": "new"}], ids=lambda odd: next(iter(odd))
 )
 def test_one_that_is_not_plain_takes_the_others_along(
-    both: Both, refused: Counter[tuple[str, str]], odd: dict[str, object]
+    both: ComparedLedgers, refused: Counter[tuple[str, str]], odd: dict[str, object]
 ) -> None:
     strange = Spec(**{"id": "odd", "queue": "q", **odd})  # type: ignore[arg-type]
     both.apply(*one_each("ab"), Append((strange,)), *one_each("c"))
     assert refused
 
 
-def test_settles_with_and_without_results(both: Both) -> None:
+def test_one_spec_with_every_plain_field(both: ComparedLedgers, refused: Counter[tuple[str, str]]) -> None:
+    fields = {"priority": -3, "ttl": 9, "max_attempts": 2, "timeout": 5, "retention": 7, "parent": "first"}
+    before = both.fast_paths.taken["append"]
+    for id, more in (("a", {}), ("b", fields), ("c", {"correlation_id": "x", "content_type": "text/plain"})):
+        both.apply(*one_each([id], **more))
+    assert both.fast_paths.taken["append"] == before + 3
+    assert not refused
+
+
+def test_a_claim_has_small_and_large_payloads_headers_and_cursors(both: ComparedLedgers) -> None:
+    large, most = b"l" * 100_000, PIECE + 1
+    specs = [
+        Spec(id="empty", queue="b"),
+        Spec(id="small", queue="b", payload=b"s\0s"),
+        Spec(id="headers", queue="b", payload=b"h", headers={"a": "1"}),
+        Spec(id="large", queue="b", payload=large),
+        Spec(id="pieces", queue="b", payload=b"p" * most),
+        Spec(id="last", queue="b", payload=b"x"),
+    ]
+    both.apply(Append(tuple(specs)))
+    (claimed,) = both.apply(Claim(owner="w", wants=(Want("b", 1),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    both.apply(Progress("empty", 1, cursor=b"c"), Settle("empty", 1, Release()))
+    (claimed,) = both.apply(Claim(owner="w", wants=(Want("b", 1000, once=0),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    found = {claim.id: claim.job for claim in claimed.claims}
+    assert {id: job.payload for id, job in found.items()} == {spec.id: spec.payload for spec in specs}
+    assert (found["empty"].cursor, found["headers"].headers) == (b"c", {"a": "1"})
+
+
+def test_a_claim_that_may_take_no_job_with_one_attempt(both: ComparedLedgers) -> None:
+    both.apply(Append(tuple([Spec(id=f"{n}", queue="b", max_attempts=3 - n) for n in range(3)])))
+    (claimed,) = both.apply(Claim(owner="w", wants=(Want("b", 9, once=0),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    assert [claim.id for claim in claimed.claims] == ["0", "1"]
+
+
+def test_settles_with_and_without_results(both: ComparedLedgers) -> None:
     both.apply(*one_each("abc"))
     held = both.hold(4)
     answers = both.apply(
@@ -180,7 +221,7 @@ def test_settles_with_and_without_results(both: Both) -> None:
     assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == answers
 
 
-def test_those_with_consequences_are_settled_beside_them(both: Both) -> None:
+def test_settles_with_consequences_are_applied_beside_them(both: ComparedLedgers) -> None:
     keyed = Append((Spec(id="keyed", queue="q", key=Key("k")),))
     child = Spec(id="child", queue="q")
     both.apply(*one_each("abcd"), keyed)
@@ -192,7 +233,7 @@ def test_those_with_consequences_are_settled_beside_them(both: Both) -> None:
     assert [type(answer) for answer in both.apply(*settles)] == [Settled] * 6
 
 
-def test_a_fence_that_is_old(both: Both) -> None:
+def test_a_fence_that_is_old(both: ComparedLedgers) -> None:
     both.apply(*one_each("ab"))
     held = both.hold(3)
     lost, *others = both.apply(*[Settle(id, fence - (id == "first"), Done()) for id, fence in held.items()])
@@ -200,18 +241,18 @@ def test_a_fence_that_is_old(both: Both) -> None:
     assert others == [Settled("a", DONE), Settled("b", DONE)]
 
 
-def test_of_two_settles_of_a_claim_the_first_counts(both: Both) -> None:
+def test_of_two_settles_of_a_claim_the_first_counts(both: ComparedLedgers) -> None:
     held = both.hold(1)
     again = [Settle("first", held["first"], Done(b"1")), Settle("first", held["first"], Done(b"2"))]
     assert both.apply(*again) == [Settled("first", DONE)] * 2
 
 
-def test_a_retention_that_is_set_in_the_same_batch_counts(both: Both) -> None:
+def test_a_retention_that_is_set_in_the_same_batch_counts(both: ComparedLedgers) -> None:
     held = both.hold(1)
     both.apply(SetQueue(queue="q", retention=7), Settle("first", held["first"], Done()))
 
 
-def test_settles_of_two_queues(both: Both) -> None:
+def test_settles_of_two_queues(both: ComparedLedgers) -> None:
     both.apply(*one_each("ab"), Append((Spec(id="there", queue="other"),)))
     held = both.hold(3) | both.hold(1, "other")
     assert both.apply(*[Settle(id, fence, Done()) for id, fence in held.items()]) == [
@@ -220,13 +261,13 @@ def test_settles_of_two_queues(both: Both) -> None:
 
 
 def waiting(queues: str = "q", **more: Any) -> Claim:
-    """What a worker asks that has nothing to do."""
+    """The claim of an idle worker."""
     return Claim(**{"owner": "w", "wants": (Want(queues, 64, 8),), "lease": LEASE, **more})
 
 
 @pytest.fixture
-def idle(both: Both) -> Both:
-    """Nothing is ready; one is held, and one is due only later."""
+def idle(both: ComparedLedgers) -> ComparedLedgers:
+    """No job is ready; one is held, and one is due later."""
     both.hold(1)
     both.apply(*one_each(["later"], delay=1_000_000))
     return both
@@ -242,7 +283,7 @@ def idle(both: Both) -> Both:
     ],
 )
 def test_one_that_a_worker_waits_for_begins_as_one_it_holds(
-    idle: Both, claim: Claim, refused: Counter[tuple[str, str]]
+    idle: ComparedLedgers, claim: Claim, refused: Counter[tuple[str, str]]
 ) -> None:
     appended, claimed = idle.apply(
         *one_each(["a"], max_attempts=1, timeout=5, correlation_id="c", parent="first"), claim
@@ -256,7 +297,7 @@ def test_one_that_a_worker_waits_for_begins_as_one_it_holds(
     assert idle.apply(Settle("a", 1, Done(b"1"))) == [Settled("a", DONE)]
 
 
-def test_an_append_and_claim_that_is_repeated(idle: Both) -> None:
+def test_an_append_and_claim_that_is_repeated(idle: ComparedLedgers) -> None:
     for _ in range(2):
         idle.apply(*one_each("a"), waiting())
     idle.apply(waiting())
@@ -278,7 +319,7 @@ NOT_ALL: dict[str, Sequence[Command]] = {
 
 @pytest.mark.parametrize("before", NOT_ALL.values(), ids=NOT_ALL)
 def test_where_there_is_more_to_a_claim_the_fast_path_is_refused(
-    idle: Both, before: Sequence[Command], refused: Counter[tuple[str, str]]
+    idle: ComparedLedgers, before: Sequence[Command], refused: Counter[tuple[str, str]]
 ) -> None:
     idle.apply(*before)
     idle.now += 10
@@ -290,7 +331,7 @@ def test_where_there_is_more_to_a_claim_the_fast_path_is_refused(
 @pytest.mark.parametrize(
     "odd", [{"delay": 5}, {"ttl": 5}, {"headers": {"a": "b"}}, {"payload": b""}, {"queue": "new"}]
 )
-def test_a_spec_that_is_not_so_plain_is_claimed_too(idle: Both, odd: dict[str, Any]) -> None:
+def test_a_spec_that_is_not_so_plain_is_claimed_too(idle: ComparedLedgers, odd: dict[str, Any]) -> None:
     idle.apply(Append((Spec(**{"id": "a", "queue": "q", "payload": b"1", **odd}),)), waiting("q,new"))
 
 
@@ -305,7 +346,7 @@ def test_a_spec_that_is_not_so_plain_is_claimed_too(idle: Both, odd: dict[str, A
         waiting(token="t"),
     ],
 )
-def test_a_claim_that_does_not_want_it_or_has_another_form(idle: Both, claim: Claim) -> None:
+def test_a_claim_that_does_not_want_it_or_has_another_form(idle: ComparedLedgers, claim: Claim) -> None:
     idle.apply(*one_each(["a"], max_attempts=1), claim)
     idle.apply(*one_each(["b"]), claim)
 
@@ -313,7 +354,7 @@ def test_a_claim_that_does_not_want_it_or_has_another_form(idle: Both, claim: Cl
 class Histories:
     """Random batches of the forms of the fast paths, and commands after which the rules refuse them."""
 
-    def __init__(self, seed: int, both: Both) -> None:
+    def __init__(self, seed: int, both: ComparedLedgers) -> None:
         self.chance, self.both = random.Random(seed), both
         self.made = 0
         self.held: dict[str, int] = {}
@@ -389,7 +430,7 @@ class Histories:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_random_histories_that_take_the_fast_paths(seed: int, both: Both) -> None:
+def test_random_histories_that_take_the_fast_paths(seed: int, both: ComparedLedgers) -> None:
     history = Histories(seed, both)
     for _ in range(90):
         history.step()
@@ -401,12 +442,12 @@ def test_random_histories_that_take_the_fast_paths(seed: int, both: Both) -> Non
 
 
 def test_an_error_inside_a_fast_path_is_counted_and_logged_once(
-    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: ComparedLedgers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object) -> int:
         raise LookupError("a defect")
 
-    monkeypatch.setattr("towpath.ledger.sqlite.fast_append._insert", broken)
+    monkeypatch.setattr("towpath.ledger.sqlite.rows.ready_columns", broken)
     for id in "ab":
         both.apply(*one_each(id))
     assert both.fast_paths.failed == {"append": 2}

@@ -92,7 +92,7 @@ except TowpathError as error:
 
 
 def as_somebody_else(path: Path, act: str) -> str:
-    """What `act` came to in a process that permission bits bind (they do not bind root)."""
+    """The result of `act` in a process of a user with limited permissions (root has no limits)."""
     command = [sys.executable, "-c", CHILD, str(path), act]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
@@ -111,7 +111,7 @@ def pragma(connection: apsw.Connection, name: str) -> Any:
 
 def test_the_writer_is_set_up_as_promised(tmp_path: Path) -> None:
     writer = connect(tmp_path / "new.db", SqliteOptions(cache_mb=3, busy_timeout=1.5, max_pages=5000))
-    told = {
+    modes = {
         name: pragma(writer, name)
         for name in (
             "journal_mode",
@@ -122,7 +122,7 @@ def test_the_writer_is_set_up_as_promised(tmp_path: Path) -> None:
             "temp_store",
         )
     }
-    assert told == {
+    assert modes == {
         "journal_mode": "wal",
         "synchronous": 2,
         "wal_autocheckpoint": 0,
@@ -277,7 +277,7 @@ def test_a_read_only_directory(open_directory: Path) -> None:
     for path in (old, open_directory / "new.db"):
         assert as_somebody_else(path, "connect(path, OPTIONS)").startswith("ReadOnly")
     assert as_somebody_else(old, "ProcessTurns(path, 1.0)").startswith("ReadOnly")
-    # A bell that cannot be hung is only slower.
+    # Without the wake file the ledger is only slower.
     assert (
         as_somebody_else(old, "w = WakeFile(path); w.notify(); w.watch().__enter__().wait(0.01); w.close()")
         == "fine"
@@ -339,8 +339,8 @@ def test_a_wrong_mode_is_refused(mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory"])
 def test_files_beside_must_be_regular(tmp_path: Path, kind: str) -> None:
-    """In a directory that others can write, a link leads to a file of their choice and a FIFO blocks whoever
-    opens it."""
+    """In a directory that other users can write, a link may lead to any file, and a FIFO blocks the process
+    that opens it."""
     path, beside, victim = tmp_path / "a.db", tmp_path / "a.db-next", tmp_path / "victim"
     make(path)
     if kind == "fifo":
@@ -382,7 +382,7 @@ def test_the_allowed_size_is_full(tmp_path: Path) -> None:
 
 
 def test_a_disk_too_full_for_the_shared_memory(tmp_path: Path) -> None:
-    """SQLite calls this an I/O error, which else means damage."""
+    """SQLite reports an I/O error, which otherwise means damage."""
     error = apsw.exception_for(apsw.SQLITE_IOERR_SHMSIZE)
     assert isinstance(error, apsw.IOError)
     assert isinstance(translate(error, tmp_path / "a.db", OPTIONS), DiskFull)
@@ -428,7 +428,7 @@ def test_a_snapshot_too_old_to_write_is_busy(tmp_path: Path) -> None:
     new.close()
 
 
-def test_what_is_not_the_ledgers_fault_is_told_as_sqlite_told_it(tmp_path: Path) -> None:
+def test_errors_outside_of_the_ledger_keep_the_text_of_sqlite(tmp_path: Path) -> None:
     writer = connect(tmp_path / "a.db", OPTIONS)
     with pytest.raises(apsw.SQLError) as caught:
         writer.execute("SELECT * FROM nowhere")

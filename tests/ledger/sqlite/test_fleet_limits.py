@@ -13,7 +13,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Claim, Claimed, SetPart, SetQueue, Settle, Want
 from towpath.core.job import ClaimedJob as Held
 from towpath.core.job import Done, RetryOutcome
-from towpath.core.limits import Rate
+from towpath.core.limits import Rate, interval_of
 from towpath.core.views import Query
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.testing.suite.harness import spec
@@ -25,8 +25,8 @@ OPTIONS = SqliteOptions(synchronous="normal")
 
 
 class Gauge:
-    """How many run, seen from outside: counted up after the claim is committed and down before the settle
-    is."""
+    """The number of running jobs by an external count: raised after the commit of the claim, lowered before
+    the settle."""
 
     def __init__(self) -> None:
         self.now: Any = SPAWN.Value("i", 0)
@@ -99,7 +99,7 @@ def _drain(path: Path, name: str, start: Barrier) -> None:
 
 
 def test_a_rate_is_exact_in_a_fleet(tmp_path: Path) -> None:
-    path, rate = tmp_path / "work.db", Rate(40, SECOND, 4)
+    path, rate = tmp_path / "work.db", Rate(40, 1, 4)
     with closing(SqliteLedger(path, OPTIONS)) as ledger:
         ledger.apply(
             [
@@ -116,8 +116,8 @@ def test_a_rate_is_exact_in_a_fleet(tmp_path: Path) -> None:
         assert [process.exitcode for process in work] == [0] * PROCESSES
         found = ledger.find(Query(queue="q", limit=1000)).jobs
         started = sorted(job.started_at for job in found if job.started_at is not None)
-        # So many at once, and then one for every interval, whichever way the window is laid.
+        # The burst at once, and then one per interval, in every window.
         for apart in range(rate.burst, len(started)):
-            least = (apart - rate.burst + 1) * rate.interval
+            least = (apart - rate.burst + 1) * interval_of(rate)
             assert all(started[n + apart] - started[n] >= least for n in range(len(started) - apart))
         assert len(started) > 40 * SECONDS / 2

@@ -16,6 +16,7 @@ from towpath.core.job import ClaimedJob as Held
 from towpath.core.views import Query
 from towpath.errors import Refused
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
+from towpath.ledger.sqlite.statements import _queries
 
 N = 100
 GROWTH = 7.0
@@ -23,7 +24,7 @@ GROWTH = 7.0
 
 
 class Meter:
-    """Counts what SQLite does for a batch (in hundreds of its machine's instructions), and the statements."""
+    """Counts the instructions of SQLite's virtual machine for a batch (in hundreds), and the statements."""
 
     def __init__(self, ledger: SqliteLedger) -> None:
         self.ledger = ledger
@@ -69,7 +70,7 @@ def retried(ledger: SqliteLedger, n: int) -> list[Command]:
 
 
 def failed_with_dependents(ledger: SqliteLedger, n: int) -> list[Command]:
-    """Each has a consequence of its own, which ends the stretch that is written together."""
+    """Each has a consequence, which ends the group of settles that are written together."""
     claims = held(ledger, [Spec(id=f"{i}", queue="q") for i in range(n)])
     ledger.apply([Append(tuple([Spec(id=f"{i}-b", queue="b", after=(After(f"{i}"),)) for i in range(n)]))])
     return [Settle(claim.id, claim.fence, FailOutcome(error="no")) for claim in claims]
@@ -134,6 +135,17 @@ def test_a_batch_is_linear(tmp_path: Path, make: Callable[[SqliteLedger, int], l
     assert more_statements <= GROWTH * statements, costs
 
 
+def test_a_batch_of_settles_and_a_claim_has_few_statements(tmp_path: Path) -> None:
+    """Beside a busy Python thread each of them can cost a switch interval."""
+    with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(synchronous="normal"))) as ledger:
+        commands = plain(ledger, N)
+        ledger.apply([Append(tuple([Spec(id=f"next-{n}", queue="q", payload=b"p") for n in range(N)]))])
+        claim = Claim(owner="me", wants=(Want("q", N),), lease=10**9)
+        _, statements = Meter(ledger).cost([*commands, claim])
+    # BEGIN, facts, settled jobs and their results in rows of 32, the claim in two, queue, meta, COMMIT
+    assert statements <= 8 + N // 32 + 1
+
+
 def test_statements_stay_prepared_whatever_the_size_of_a_batch(tmp_path: Path) -> None:
     with closing(SqliteLedger(tmp_path / "a.db", SqliteOptions(synchronous="normal"))) as ledger:
 
@@ -149,8 +161,19 @@ def test_statements_stay_prepared_whatever_the_size_of_a_batch(tmp_path: Path) -
         assert prepared(2) == 0
 
 
+def test_a_lookup_reads_a_range_of_an_index(tmp_path: Path) -> None:
+    with closing(SqliteLedger(tmp_path / "a.db")) as ledger:
+        plans = {
+            name: [row[3] for row in ledger._db.execute(f"EXPLAIN QUERY PLAN {_queries()[name]}", arguments)]
+            for name, arguments in (("read_by_prefix", ("0199aa", "0199ab", 10)), ("read_by_seq", (7,)))
+        }
+    assert "SEARCH towpath_job USING INDEX sqlite_autoindex_towpath_job_1 (id>? AND id<?)" in str(plans)
+    assert "SEARCH j USING INTEGER PRIMARY KEY (rowid=?)" in str(plans)
+    assert "SCAN towpath_job" not in str(plans)
+
+
 STARS = "*a" * (MAX_NAME // 2 - 1) + "*b"
-"""The longest pattern of all stars; whoever goes back at each of them is not done before the sun is cold."""
+"""The longest pattern of stars: a matcher with backtracking would take exponential time."""
 NAME = "a" * MAX_NAME
 
 

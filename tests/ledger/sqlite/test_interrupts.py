@@ -1,5 +1,5 @@
-"""Ctrl-C at any moment of a batch: the batch has happened wholly or not at all, and the ledger goes on, for
-everybody."""
+"""Ctrl-C at any moment of a batch: the batch is applied as a whole or not at all, and the ledger works for
+all callers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ counts = {"whole": 0, "nothing": 0, "unharmed": 0}
 for n in range(rounds):
     commands = batch(n)
     left = chance.randint(1, most)
-    told = False
+    interrupted = False
     try:
         signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, span), 3e-5)
         try:
@@ -84,18 +84,18 @@ for n in range(rounds):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
-        told = True
+        interrupted = True
     left = 0
     signal.setitimer(signal.ITIMER_REAL, 0)
     if most > 1:
         # The second interrupt may have come while the first was cleaned up; the next call repairs that.
         ledger.apply([Upkeep()])
         ledger.get("x")
-    assert not (ledger._db.in_transaction and told), "a transaction was left open"
+    assert not (ledger._db.in_transaction and interrupted), "a transaction was left open"
     happened = whole(n, other)
     assert happened == whole(n, ledger)
-    assert happened or told
-    counts["unharmed" if not told else "whole" if happened else "nothing"] += 1
+    assert happened or interrupted
+    counts["unharmed" if not interrupted else "whole" if happened else "nothing"] += 1
     # What was refused can be done now; it is the same the second time.
     ledger.apply(commands)
     assert whole(n, other)
@@ -153,8 +153,8 @@ class Interrupts:
 def every_entry(
     action: Callable[[int], object], after: Callable[[int, bool], None], twice: bool = False
 ) -> list[str]:
-    """Interrupt the action at each of its entries, one after the other, until it gets through. Where it was
-    hit."""
+    """Interrupt the action at each of its entries, one after the other, until it gets through. Returns the
+    interrupted functions."""
     hits: list[str] = []
     for n in range(1, 10_000):
         interrupts = Interrupts(n, twice)
@@ -183,8 +183,8 @@ def test_a_batch_interrupted_at_every_entry(tmp_path: Path, twice: bool) -> None
 
         def after(n: int, interrupted: bool) -> None:
             if twice:
-                # A second interrupt may have come before the first one's transaction was undone; the next
-                # call does it.
+                # A second interrupt may have come before the rollback after the first one; the next call
+                # rolls back.
                 ledger.apply([Upkeep()])
             other.apply([Note(key="other", value=b"%d" % n)])
             there = [
@@ -249,9 +249,9 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: str) -> None:
-    """Neither the commit lock nor that of the queue stays behind, and nobody sleeps who should work: somebody
-    else's call goes through, and so does the close. A caller leads if it is alone; in company its command is
-    the thread's."""
+    """Neither the commit lock nor the state lock stays locked, and the thread does not sleep: the call of
+    another thread returns, and so does `close`. A single caller leads; with several callers the thread
+    applies the command."""
     with closing(SqliteLedger(tmp_path / "a.db", OPTIONS)) as ledger:
         committer, ids = Committer(ledger), count()
         committer.start()
@@ -264,8 +264,7 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: 
             thread.start()
             thread.join(20)
             assert not thread.is_alive(), "a lock was left behind"
-            # The next caller shall lead, so the committer's own thread must be done with what the interrupt
-            # left to it.
+            # The next caller shall lead, so the committer's thread must have applied the interrupted batch.
             until(lambda: committer._idle)
 
         def action(n: int) -> None:
@@ -275,7 +274,7 @@ def test_a_caller_of_the_engine_interrupted_at_every_entry(tmp_path: Path, way: 
         expected = WAYS[way]
         hits: set[str] = set()
         for _ in range(5):
-            # A checkpoint on the way makes it longer, and what would have been hit is passed over.
+            # A checkpoint adds function calls, so an entry may be skipped.
             hits.update(every_entry(action, after))
             if expected <= hits:
                 break

@@ -1,4 +1,4 @@
-"""Numbered steps forward: old files are brought up to date, newer ones are respected."""
+"""Migrations: old files are upgraded, newer ones are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 import towpath.ledger.sqlite
 from towpath.core.commands import Append, Purge, Selector, Settle, Upkeep
-from towpath.core.job import COLUMNS, Done, Job, Reason, State
+from towpath.core.job import COLUMNS, Done, Job, Reason, RetryOutcome, State
 from towpath.core.lifecycle import REASONS
 from towpath.errors import NewerSchema, NotALedger
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.ledger.sqlite.migrations import steps
+from towpath.ledger.sqlite.maintenance import steps
 from towpath.ledger.sqlite.statements import _queries, named
 from towpath.testing import START, ManualClock
 from towpath.testing.suite.harness import Harness, spec
@@ -58,7 +58,7 @@ def schema(path: Path) -> dict[str, str]:
 
 
 LATER: dict[str, list[Any]] = {"group": [0, None], "gate": [None], "part": [None, None, None, None, 0]}
-"""What later steps added to the rows of version 1."""
+"""The values that later steps add to the rows of version 1."""
 
 
 def content(path: Path) -> dict[str, list[Any]]:
@@ -68,7 +68,7 @@ def content(path: Path) -> dict[str, list[Any]]:
 def test_the_schema_is_the_sum_of_its_steps(ledger: SqliteLedger, tmp_path: Path) -> None:
     execute(tmp_path / "sum.db", "".join(steps()))
     assert schema(ledger.path) == schema(tmp_path / "sum.db")
-    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(NEWEST, 5)]
+    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(NEWEST, 7)]
 
 
 def test_every_table_of_version_1_has_rows(path: Path) -> None:
@@ -109,6 +109,31 @@ def test_an_upgraded_ledger_works(path: Path) -> None:
         assert harness.ask(Purge(where=Selector(queue="q"), token="p"), Upkeep())
         assert harness.append(spec("new"))[0].seq > 26
         assert ledger.integrity() == []
+
+
+def test_an_upgraded_ledger_keeps_attempts_from_now_on(path: Path) -> None:
+    """The error of an attempt before the upgrade is on the job; its history begins with the next end."""
+    make_version_1(path)
+    with closing(SqliteLedger(path, SqliteOptions(), ManualClock(START + 2_000_000))) as ledger:
+        harness = Harness(ledger, START + 2_000_000)
+        assert (ledger.attempts("failed"), harness.job("failed").error) == ([], "broken")
+        held = harness.job("held")
+        harness.ask(Settle("held", held.fence, RetryOutcome(error="busy")))
+        [end] = ledger.attempts("held")
+        assert (end.number, end.started_at, end.owner, end.error) == (1, held.started_at, held.owner, "busy")
+        assert ledger.integrity() == []
+
+
+def test_the_check_finds_attempts_that_no_job_has(ledger: SqliteLedger) -> None:
+    harness = Harness(ledger)
+    harness.settle(harness.started("a"), RetryOutcome())
+    seq = harness.job("a").seq
+    execute(ledger.path, "UPDATE towpath_attempt SET number = 2")
+    assert ledger.check() == ["attempt 2 of job a is none of the last of 1"]
+    execute(ledger.path, "UPDATE towpath_attempt SET seq = 99")
+    assert ledger.check() == ["attempt 2 is left of job number 99"]
+    execute(ledger.path, f"UPDATE towpath_attempt SET seq = {seq}, number = 1")
+    assert ledger.check() == []
 
 
 def _open(path: Path, barrier: Barrier, pipe: Connection) -> None:
@@ -155,7 +180,7 @@ def test_a_newer_schema_that_is_not_is_refused_when_opened(ledger: SqliteLedger,
     execute(ledger.path, f"UPDATE towpath_meta SET schema = 99, min_schema = {NEWEST + 1}")
     before = content(ledger.path)
     with pytest.raises(
-        NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"
+        NewerSchema, match=f"schema 99, which needs at least version {NEWEST + 1}; .* supports {NEWEST}"
     ):
         SqliteLedger(ledger.path, SqliteOptions(), clock)
     assert content(ledger.path) == before
@@ -168,7 +193,7 @@ def test_also_when_it_becomes_so_in_the_middle_of_life(ledger: SqliteLedger) -> 
     before = content(ledger.path)
     for _ in range(2):
         with pytest.raises(
-            NewerSchema, match=f"has schema 99, which needs at least version {NEWEST + 1}; .* knows {NEWEST}"
+            NewerSchema, match=f"schema 99, which needs at least version {NEWEST + 1}; .* supports {NEWEST}"
         ):
             harness.add("b")
     assert content(ledger.path) == before
@@ -234,7 +259,7 @@ NODES = [node for tree in SOURCES for node in ast.walk(tree)]
 
 
 def asked_names() -> set[str]:
-    """What `named(...)` and the methods of a `Db` are called with, where it is a plain text."""
+    """The arguments of `named(...)` and of the methods of a `Db` that are literals."""
     calls = [
         node
         for node in NODES
@@ -258,6 +283,8 @@ def test_every_statement_is_used_and_every_name_exists() -> None:
 @pytest.mark.parametrize("name", sorted(_queries()))
 def test_every_statement_is_sound(ledger: SqliteLedger, name: str) -> None:
     with closing(apsw.Connection(str(ledger.path))) as connection:
-        info = apsw.ext.query_info(connection, named(name))
-        assert info.query_remaining is None
-        assert not info.is_explain
+        left: str | None = named(name)
+        while left:
+            info = apsw.ext.query_info(connection, left)
+            assert not info.is_explain
+            left = info.query_remaining

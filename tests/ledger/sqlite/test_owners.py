@@ -1,4 +1,5 @@
-"""The locks of owners beside the file: who holds one is alive, whatever else happens to the process."""
+"""The locks of owners beside the file: the holder of a lock is alive, whatever else happens to the
+process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SQLite ledger keeps the contract."""
+"""The SQLite ledger passes the suite."""
 
 from __future__ import annotations
 

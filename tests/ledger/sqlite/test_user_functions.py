@@ -1,4 +1,4 @@
-"""The user's function inside a settle: their rows commit with it, and it cannot hurt the batch around it."""
+"""Commit functions: the user's rows are committed with the settle, and a function cannot harm its batch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def executing(*statements: str) -> Function:
 
 
 def settle(harness: Harness, within: Function, id: str = "a") -> Command:
-    """A job on lease, and the settle for it with all the trimmings."""
+    """A job on lease, and a settle with children, notes and a function."""
     held = harness.started(id, f"queue-of-{id}")
     return Settle(
         held.id,
@@ -80,7 +80,7 @@ def settle(harness: Harness, within: Function, id: str = "a") -> Command:
 
 
 def failure(harness: Harness, within: Function, id: str = "a") -> str:
-    """What the function came to. Its settle left nothing, its neighbours are there."""
+    """The error of the function. Its settle has written nothing; the other settles are stored."""
     command = settle(harness, within, id)
     before, answer, after = harness.ask(
         Append((spec(f"{id}-before"),)), command, Append((spec(f"{id}-after"),))
@@ -162,10 +162,10 @@ def test_the_transaction_is_not_the_functions(
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN IMMEDIATE", "SAVEPOINT towpath_within"])
 def test_also_not_by_a_statement_in_the_cache(harness: Harness, statement: str) -> None:
-    """The ledger itself has used these very texts on this connection."""
+    """The ledger itself has executed the same texts on this connection."""
     harness.ask(settle(harness, adding(1), "warm"))
     harness.ask(Upkeep())  # nothing is due: ends with ROLLBACK
-    for id in ("a", "b"):  # and the second time it is the function's own that is in the cache
+    for id in ("a", "b"):  # the second time the cache has the statement of the function
         assert failure(harness, executing(statement), id).startswith("AuthError")
 
 
@@ -238,7 +238,7 @@ ENDING = (
 
 @pytest.fixture
 def fragile(theirs: apsw.Connection) -> None:
-    """Ways to end a transaction that no authorizer sees."""
+    """Ways to end a transaction that are not passed to the authorizer."""
     theirs.execute("CREATE TABLE fragile (a UNIQUE ON CONFLICT ROLLBACK); INSERT INTO fragile VALUES (1)")
     theirs.execute("CREATE TRIGGER boom BEFORE UPDATE ON theirs BEGIN SELECT raise(ROLLBACK, 'boom'); END")
     theirs.execute("INSERT INTO theirs (a) VALUES (1)")
@@ -262,7 +262,7 @@ def test_also_if_the_function_hides_it(harness: Harness, theirs: apsw.Connection
         adding(2)(db)
         with pytest.raises(apsw.ConstraintError):
             db.execute(statement)
-        with pytest.raises(apsw.Error):  # outside the batch's transaction nothing may be written
+        with pytest.raises(apsw.Error):  # outside the transaction of the batch nothing can be written
             adding(3)(db)
 
     assert "transaction" in failure(harness, within)
@@ -272,7 +272,7 @@ def test_also_if_the_function_hides_it(harness: Harness, theirs: apsw.Connection
 
 
 def test_a_full_disk_within_is_a_full_disk(path: Path, clock: ManualClock) -> None:
-    """Not the function's fault; nothing of the batch is there, and it may be repeated."""
+    """The function did not cause the error; nothing of the batch is written, and it may be repeated."""
     with closing(SqliteLedger(path, SqliteOptions(max_pages=200), clock)) as ledger:
         harness = Harness(ledger)
         with closing(apsw.Connection(str(path))) as theirs:
@@ -345,3 +345,30 @@ def test_an_interrupt_rolls_the_batch_back(
         0
     ] == Settled("a", State.DONE)
     assert rows(theirs) == [2]
+
+
+def test_a_rehearsal_is_rolled_back(ledger: SqliteLedger, theirs: apsw.Connection) -> None:
+    def insert(connection: apsw.Connection) -> None:
+        connection.execute("INSERT INTO theirs VALUES (1, 2)")
+        assert list(connection.execute("SELECT a FROM theirs")) == [(1,)]
+
+    ledger.rehearse(insert)
+    assert list(theirs.execute("SELECT * FROM theirs")) == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda connection: connection.execute("INSERT INTO nowhere VALUES (1)"),
+        lambda connection: connection.execute("COMMIT"),
+        lambda connection: connection.execute("DELETE FROM towpath_job"),
+        lambda connection: connection.close(),
+    ],
+)
+def test_a_rehearsal_fails_as_the_commit_would(
+    ledger: SqliteLedger, harness: Harness, function: Function
+) -> None:
+    harness.add("a")
+    with pytest.raises(UserFunctionFailed):
+        ledger.rehearse(function)
+    assert ledger.get("a") is not None

@@ -162,7 +162,7 @@ def test_the_users_traces_are_kept_out_and_put_back(ledger: SqliteLedger, mine: 
 
 
 class locked:  # noqa: N801
-    """Somebody else holds the write lock."""
+    """Another connection holds the write lock."""
 
     def __init__(self, path: Path) -> None:
         self._connection = apsw.Connection(str(path))

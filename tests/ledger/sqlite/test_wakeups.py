@@ -20,17 +20,17 @@ def _listen(path: Path, times: int, pipe: Connection) -> None:
     with wake.watch() as watch:
         for _ in range(times):
             pipe.send("listening")
-            heard = watch.wait(30.0)
-            pipe.send((heard, time.monotonic()))
+            received = watch.wait(30.0)
+            pipe.send((received, time.monotonic()))
     wake.close()
 
 
-def told(pipe: Connection) -> object:
-    assert pipe.poll(60), "the child says nothing"
+def receive(pipe: Connection) -> object:
+    assert pipe.poll(60), "no message of the child"
     return pipe.recv()
 
 
-def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
+def test_a_notification_wakes_another_process_at_once(tmp_path: Path) -> None:
     times = 15
     ours, theirs = SPAWN.Pipe()
     listener = SPAWN.Process(target=_listen, args=(tmp_path / "a.db", times, theirs), daemon=True)
@@ -38,10 +38,10 @@ def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "a.db")
     latencies = []
     for _ in range(times):
-        assert told(ours) == "listening"
+        assert receive(ours) == "listening"
         rang = time.monotonic()
         wake.notify()
-        answer = told(ours)
+        answer = receive(ours)
         assert isinstance(answer, tuple)
         assert answer[0] is True
         latencies.append(answer[1] - rang)
@@ -50,7 +50,7 @@ def test_a_ring_wakes_another_process_at_once(tmp_path: Path) -> None:
     assert statistics.median(latencies) < 1, latencies
 
 
-def test_every_watch_hears_one_ring(tmp_path: Path) -> None:
+def test_every_watch_receives_one_notification(tmp_path: Path) -> None:
     wake, another = WakeFile(tmp_path / "a.db"), WakeFile(tmp_path / "a.db")
     with wake.watch() as one, wake.watch() as two, another.watch() as three:
         wake.notify()
@@ -59,7 +59,7 @@ def test_every_watch_hears_one_ring(tmp_path: Path) -> None:
     wake.close()
 
 
-def test_a_ring_between_entering_and_waiting_is_heard(tmp_path: Path) -> None:
+def test_a_notification_between_entering_and_waiting_is_received(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "a.db")
     for _ in range(3):  # from the second time on with a watch used before
         with wake.watch() as watch:
@@ -68,7 +68,7 @@ def test_a_ring_between_entering_and_waiting_is_heard(tmp_path: Path) -> None:
     wake.close()
 
 
-def test_a_ring_is_heard_once_and_not_by_later_watches(tmp_path: Path) -> None:
+def test_a_notification_is_received_once_and_not_by_later_watches(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "a.db")
     with wake.watch() as watch:
         for _ in range(100):
@@ -120,7 +120,7 @@ def _inotify_descriptors() -> int:
     return sum(os.readlink(link) == "anon_inode:inotify" for link in links if os.path.lexists(link))
 
 
-def test_a_bell_that_cannot_be_hung_is_only_slower(tmp_path: Path) -> None:
+def test_without_the_wake_file_it_is_only_slower(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "no such directory" / "a.db")
     wake.notify()
     with wake.watch() as watch:
@@ -130,7 +130,7 @@ def test_a_bell_that_cannot_be_hung_is_only_slower(tmp_path: Path) -> None:
     wake.close()
 
 
-def test_ringing_after_close_touches_no_other_file(tmp_path: Path) -> None:
+def test_notify_after_close_touches_no_other_file(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "a.db")
     wake.close()
     other = tmp_path / "other"
@@ -156,20 +156,20 @@ with wake.watch() as watch:
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.db")], check=True)
 
 
-def test_a_thread_may_ring_while_another_waits(tmp_path: Path) -> None:
+def test_a_thread_may_notify_while_another_waits(tmp_path: Path) -> None:
     wake = WakeFile(tmp_path / "a.db")
-    heard: list[bool] = []
+    received: list[bool] = []
     entered = threading.Event()
 
     def listen() -> None:
         with wake.watch() as watch:
             entered.set()
-            heard.append(watch.wait(30.0))
+            received.append(watch.wait(30.0))
 
     thread = threading.Thread(target=listen)
     thread.start()
     assert entered.wait(30)
     wake.notify()
     thread.join(60)
-    assert heard == [True]
+    assert received == [True]
     wake.close()

@@ -1,4 +1,4 @@
-"""The length of the write-ahead log beside several writing processes, and what the doctor finds when it is
+"""The length of the write-ahead log beside several writing processes, and the findings of `doctor` if it is
 long."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import apsw
 
 from tests.support.shell import Shell
 from tests.support.wal import BOUND, size, write_together
-from towpath import Spec, new_id
-from towpath.commands import Append
+from towpath import new_id
+from towpath.commands import Append, Spec
 from towpath.ledger.sqlite.files import LOG_BYTES
 from towpath.ledger.sqlite.ledger import SqliteLedger
 
@@ -49,10 +49,10 @@ def test_a_long_reader_is_named_and_the_log_is_short_again_after_it(tmp_path: Pa
             assert reader.stdout.readline() == "reading\n"
             fill(ledger, 70)
             assert size(path) > BOUND
-            told = shell.run("doctor", "--json").json
-            [finding] = [each for each in told["findings"] if "write-ahead log" in each["what"]]
+            report = shell.run("doctor", "--json").json
+            [finding] = [each for each in report["findings"] if "write-ahead log" in each["what"]]
             assert f"process {reader.pid} ({sys.executable} -c" in finding["advice"]
-            assert [name.split()[1] for name in told["ledger"]["log_readers"]] == [str(reader.pid)]
+            assert [name.split()[1] for name in report["ledger"]["log_readers"]] == [str(reader.pid)]
             reader.communicate("")
         deadline = time.monotonic() + 60
         while size(path) > LOG_BYTES:
@@ -61,8 +61,8 @@ def test_a_long_reader_is_named_and_the_log_is_short_again_after_it(tmp_path: Pa
         assert ledger.integrity() == []
 
 
-def test_nobody_waits_long_for_a_long_reader(tmp_path: Path) -> None:
-    """Beside a reader each commit goes on; only one in a second tries to restart the log."""
+def test_no_commit_waits_long_for_a_long_reader(tmp_path: Path) -> None:
+    """Beside a reader all commits succeed; at most one per second tries to restart the log."""
     path = tmp_path / "a.db"
     with closing(SqliteLedger(path)) as ledger, closing(apsw.Connection(str(path))) as reader:
         fill(ledger, 1)

@@ -1,4 +1,4 @@
-"""Recount everything that is counted, and look everything up that is looked up by an index."""
+"""`check` recounts every counter and compares every index with the jobs; `dump` returns the whole state."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
+from msgspec.structs import astuple
+
 from towpath.core.commands import GroupState
 from towpath.core.facts import Proxy, namespace, node
+from towpath.core.finish import groups_waiting, open_groups
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, State
-from towpath.core.lifecycle import REASONS
-from towpath.ledger.memory.append import groups_of
+from towpath.core.lifecycle import HISTORY, inconsistencies
 from towpath.ledger.memory.rows import GroupRecord, QueueRecord
-from towpath.ledger.memory.store import MemoryStore, open_gates
+from towpath.ledger.memory.store import MemoryRelations, MemoryStore
 
 
 def check(store: MemoryStore) -> list[str]:
-    """What does not add up, as sentences."""
-    checks = (_jobs, _waits, _queues, _parts, _groups, _proxies, _edges, _circles, _keys, _remains, _heaps)
+    """The inconsistencies of the state, one sentence each."""
+    checks = (_jobs, _waits, _queues, _parts, _groups, _proxies, _edges, _cycles, _keys, _remains, _heaps)
     return [sentence for each in checks for sentence in each(store)]
 
 
@@ -27,31 +29,9 @@ def _jobs(store: MemoryStore) -> Iterator[str]:
     if store.seqs != {job.id: job.seq for job in store.jobs.values()}:
         yield "the index of ids differs from the jobs"
     for seq, job in store.jobs.items():
-        wrong = [
-            seq != job.seq and "has another seq than its place",
-            job.reason not in REASONS[job.state] and f"is {job.state} for the reason {job.reason!s}",
-            job.settled_fence > job.fence and "is settled with a fence it never had",
-            job.attempts < 0 and "has less than no attempts",
-            *_lease(job),
-            *_finish(job),
-        ]
-        yield from (f"job {job.id} {what}" for what in wrong if what)
-
-
-def _lease(job: Job) -> Iterator[str]:
-    held = (job.owner is not None, job.lease_until is not None)
-    if job.state is State.RUNNING:
-        if held != (True, True) or job.fence < 1 or job.lease_len is None or job.started_at is None:
-            yield "runs without owner, lease or fence"
-    elif held != (False, False):
-        yield f"is {job.state} and has an owner or a lease"
-
-
-def _finish(job: Job) -> Iterator[str]:
-    if (job.finished_at is not None) != (job.state in FINISHED):
-        yield f"is {job.state} with finished_at {job.finished_at}"
-    if (job.purge_at is not None) != (job.state in (State.DONE, State.CANCELED)):
-        yield f"is {job.state} with purge_at {job.purge_at}"
+        if seq != job.seq:
+            yield f"job {job.id} has another seq than its place"
+        yield from (f"job {job.id} {what}" for what in inconsistencies(job))
 
 
 def _waits(store: MemoryStore) -> Iterator[str]:
@@ -63,7 +43,7 @@ def _waits(store: MemoryStore) -> Iterator[str]:
                 for src in store.edges_in.get(job.seq, ())
                 if src in store.jobs
             )
-            waits += len(open_gates(store, job.seq))
+            waits += len(open_groups(MemoryRelations(store), job.seq))
             waits += job.group is not None and store.groups[job.group].state is GroupState.OPEN
             if not waits:
                 yield f"job {job.id} is blocked by nothing"
@@ -102,14 +82,14 @@ def _parts(store: MemoryStore) -> Iterator[str]:
     for place in {*ready, *running} - set(rows):
         yield f"part {place[1]} of {place[0]} has jobs and no row"
     for place, part in rows.items():
-        if part.line.ready != ready[place] or part.running != running[place]:
+        if part.queued.ready != ready[place] or part.running != running[place]:
             yield (
-                f"part {part.name} of {part.queue} has {part.line.ready} ready and {part.running} running, "
+                f"part {part.name} of {part.queue} has {part.queued.ready} ready and {part.running} running, "
                 f"counted {ready[place]} and {running[place]}"
             )
-        if part.willing() and part.spot is None:
+        if part.eligible() and part.entry is None:
             yield f"part {part.name} of {part.queue} is missing in the rotation"
-        if not (part.line.ready or part.running or part.configured) and place not in store.idle:
+        if not (part.queued.ready or part.running or part.configured) and place not in store.idle:
             yield f"part {part.name} of {part.queue} would never be swept"
 
 
@@ -174,15 +154,15 @@ def _proxies(store: MemoryStore) -> Iterator[str]:
             yield f"names of dependencies without job {dst}"
 
 
-def _circles(store: MemoryStore) -> Iterator[str]:
-    """Blocked jobs that wait for themselves would wait for ever."""
+def _cycles(store: MemoryStore) -> Iterator[str]:
+    """Blocked jobs and groups that wait for each other would wait for ever."""
     waits: dict[str, list[str]] = {}
     for job in store.jobs.values():
         if job.state is State.BLOCKED:
             edges = [store.jobs[src] for src in store.edges_in.get(job.seq, ())]
             waits[job.id] = [src.id for src in edges if src.state not in FINISHED]
-            waits[job.id] += [node(group) for group in open_gates(store, job.seq)]
-        for group in groups_of(store, job) if job.state not in FINISHED else ():
+            waits[job.id] += [node(group) for group in open_groups(MemoryRelations(store), job.seq)]
+        for group in groups_waiting(MemoryRelations(store), job) if job.state not in FINISHED else ():
             waits.setdefault(node(group), []).append(job.id)
     left = {name for name, needed in waits.items() if needed}
     while free := {name for name in left if not left.intersection(waits[name])}:
@@ -220,9 +200,9 @@ def _keys(store: MemoryStore) -> Iterator[str]:
         if name != row.name:
             yield f"key {name} has the row of {row.name}"
         if job is not None and (job.id != row.id or (namespace(job.queue), job.key) != name):
-            yield f"key {name} is held by job {job.id}, which does not want it"
+            yield f"key {name} is held by job {job.id}, which has another key"
         if (job is None or job.state in FINISHED) and not row.until:
-            yield f"key {name} is held by {row.id}, which is over, and has no window"
+            yield f"key {name} is held by {row.id}, which has ended, and has no window"
     for job in store.jobs.values():
         if job.state not in WAITING or job.key is None or job.key_policy is KeyPolicy.SERIAL:
             continue
@@ -232,11 +212,18 @@ def _keys(store: MemoryStore) -> Iterator[str]:
 
 
 def _remains(store: MemoryStore) -> Iterator[str]:
+    for seq, ends in store.attempts.items():
+        job = store.jobs.get(seq)
+        for end in ends:
+            if job is None:
+                yield f"attempt {end.number} is left of job number {seq}"
+            elif not job.attempts - HISTORY <= end.number <= job.attempts + 1 - end.counted:
+                yield f"attempt {end.number} of job {job.id} is none of the last of {job.attempts}"
     for id, tombstone in store.tombstones.items():
         if id in store.seqs or id != tombstone.id:
-            yield f"there is a tombstone of job {id}, which is alive"
+            yield f"there is a tombstone of job {id}, which exists"
         if tombstone.seq >= store.next_seq:
-            yield f"the tombstone of {id} has a seq that was never given"
+            yield f"the tombstone of {id} has a seq that was never assigned"
     versions = [note.version for note in store.notes.values()]
     if len(set(versions)) != len(versions) or max(versions, default=0) >= store.next_version:
         yield "the versions of the notes are not unique"
@@ -246,12 +233,14 @@ def _remains(store: MemoryStore) -> Iterator[str]:
 
 
 def _heaps(store: MemoryStore) -> Iterator[str]:
-    """Whatever comes due must be found when it does."""
+    """Every row that is due at some time must be in the heap of these times."""
     jobs = store.jobs.values()
     if store.leases != {job.seq: job.lease_until for job in jobs if job.state is State.RUNNING}:
         yield "the leases differ from the jobs"
-    aging = {(job.expires_at, job.seq) for job in jobs if job.state in WAITING and job.expires_at is not None}
-    yield from _missing("expiries", aging, store.expiries)
+    expiring = {
+        (job.expires_at, job.seq) for job in jobs if job.state in WAITING and job.expires_at is not None
+    }
+    yield from _missing("expiries", expiring, store.expiries)
     ends = {(row.until, id) for id, row in store.tombstones.items()}
     yield from _missing("tombstone ends", ends, store.tombstone_ends)
     yield from _missing(
@@ -271,11 +260,11 @@ def _queue_heaps(store: MemoryStore, queue: QueueRecord) -> Iterator[str]:
     yield from _missing(f"schedule of {queue.name}", due, queue.scheduled)
     purges = {(job.purge_at, job.seq) for job in jobs if job.purge_at is not None}
     yield from _missing(f"purges of {queue.name}", purges, queue.purges)
-    lines = [queue.loose, *(part.line for part in queue.parts.values())]
+    heaps = [queue.loose, *(part.queued for part in queue.parts.values())]
     ready = {(job.priority, job.seq) for job in jobs if job.state is State.READY}
-    yield from _missing(f"lines of {queue.name}", ready, (entry for line in lines for entry in line))
+    yield from _missing(f"ready jobs of {queue.name}", ready, (entry for heap in heaps for entry in heap))
     if (due or ready) and queue.name not in store.active:
-        yield f"queue {queue.name} is not among the active ones"
+        yield f"queue {queue.name} is missing in the active queues"
 
 
 def _missing(what: str, expected: Set[tuple[Any, Any]], found: Iterable[tuple[Any, Any]]) -> Iterator[str]:
@@ -286,6 +275,7 @@ def _missing(what: str, expected: Set[tuple[Any, Any]], found: Iterable[tuple[An
 def dump(store: MemoryStore) -> dict[str, Any]:
     return {
         "jobs": [store.jobs[seq] for seq in sorted(store.jobs)],
+        "attempts": [(seq, *astuple(end)) for seq, ends in sorted(store.attempts.items()) for end in ends],
         "edges": sorted(
             (src, dst, anyway) for src, dsts in store.edges_out.items() for dst, anyway in dsts.items()
         ),

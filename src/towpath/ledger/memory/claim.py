@@ -1,4 +1,4 @@
-"""Claim, renew and progress: the commands of a job on lease."""
+"""Claim, renew and progress: the commands about leases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from towpath.core import checks
-from towpath.core.commands import PROMOTE, Claim, Claimed, Progress, Progressed, Renew, Renewed, Want
+from towpath.core.commands import (
+    MAX_LEFT,
+    PROMOTE,
+    Claim,
+    Claimed,
+    Progress,
+    Progressed,
+    Renew,
+    Renewed,
+    Want,
+)
 from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, ClaimedJob, Job, Reason
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import take, woken
@@ -33,18 +43,18 @@ def claim(store: MemoryStore, command: Claim, now: int) -> Claimed:
         for queue in queues:
             wake(store, queue, now, PROMOTE)
         if len(queues) == 1 and not queues[0].parts:
-            taken += _take_loose(store, queues[0], command, want, now)
+            taken += _take_loose(store, queues[0], command.terms(want), want, now)
             continue
         offers = [offer for queue in queues if (offer := _offer(store, queue, want, now)) is not None]
         for offer in _merged(offers, want):
-            taken.append(offer.take(command))
+            taken.append(offer.take(command.terms(want)))
         for offer in offers:
             offer.close()
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
 def wake(store: MemoryStore, queue: QueueRecord, now: int, limit: int) -> int:
-    """Make at most `limit` scheduled jobs that are due ready; how many there were."""
+    """Make at most `limit` due scheduled jobs ready; return their number."""
     due = queue.scheduled.take(now, limit)
     for seq in due:
         job = store.jobs[seq]
@@ -52,26 +62,33 @@ def wake(store: MemoryStore, queue: QueueRecord, now: int, limit: int) -> int:
     return len(due)
 
 
-def _take_loose(store: MemoryStore, queue: QueueRecord, command: Claim, want: Want, now: int) -> list[Job]:
-    """The same for one queue without parts, which is most claims: no turns to share out and no heads to
-    compare."""
+def _take_loose(
+    store: MemoryStore, queue: QueueRecord, terms: tuple[str, int], want: Want, now: int
+) -> list[Job]:
+    """Claim from one queue without parts, the most frequent claim: there are no turns of parts to share and
+    no heads to compare."""
     room, once = _room(queue, want.n, now), want.n if want.once is None else want.once
+    owner, lease = terms
+    without = want.without if queue.loose.ready <= MAX_LEFT else ()
     taken: list[Job] = []
     back: list[Job] = []
     if room <= 0:
         return taken
     for job in queue.loose.take(now, back, want.suspects):
+        if job.kind in without and job.losses < SUSPECT:
+            back.append(job)
+            continue
         if job.max_attempts == 1:
             if not once:
                 back.append(job)
                 break
             once -= 1
-        taken.append(take(job, command.owner, command.lease, now))
+        taken.append(take(job, owner, lease, now))
         if len(taken) == room:
             break
     for job in back:
         queue.loose.put_back(job)
-    store.lend(queue, taken, now + command.lease)
+    store.lease(queue, taken, now + lease)
     queue.next_at = spend(queue.next_at, queue.rate, now, len(taken))
     return taken
 
@@ -91,8 +108,8 @@ def _busy(queue: QueueRecord) -> bool:
 
 
 class _QueuePicks:
-    """One queue's picks in order. `head` is the job of the next one; it is out of its line until taken or put
-    back."""
+    """The picks of one queue in order. `head` is the job of the next pick; it is removed from its heap until
+    it is taken or put back."""
 
     def __init__(self, store: MemoryStore, queue: QueueRecord, now: int) -> None:
         self._store, self._queue, self._now = store, queue, now
@@ -104,16 +121,19 @@ class _QueuePicks:
         self._clock = queue.clock
         self._expired: list[Job] = []
         self._suspects = 0
-        """How many more suspects it offers."""
+        """The number of further suspects that may be claimed."""
+        self._without: tuple[str, ...] = ()
         self.head: Job | None = None
 
-    def start(self, room: int, suspects: int | None) -> None:
-        queue, now = self._queue, self._now
+    def start(self, room: int, want: Want) -> None:
+        queue, now, suspects = self._queue, self._now, want.suspects
         self._suspects = room if suspects is None else suspects
         hidden = passed_over(queue.suspects, suspects)
-        # A part of which all ready jobs are passed over must not take the place of another.
+        # Parts may have no ready job but suspects that are passed over. They must not take the turns of
+        # others.
         self._rotating = queue.rotation.take(room + len(hidden), now)
         if not self._rotating:
+            self._without = want.without if queue.loose.ready <= MAX_LEFT else ()
             self._picks = repeat(None, room)
         else:
             turns = [
@@ -125,11 +145,11 @@ class _QueuePicks:
             self._picks = iter(share(turns, queue.clock, room))
         self._advance()
 
-    def take(self, command: Claim) -> Job:
-        """Claim the head."""
+    def take(self, terms: tuple[str, int]) -> Job:
+        """Claim the head for this owner and lease."""
         job, pick, now = self.head, self._pick, self._now
         assert job is not None
-        taken = take(job, command.owner, command.lease, now)
+        taken = take(job, *terms, now)
         self._store.put(job, taken)
         self._total += 1
         if pick is not None:
@@ -146,12 +166,12 @@ class _QueuePicks:
         self._advance()
 
     def close(self) -> None:
-        """Put back what was not taken, and write what was spent."""
+        """Put back the jobs that were not claimed, and store the spent permits and turns."""
         queue, now = self._queue, self._now
         if self.head is not None:
             self._expired.append(self.head)
         for job in self._expired:
-            self._line(job.part).put_back(job)
+            self._queued(job.part).put_back(job)
         queue.clock = self._clock
         for name, (pick, count) in self._last.items():
             if name is None:
@@ -166,8 +186,11 @@ class _QueuePicks:
 
     def _advance(self) -> None:
         for pick in self._picks:
-            line = self._queue.loose if pick is None else self._line(pick.part)
-            self.head = line.pop(self._now, self._expired, self._suspects > 0)
+            queued = self._queue.loose if pick is None else self._queued(pick.part)
+            self.head = queued.pop(self._now, self._expired, self._suspects > 0)
+            while self.head is not None and self.head.kind in self._without and self.head.losses < SUSPECT:
+                self._expired.append(self.head)
+                self.head = queued.pop(self._now, self._expired, self._suspects > 0)
             if self.head is not None and self.head.losses >= SUSPECT:
                 self._suspects -= 1
             if self.head is not None or pick is None:
@@ -175,12 +198,12 @@ class _QueuePicks:
                 return
         self.head = None
 
-    def _line(self, part: str | None) -> ReadyJobs:
-        return self._queue.loose if part is None else self._queue.parts[part].line
+    def _queued(self, part: str | None) -> ReadyJobs:
+        return self._queue.loose if part is None else self._queue.parts[part].queued
 
 
 def _part_room(part: PartRecord, now: int, hidden: int) -> int:
-    room = permits(part.next_at, part.rate, now, part.line.ready - hidden)
+    room = permits(part.next_at, part.rate, now, part.queued.ready - hidden)
     return room if part.cap is None else min(room, part.cap - part.running)
 
 
@@ -189,12 +212,12 @@ def _offer(store: MemoryStore, queue: QueueRecord, want: Want, now: int) -> _Que
     if room <= 0:
         return None
     offer = _QueuePicks(store, queue, now)
-    offer.start(room, want.suspects)
+    offer.start(room, want)
     return offer
 
 
 def _room(queue: QueueRecord, n: int, now: int) -> int:
-    """How many of its jobs a queue lets go now, of the `n` asked for."""
+    """The number of jobs, at most `n`, that can be claimed from a queue now."""
     if queue.paused or not queue.counts[READY]:
         return 0
     room = permits(queue.next_at, queue.rate, now, n)
@@ -202,7 +225,7 @@ def _room(queue: QueueRecord, n: int, now: int) -> int:
 
 
 def _merged(offers: list[_QueuePicks], want: Want) -> Iterator[_QueuePicks]:
-    """Whose head comes next, at most `want.n` times; the caller takes the head before asking again."""
+    """The queues of the next jobs, at most `want.n`. The caller takes the head before it continues."""
     heads = [(offer.head.priority, offer.head.seq, offer) for offer in offers if offer.head is not None]
     heapify(heads)
     left, once = want.n, want.n if want.once is None else want.once

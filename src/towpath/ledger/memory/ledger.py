@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.commands import (
     TOMBSTONE,
-    Abort,
     Append,
     Cancel,
     Claim,
@@ -24,32 +24,47 @@ from towpath.core.commands import (
     Renew,
     Result,
     Revive,
-    Seal,
     SetPart,
     SetQueue,
     Settle,
-    Unseal,
     Upkeep,
     token_of,
 )
-from towpath.core.explain import Explanation
-from towpath.core.job import ClaimedJob, Job, State
+from towpath.core.explain import Explanation, explain, job_facts
+from towpath.core.finish import GROUP_COMMANDS
+from towpath.core.ids import denotes
+from towpath.core.job import ClaimedJob, Job, State, without_bodies
 from towpath.core.results import changed_anything
-from towpath.core.views import GroupView, NoteView, Page, PartView, Query, QueueView, Winner
-from towpath.errors import InvalidInput, LedgerClosed, Refused
+from towpath.core.views import (
+    AttemptRecord,
+    GroupPage,
+    GroupQuery,
+    GroupView,
+    NoteView,
+    Page,
+    PartView,
+    Query,
+    QueueView,
+    Winner,
+    group_page,
+    page_of,
+    page_seq,
+)
+from towpath.errors import InvalidInput, LedgerClosed, Refused, UnknownJob
 from towpath.ledger import Answer, Capabilities, LeasesOnly
-from towpath.ledger.memory import claim, reads, settle
+from towpath.ledger.memory import claim, settle
 from towpath.ledger.memory import upkeep as ageing
 from towpath.ledger.memory import upkeep as bulk
 from towpath.ledger.memory.audit import check, dump
-from towpath.ledger.memory.store import MemoryStore, note, set_part, set_queue
+from towpath.ledger.memory.rows import PartRecord, QueueRecord
+from towpath.ledger.memory.store import MemoryRelations, MemoryStore, note, set_part, set_queue
 from towpath.ledger.memory.upkeep import upkeep
 
 Handler = Callable[[MemoryStore, Any, int], Result]
 
 
 def _tokened(handler: Handler) -> Handler:
-    """The handler of a command that may carry a token: the same token gets the first answer again."""
+    """The handler of a command that may have a token: the same token gets the first result again."""
 
     def run(store: MemoryStore, command: Any, now: int) -> Result:
         token = token_of(command)
@@ -87,6 +102,10 @@ def _again(store: MemoryStore, token: str) -> Result:
     )
 
 
+def _on_records(rule: Callable[[settle.MemoryRecords, Any, int], Result]) -> Handler:
+    return lambda store, command, now: rule(settle.MemoryRecords(store), command, now)
+
+
 _HANDLERS: dict[type, Handler] = {
     Append: settle.append,
     Claim: _tokened(claim.claim),
@@ -98,9 +117,7 @@ _HANDLERS: dict[type, Handler] = {
     Purge: _tokened(bulk.purge),
     Hasten: ageing.hasten,
     Open: settle.open_group,
-    Seal: settle.seal,
-    Unseal: settle.unseal,
-    Abort: settle.abort,
+    **{kind: _on_records(rule) for kind, rule in GROUP_COMMANDS.items()},
     SetQueue: set_queue,
     SetPart: set_part,
     Note: _tokened(note),
@@ -139,7 +156,7 @@ class MemoryLedger:
                     try:
                         answers.append(handler(store, command, now))
                     except Refused as refusal:
-                        # The answer outlives the call; its traceback would keep the frames alive.
+                        # The result outlives the call; its traceback would keep the frames in memory.
                         answers.append(refusal.with_traceback(None))
             finally:
                 if store.dirty:
@@ -156,18 +173,29 @@ class MemoryLedger:
     def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
         with self._changed:
             self._check_open()
-            return reads.get_many(self._store, ids, bodies)
+            return _get_many(self._store, ids, bodies)
+
+    def lookup(self, text: str, limit: int = 10) -> list[Job]:
+        with self._changed:
+            self._check_open()
+            return _lookup(self._store, text, limit)
 
     def find(self, query: Query) -> Page:
         with self._changed:
             self._check_open()
-            return reads.find(self._store, query)
+            return _find(self._store, query)
+
+    def attempts(self, id: str) -> list[AttemptRecord]:
+        with self._changed:
+            self._check_open()
+            job = self._store.find(id)
+            return [] if job is None else list(self._store.attempts.get(job.seq, ()))
 
     def queues(self) -> dict[str, QueueView]:
         with self._changed:
             self._check_open()
             return {
-                name: queue.view(reads.oldest_ready(self._store, queue))
+                name: queue.view(_oldest_ready(self._store, queue))
                 for name, queue in sorted(self._store.queues.items())
             }
 
@@ -182,10 +210,15 @@ class MemoryLedger:
             group = self._store.groups.get(id)
             return None if group is None else group.view()
 
+    def groups(self, query: GroupQuery) -> GroupPage:
+        with self._changed:
+            self._check_open()
+            return _groups(self._store, query)
+
     def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
         with self._changed:
             self._check_open()
-            return reads.winners(self._store, job, group)
+            return _winners(self._store, job, group)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         with self._changed:
@@ -195,7 +228,7 @@ class MemoryLedger:
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         with self._changed:
-            return reads.why(self._store, id, self._time(now))
+            return _explain(self._store, id, self._time(now))
 
     def version(self) -> int:
         with self._changed:
@@ -219,7 +252,7 @@ class MemoryLedger:
             return dump(self._store)
 
     def close(self) -> None:
-        """Forget everything. Calls that wait, and calls that come later, raise `LedgerClosed`."""
+        """Drop the whole state. Waiting calls and later calls raise `LedgerClosed`."""
         with self._changed:
             self._closed = True
             self._store = MemoryStore()
@@ -234,3 +267,79 @@ class MemoryLedger:
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerClosed(path="memory://")
+
+
+def _get_many(store: MemoryStore, ids: Sequence[str], bodies: bool) -> dict[str, Job]:
+    found = {id: job for id in ids if (job := store.find(id)) is not None}
+    return found if bodies else {id: without_bodies(job) for id, job in found.items()}
+
+
+def _lookup(store: MemoryStore, text: str, limit: int) -> list[Job]:
+    exact = store.find(text)
+    if exact is not None:
+        return [without_bodies(exact)]
+    found = [job for job in store.jobs.values() if denotes(text, job.seq, job.id)]
+    return [without_bodies(job) for job in sorted(found, key=lambda job: job.id)[:limit]]
+
+
+def _find(store: MemoryStore, query: Query) -> Page:
+    return page_of(query, _candidates(store, query))
+
+
+def _candidates(store: MemoryStore, query: Query) -> Iterator[Job]:
+    """The jobs after the page token, in the order of the query."""
+    if query.group is not None:
+        group = store.groups.get(query.group)
+        seqs = [] if group is None else list(group.members)
+        first, last = (seqs[0], seqs[-1]) if seqs else (1, 0)
+    else:
+        first, last = next(iter(store.jobs), 1), store.next_seq - 1
+    after = None if query.page is None else page_seq(query.page)
+    if query.oldest_first:
+        order = range(first if after is None else max(first, after + 1), last + 1)
+    else:
+        order = range(last if after is None else min(last, after - 1), first - 1, -1)
+    return (job for seq in order if (job := store.jobs.get(seq)) is not None)
+
+
+def _groups(store: MemoryStore, query: GroupQuery) -> GroupPage:
+    ids = sorted((id for id in store.groups if query.follows(id)), reverse=query.descending)
+    views = (store.groups[id].view() for id in ids)
+    return group_page(query, list(islice(filter(query.matches, views), query.limit + 1)))
+
+
+def _winners(store: MemoryStore, job: str, group: str) -> list[Winner]:
+    if group:
+        rows = [store.proxies[id] for id in store.groups[group].proxies] if group in store.groups else []
+        return [Winner(row.id, row.seq, _id(store, row.job)) for row in sorted(rows, key=lambda row: row.seq)]
+    dependent = store.find(job)
+    names = {} if dependent is None else store.names.get(dependent.seq, {})
+    return [Winner(id, 0, _id(store, src)) for id, src in sorted(names.items())]
+
+
+def _id(store: MemoryStore, seq: int) -> str | None:
+    return store.jobs[seq].id if seq in store.jobs else None
+
+
+def _oldest_ready(store: MemoryStore, queue: QueueRecord) -> int | None:
+    heaps = [queue.loose, *(part.queued for part in queue.parts.values())]
+    return min((store.jobs[seq].ready_at for heap in heaps for _, seq in heap), default=None)
+
+
+def _explain(store: MemoryStore, id: str, now: int) -> Explanation:
+    job = store.find(id)
+    if job is None:
+        raise UnknownJob(id=id)
+    queue = store.queues[job.queue]
+    part = None if job.part is None else queue.parts.get(job.part)
+    gates = queue.view(), None if part is None else part.view()
+    running = (store.jobs[seq] for seq in sorted(store.leases) if store.jobs[seq].queue == job.queue)
+    return explain(job_facts(MemoryRelations(store), job, gates, running, _ahead(queue, part, job)), now)
+
+
+def _ahead(queue: QueueRecord, part: PartRecord | None, job: Job) -> int:
+    if job.part is not None and part is None:
+        return 0
+    mine = (job.priority, job.seq)
+    heap = queue.loose if part is None else part.queued
+    return len({entry for entry in heap if entry < mine})

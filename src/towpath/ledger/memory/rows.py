@@ -1,4 +1,5 @@
-"""The rows that change in place: queues, parts, groups; and the small ones that do not."""
+"""The rows of queues, parts and groups, which change in place, and the indexes over jobs: ready jobs by
+priority, and times at which rows are due."""
 
 from __future__ import annotations
 
@@ -6,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
-
-import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.job import READY, SERIAL, SUSPECT, Job, Spec, State
@@ -19,12 +18,12 @@ RotationEntry = tuple[int, str]
 
 
 class PartRecord:
-    """`spot` is the part's one valid entry in its queue's rotation; older entries are recognised by not being
-    it."""
+    """`entry` is the only valid entry of the part in the rotation of its queue; all other entries are
+    stale."""
 
     def __init__(self, queue: str, name: str, jobs: dict[int, Job]) -> None:
         self.queue, self.name = queue, name
-        self.line = ReadyJobs(jobs)
+        self.queued = ReadyJobs(jobs)
         self.running = 0
         self.paused = False
         self.why: str | None = None
@@ -37,17 +36,17 @@ class PartRecord:
         self.capacity: int | None = None
         self.append_rate: Rate | None = None
         self.append_at = 0
-        self.spot: RotationEntry | None = None
+        self.entry: RotationEntry | None = None
 
-    def willing(self) -> bool:
-        """May it take part in a claim as soon as its `next_at` is reached?"""
-        return self.line.ready > 0 and not self.paused and (self.cap is None or self.running < self.cap)
+    def eligible(self) -> bool:
+        """Jobs of the part can be claimed once its `next_at` is reached."""
+        return self.queued.ready > 0 and not self.paused and (self.cap is None or self.running < self.cap)
 
     def view(self) -> PartView:
         return PartView(
             queue=self.queue,
             name=self.name,
-            ready=self.line.ready,
+            ready=self.queued.ready,
             running=self.running,
             paused=self.paused,
             why=self.why,
@@ -63,54 +62,56 @@ class PartRecord:
 
 
 class Rotation:
-    """The willing parts of a queue by (served, name), and apart those that wait for their `next_at`, by
-    that."""
+    """The eligible parts of a queue by (served, name). Parts that wait for their `next_at` have a heap of
+    their own, by that time."""
 
     def __init__(self, parts: dict[str, PartRecord]) -> None:
         self._parts = parts
-        self._line: list[RotationEntry] = []
+        self._due: list[RotationEntry] = []
         self._held: list[RotationEntry] = []
 
     def offer(self, part: PartRecord) -> None:
-        if part.spot is None and part.willing():
-            part.spot = (part.served, part.name)
-            self._line = self._push(self._line, part.spot)
+        if part.entry is None and part.eligible():
+            part.entry = (part.served, part.name)
+            self._due = self._push(self._due, part.entry)
 
-    def recall(self, part: PartRecord) -> None:
-        """Its `next_at` may be earlier than it was."""
-        part.spot = None
+    def reinsert(self, part: PartRecord) -> None:
+        """Insert the part again after its `next_at` was moved to an earlier time."""
+        part.entry = None
         self.offer(part)
 
     def take(self, room: int, now: int) -> list[PartRecord]:
-        """The first `room` parts that may run something. They are out of the rotation until they are offered
-        again."""
+        """Remove the first `room` parts that can be claimed from, and return them. The caller adds them again
+        with `offer`."""
         while self._held and self._held[0][0] <= now:
             if (part := self._pop(self._held)) is not None:
                 self.offer(part)
         found: list[PartRecord] = []
-        while self._line and len(found) < room:
-            if (part := self._pop(self._line)) is None or not part.willing():
+        while self._due and len(found) < room:
+            if (part := self._pop(self._due)) is None or not part.eligible():
                 continue
             if part.next_at > now:
-                part.spot = (part.next_at, part.name)
-                self._held = self._push(self._held, part.spot)
+                part.entry = (part.next_at, part.name)
+                self._held = self._push(self._held, part.entry)
             else:
                 found.append(part)
         return found
 
     def _pop(self, heap: list[RotationEntry]) -> PartRecord | None:
-        spot = heappop(heap)
-        part = self._parts.get(spot[1])
-        if part is None or part.spot is not spot:
+        entry = heappop(heap)
+        part = self._parts.get(entry[1])
+        if part is None or part.entry is not entry:
             return None
-        part.spot = None
+        part.entry = None
         return part
 
-    def _push(self, heap: list[RotationEntry], spot: RotationEntry) -> list[RotationEntry]:
-        heappush(heap, spot)
+    def _push(self, heap: list[RotationEntry], entry: RotationEntry) -> list[RotationEntry]:
+        heappush(heap, entry)
         if len(heap) > 2 * len(self._parts) + SLACK:
             heap = [
-                spot for spot in heap if (part := self._parts.get(spot[1])) is not None and part.spot is spot
+                entry
+                for entry in heap
+                if (part := self._parts.get(entry[1])) is not None and part.entry is entry
             ]
             heapify(heap)
         return heap
@@ -206,17 +207,6 @@ class GroupRecord:
         )
 
 
-class Tombstone(msgspec.Struct, frozen=True):
-    """What is left of a deleted job, or of an id that was refused in favour of the job `alias`."""
-
-    id: str
-    seq: int
-    state: State
-    settled_fence: int
-    alias: str | None
-    until: int
-
-
 K = TypeVar("K", int, str, tuple[str, str])
 HeapEntry = tuple[int, int]
 """Priority and number."""
@@ -225,11 +215,11 @@ SLACK = 1024
 
 
 class Timeline(Generic[K]):
-    """What comes due when, as (time, key). `alive` tells whether an entry still holds. The same entry may be
-    pushed twice.
+    """Entries (time, key) in the order of time. `alive` returns whether an entry is still valid. The same
+    entry may be pushed twice.
 
-    A heap of times, and the keys of each time: most of what a batch pushes is due at one moment. Only the
-    keys of the first time are kept as a heap."""
+    It has a heap of times, and a list of keys for each time, because most entries of a batch have the same
+    time. Only the keys of the first time are kept as a heap."""
 
     __slots__ = ("_alive", "_bound", "_front", "_keys", "_size", "_times")
 
@@ -263,7 +253,7 @@ class Timeline(Generic[K]):
         self._bound = 4 * self._size + SLACK
 
     def peek(self) -> tuple[int, K] | None:
-        """The first entry that holds."""
+        """The first valid entry."""
         while self._times:
             at = self._times[0]
             keys = self._keys[at]
@@ -283,12 +273,12 @@ class Timeline(Generic[K]):
         self._front = None
 
     def first(self) -> int | None:
-        """The earliest time at which something is due."""
+        """The time of the first valid entry."""
         entry = self.peek()
         return None if entry is None else entry[0]
 
     def pop(self, now: int | None = None) -> tuple[int, K] | None:
-        """Take out the first entry, if it is due at `now` (None: whenever)."""
+        """Remove the first entry if it is due at `now` (None: at any time) and return it."""
         entry = self.peek()
         if entry is None or (now is not None and entry[0] > now):
             return None
@@ -302,24 +292,24 @@ class Timeline(Generic[K]):
         return entry
 
     def take(self, now: int, limit: int) -> list[K]:
-        """Take out at most `limit` keys that are due, in order."""
+        """Remove at most `limit` due keys and return them in order."""
         found: list[K] = []
         while len(found) < limit and (entry := self.pop(now)) is not None:
             found.append(entry[1])
         return found
 
     def __len__(self) -> int:
-        """Entries, also those that no longer hold."""
+        """All entries, including stale ones."""
         return self._size
 
     def __iter__(self) -> Iterator[tuple[int, K]]:
-        """All entries that hold, in no order; an entry may come twice."""
+        """All valid entries, unordered; an entry may occur twice."""
         return ((at, key) for at, keys in self._keys.items() for key in keys if self._alive(at, key))
 
 
 class ReadyJobs:
-    """The ready jobs of one part, or those of a queue that have none, by (priority, seq). Suspects have a
-    heap of their own, so that a claim that takes none does not walk over them."""
+    """The ready jobs of a part, or the jobs of a queue without a part, by (priority, seq). Suspects have a
+    heap of their own, so that a claim that takes none does not scan them."""
 
     __slots__ = ("_heap", "_jobs", "_suspects", "ready")
 
@@ -334,18 +324,18 @@ class ReadyJobs:
         self.put_back(job)
         if len(self) > 2 * self.ready + SLACK:
             for heap, suspect in ((self._heap, False), (self._suspects, True)):
-                heap[:] = {entry for entry in heap if self._holds(entry, suspect)}
+                heap[:] = {entry for entry in heap if self._is_valid(entry, suspect)}
                 heapify(heap)
 
     def put_back(self, job: Job) -> None:
         heappush(self._heap if job.losses < SUSPECT else self._suspects, (job.priority, job.seq))
 
     def pop(self, now: int, expired: list[Job], suspects: bool = True) -> Job | None:
-        """Take out the first job that may run; those passed over for their age go to `expired`."""
+        """Remove the first job that may run, and return it. Expired jobs before it are added to `expired`."""
         return next(self.take(now, expired, int(suspects)), None)
 
     def take(self, now: int, expired: list[Job], suspects: int | None = None) -> Iterator[Job]:
-        """The same, one after another, at most so many suspects among them (None: all)."""
+        """As `pop`, one job after another, with at most `suspects` suspects (None: no limit)."""
         heap, jobs = self._heap, self._jobs
         left = -1 if suspects is None else suspects
         while heap or (left and self._suspects):
@@ -367,7 +357,7 @@ class ReadyJobs:
                 expired.append(job)
 
     def _suspect_first(self, now: int, expired: list[Job]) -> bool:
-        """Does a suspect come before the first of the other jobs?"""
+        """The first suspect comes before the first other job."""
         suspect, other = (
             self._first(self._suspects, True, now, expired),
             self._first(self._heap, False, now, expired),
@@ -375,36 +365,36 @@ class ReadyJobs:
         return suspect is not None and (other is None or suspect < other)
 
     def _first(self, heap: list[HeapEntry], suspect: bool, now: int, expired: list[Job]) -> HeapEntry | None:
-        """The first entry of a heap that may run; it is the only entry of its job."""
+        """The first valid, unexpired entry of a heap. Duplicates of it are removed."""
         while heap:
             entry = heap[0]
             job = self._jobs.get(entry[1])
-            if job is not None and self._holds(entry, suspect):
+            if job is not None and self._is_valid(entry, suspect):
                 if job.expires_at is None or job.expires_at > now:
-                    _drop_twins(heap)
+                    _drop_duplicates(heap)
                     return entry
-                _drop_twins(heap)
+                _drop_duplicates(heap)
                 expired.append(job)
             heappop(heap)
         return None
 
-    def _holds(self, entry: HeapEntry, suspect: bool) -> bool:
+    def _is_valid(self, entry: HeapEntry, suspect: bool) -> bool:
         job = self._jobs.get(entry[1])
         ready = job is not None and job.state is READY and job.priority == entry[0]
         return ready and job is not None and (job.losses >= SUSPECT) is suspect
 
     def __len__(self) -> int:
-        """Entries, also those that no longer hold."""
+        """All entries, including stale ones."""
         return len(self._heap) + len(self._suspects)
 
     def __iter__(self) -> Iterator[HeapEntry]:
-        """(priority, seq) of the ready jobs, in no order; one may come twice."""
-        yield from (entry for entry in self._heap if self._holds(entry, suspect=False))
-        yield from (entry for entry in self._suspects if self._holds(entry, suspect=True))
+        """(priority, seq) of the ready jobs, unordered; an entry may occur twice."""
+        yield from (entry for entry in self._heap if self._is_valid(entry, suspect=False))
+        yield from (entry for entry in self._suspects if self._is_valid(entry, suspect=True))
 
 
-def _drop_twins(heap: list[HeapEntry]) -> None:
-    """Keep one of the equal entries at the top of a heap."""
+def _drop_duplicates(heap: list[HeapEntry]) -> None:
+    """Remove all but one of the equal entries at the top of a heap."""
     entry = heap[0]
     while len(heap) > 1 and min(heap[1:3]) == entry:
         heappop(heap)

@@ -1,77 +1,181 @@
-"""Append, settle and groups: each command is applied completely or not at all."""
+"""Append and settle, each applied completely or not at all, and the writes of `core.finish`."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from towpath.core.commands import (
-    Abort,
-    Append,
-    Appended,
-    GroupSet,
-    GroupState,
-    OnFailure,
-    Open,
-    Seal,
-    Settle,
-    Settled,
-    Unseal,
+from towpath.core.admission import admit
+from towpath.core.commands import TOMBSTONE, Append, Appended, GroupSet, Open, Settle, Settled
+from towpath.core.facts import (
+    Admission,
+    AppendFacts,
+    GroupFact,
+    KeyTaken,
+    Origin,
+    Place,
+    Proxy,
+    Quota,
+    Room,
+    Tombstone,
+    gather,
+    is_unrelated,
+    places_of,
 )
-from towpath.core.facts import Admission, Origin
-from towpath.core.ids import derived
-from towpath.core.job import DONE, FINISHED, RUNNING, WAITING, Job, Reason, Refuse, Release, State
-from towpath.core.lifecycle import (
-    RETENTION,
-    counter_of,
-    ended,
-    given_back,
-    group_outcome,
-    held,
-    lowered,
-    settled,
+from towpath.core.finish import (
+    EndCascade,
+    GroupGate,
+    downstream,
+    finish,
+    finish_admitted,
+    give_back,
+    settled_before,
 )
+from towpath.core.job import DONE, FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, Spec, State
+from towpath.core.lifecycle import RETENTION, completed, end_attempt, ended, settled
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import spend
-from towpath.core.revival import GroupGate
-from towpath.errors import LostClaim, UnknownGroup, Unsupported
-from towpath.ledger.memory.append import decide, insert
+from towpath.core.views import plan_notes
+from towpath.errors import Unsupported
 from towpath.ledger.memory.rows import GroupRecord
-from towpath.ledger.memory.store import MemoryStore, plan_notes, put_proxy, write_notes
+from towpath.ledger.memory.store import (
+    MemoryRelations,
+    MemoryStore,
+    put_proxy,
+    write_notes,
+)
+
+NOTHING = AppendFacts()
+"""The facts about an append of jobs without relations, limits and known ids, the most frequent append."""
 
 
 def append(store: MemoryStore, command: Append, now: int) -> Appended:
-    admission = decide(store, command.specs, now, Origin() if command.inside else None)
+    admission = _decide(store, command.specs, now, Origin() if command.inside else None)
     _write(store, admission, now)
     return Appended(admission.answers)
 
 
 def _write(store: MemoryStore, admission: Admission, now: int) -> None:
-    superseded = insert(store, admission, now)
-    touched: dict[str, bool] = {}
-    for job in admission.jobs:
-        if job.group is not None:
-            touched[job.group] = touched.get(job.group, False) or job.state is State.FAILED
+    """Write an admission and its consequences."""
+    _insert(store, admission, now)
+    finish_admitted(MemoryRecords(store), admission, now)
+
+
+def _decide(store: MemoryStore, specs: Sequence[Spec], now: int, origin: Origin | None = None) -> Admission:
+    """The admission of an append. Writes nothing. Raises `Refused`."""
+    return admit(specs, _facts(store, specs, now), now, store.next_seq, origin)
+
+
+def _insert(store: MemoryStore, admission: Admission, now: int) -> None:
+    """Write an admission without its consequences."""
+    after = store.next_seq + admission.numbers
+    store.add(admission.jobs)
+    store.next_seq = after
+    for queue, name, count in admission.spent:
+        part = store.part(queue, name)
+        part.append_at = spend(part.append_at, part.append_rate, now, count)
+    for old, newer in admission.handed:
+        _move_dependents(store, old, newer)
+    for dst, id, src in admission.names:
+        store.names.setdefault(dst, {})[id] = src
     for proxy in admission.proxies:
-        touched[proxy.group] = touched.get(proxy.group, False) or proxy.counted == "failed"
-    if superseded or touched:
-        finishing = EndCascade(store, now)
-        finishing.add(superseded, State.CANCELED, Reason.SUPERSEDED)
-        finishing.run(touched)
+        put_proxy(store, proxy)
+    if admission.edges or admission.gates:
+        _write_edges(store, admission)
+    if not (admission.keys or admission.aliases or admission.freed):
+        # Only keys make an append ask older jobs to stop.
+        return
+    for seq in admission.asked:
+        job = store.jobs[seq]
+        if job.cancel_requested is None:
+            store.put(job, replace(job, cancel_requested=Reason.SUPERSEDED))
+    _write_keys(store, admission, now)
+
+
+def _write_edges(store: MemoryStore, admission: Admission) -> None:
+    for src, dst, run_anyway in admission.edges:
+        store.link(src, dst, run_anyway)
+    for group, dst, run_anyway in admission.gates:
+        store.gate(group, dst, GroupGate(run_anyway))
+
+
+def _move_dependents(store: MemoryStore, old: int, newer: int) -> None:
+    """Move the dependents of the older job, and its proxies, to the newer one."""
+    former = store.jobs[old].id
+    for dst, run_anyway in list(store.edges_out.get(old, {}).items()):
+        store.unlink(old, dst)
+        store.link(newer, dst, run_anyway)
+        names = store.names.setdefault(dst, {})
+        names.update({id: newer for id, src in names.items() if src == old}, **{former: newer})
+    for id in sorted(store.proxies_of.get(old, ())):
+        if store.proxies[id].counted == "unfinished":
+            put_proxy(store, replace(store.proxies[id], job=newer))
+
+
+def _write_keys(store: MemoryStore, admission: Admission, now: int) -> None:
+    if admission.aliases:
+        seqs = {placed.id: placed.seq for placed in admission.answers}
+        for refused, winner in admission.aliases:
+            store.add_tombstone(Tombstone(refused, seqs[winner], State.DONE, 0, winner, now + TOMBSTONE))
+    for row in admission.keys:
+        store.hold(row)
+    for name in admission.freed:
+        store.keys.pop(name, None)
+
+
+def _facts(store: MemoryStore, specs: Sequence[Spec], now: int) -> AppendFacts:
+    plain = all(map(is_unrelated, specs)) and not any(
+        (queue := store.queues.get(name)) is not None
+        and (queue.capacity is not None or queue.retention is not None)
+        for name in {spec.queue for spec in specs}
+    )
+    if plain and not places_of(specs):
+        ids = {spec.id for spec in specs}
+        stored = store.seqs.keys(), store.tombstones.keys(), store.proxies.keys()
+        if all(rows.isdisjoint(ids) for rows in stored):
+            return NOTHING
+    return gather(MemoryAppend(store), specs, now)
+
+
+class MemoryAppend(MemoryRelations):
+    """The reads of `core.facts.gather` on a store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.keys, self.tombstones, self.proxies = store.keys, store.tombstones, store.proxies
+
+    def group_fact(self, id: str) -> GroupFact | None:
+        group = self._store.groups.get(id)
+        return None if group is None else GroupFact(group.state, group.outcome)
+
+    def room(self, queue: str) -> Room | None:
+        row = self._store.queues.get(queue)
+        return None if row is None else Room(row.capacity, row.depth, row.retention)
+
+    def quota(self, place: Place) -> Quota | None:
+        queue, name = place
+        part = self._store.parts.get(queue, {}).get(name)
+        if part is None or (part.capacity is None and part.append_rate is None):
+            return None
+        depth = self._store.queues[queue].waiting[name] if queue in self._store.queues else 0
+        return Quota(part.capacity, depth, part.append_rate, part.append_at)
+
+    def downstream(self, name: str) -> frozenset[str]:
+        return downstream(self, name)
 
 
 def settle(store: MemoryStore, command: Settle, now: int) -> Settled:
     if command.within is not None:
-        raise Unsupported(what="a function inside a settle needs a database, and this ledger lives in memory")
+        raise Unsupported(what="a function inside a settle needs a database, and this ledger is in memory")
     job = store.find(command.id)
     if job is None or job.state is not RUNNING or job.fence != command.fence:
-        return _settled_before(store, command, job)
+        return settled_before(job, store.tombstones.get(command.id), command)
     if command.spawn or command.notes:
         origin = Origin(job.id, job.group, job.correlation_id)
-        admission = decide(store, command.spawn, now, origin) if command.spawn else None
-        notes = plan_notes(store, command.notes, now)
+        admission = _decide(store, command.spawn, now, origin) if command.spawn else None
+        notes = plan_notes(store.notes, command.notes, store.next_version, now)
         if admission is not None:
             _write(store, admission, now)
         write_notes(store, notes)
@@ -80,36 +184,33 @@ def settle(store: MemoryStore, command: Settle, now: int) -> Settled:
     return Settled(job.id, _settle(store, job, command, now))
 
 
-def _settled_before(store: MemoryStore, command: Settle, job: Job | None) -> Settled:
-    if job is not None:
-        if job.settled_fence == command.fence and job.settled_as is not None:
-            return Settled(job.id, job.settled_as)
-    elif (
-        tombstone := store.tombstones.get(command.id)
-    ) is not None and tombstone.settled_fence == command.fence > 0:
-        return Settled(tombstone.id, tombstone.state)
-    raise LostClaim(id=command.id, fence=command.fence)
-
-
 def _settle(store: MemoryStore, job: Job, command: Settle, now: int) -> State:
-    change = settle_change(job, command.outcome, now)
-    new = settled(job, change, command.outcome)
-    if type(command.outcome) is Release or type(command.outcome) is Refuse:
+    outcome, retention = command.outcome, store.queues[job.queue].retention
+    if type(outcome) is Done:
+        return _finish(store, job, completed(job, outcome, now, retention), now)
+    change = settle_change(job, outcome, now)
+    end_attempt(store.attempts, job, change, getattr(outcome, "error", None), now)
+    new = settled(job, change, outcome)
+    if type(outcome) is Release or type(outcome) is Refuse:
         _give_back(store, job, now)
     if change.state not in FINISHED:
-        store.put(job, given_back(new, change))
-        hold(store, job.seq)
+        give_back(MemoryRecords(store), new, change)
         return change.state
-    end(store, job, ended(new, change.state, change.reason, now, store.queues[job.queue].retention))
+    return _finish(store, job, ended(new, change.state, change.reason, now, retention), now)
+
+
+def _finish(store: MemoryStore, job: Job, over: Job, now: int) -> State:
+    """Store the end of a job, with its consequences for dependents and groups."""
+    _end(store, job, over)
     if job.group is not None or job.seq in store.edges_out or job.seq in store.proxies_of:
-        finishing = EndCascade(store, now)
-        finishing.follow([job.seq], change.state, {})
-        finishing.run()
-    return change.state
+        cascade = EndCascade(MemoryRecords(store), now)
+        cascade.follow([over], over.state, {})
+        cascade.run()
+    return over.state
 
 
 def _give_back(store: MemoryStore, job: Job, now: int) -> None:
-    """The attempt did not begin, so the rate gets its permit back."""
+    """Return the permit of the rate: the attempt did not begin."""
     queue = store.queues[job.queue]
     queue.next_at = spend(queue.next_at, queue.rate, now, -1)
     if job.part is not None:
@@ -124,52 +225,7 @@ def open_group(store: MemoryStore, command: Open, now: int) -> GroupSet:
     return GroupSet(command.group)
 
 
-def seal(store: MemoryStore, command: Seal, now: int) -> GroupSet:
-    group = _group(store, command.group)
-    if group.state is GroupState.OPEN:
-        store.dirty = True
-        group.state, group.paused, group.why = GroupState.SEALED, False, None
-        for job in [store.jobs[seq] for seq in group.members]:
-            if job.state is State.BLOCKED:
-                lower(store, job, now)
-        EndCascade(store, now).run({group.id: False})
-    return GroupSet(group.id)
-
-
-def unseal(store: MemoryStore, command: Unseal, now: int) -> GroupSet:
-    group = _group(store, command.group)
-    if group.state is GroupState.SEALED:
-        store.dirty = True
-        group.state, group.paused, group.why = GroupState.OPEN, True, command.why
-        for job in [store.jobs[seq] for seq in group.members]:
-            if job.state is State.BLOCKED:
-                store.put(job, held(job))
-            else:
-                hold(store, job.seq)
-    elif group.paused and group.why != command.why:
-        store.dirty = True
-        group.why = command.why
-    return GroupSet(group.id)
-
-
-def abort(store: MemoryStore, command: Abort, now: int) -> GroupSet:
-    group = _group(store, command.group)
-    if group.state in (GroupState.OPEN, GroupState.SEALED):
-        finishing = EndCascade(store, now)
-        finishing.abort(group)
-        finishing.look_after(group)
-        finishing.run()
-    return GroupSet(group.id)
-
-
-def _group(store: MemoryStore, id: str) -> GroupRecord:
-    group = store.groups.get(id)
-    if group is None:
-        raise UnknownGroup(group=id)
-    return group
-
-
-def end(store: MemoryStore, job: Job, new: Job) -> None:
+def _end(store: MemoryStore, job: Job, new: Job) -> None:
     """Store a job that has ended. `EndCascade` handles the jobs and groups that wait for it."""
     if new.state is DONE and job.part is None and job.group is None:
         store.put_done(store.queues[job.queue], new)
@@ -179,165 +235,50 @@ def end(store: MemoryStore, job: Job, new: Job) -> None:
         store.release(job, new.finished_at or 0)
 
 
-def lower(store: MemoryStore, job: Job, now: int) -> None:
-    store.put(job, lowered(job, now))
-
-
-def hold(store: MemoryStore, seq: int) -> None:
-    """Block a scheduled or ready member of an open group: it waits for the seal."""
-    job = store.jobs[seq]
-    if (
-        job.state in (State.SCHEDULED, State.READY)
-        and job.group is not None
-        and store.groups[job.group].state is GroupState.OPEN
-    ):
-        store.put(job, held(job))
-
-
 def expire(store: MemoryStore, now: int, limit: int) -> int:
-    """End at most `limit` waiting jobs that are past their time; how many there were."""
+    """End at most `limit` waiting jobs that have expired; return their number."""
     due = store.expiries.take(now, limit)
     if due:
-        finishing = EndCascade(store, now)
-        finishing.add(due, State.FAILED, Reason.EXPIRED)
-        finishing.run()
+        finish(MemoryRecords(store), [store.jobs[seq] for seq in due], State.FAILED, Reason.EXPIRED, now)
     return len(due)
 
 
-class EndCascade:
-    """A first-in-first-out list of sets that end, each in one state. A set without a reason ends for what
-    each of its jobs was asked to stop for."""
+class MemoryRecords(MemoryRelations):
+    """The writes of `core.finish` on a store."""
 
-    def __init__(self, store: MemoryStore, now: int) -> None:
-        self._store, self._now = store, now
-        self._sets: deque[tuple[Sequence[int], State, Reason | None]] = deque()
+    def put(self, job: Job) -> None:
+        self._store.put(self.jobs[job.seq], job)
 
-    def add(self, seqs: Sequence[int], state: State, reason: Reason | None) -> None:
-        if seqs:
-            self._sets.append((seqs, state, reason))
+    def end(self, job: Job) -> None:
+        _end(self._store, self.jobs[job.seq], job)
 
-    def run(self, touched: Mapping[str, bool] | None = None) -> None:
-        """Work the list off. The groups in `touched` have new members (True: one that failed) and are looked
-        after together with the first set."""
-        groups = dict(touched or {})
-        while self._sets or groups:
-            seqs, state, reason = self._sets.popleft() if self._sets else ((), State.DONE, None)
-            self.follow([seq for seq in seqs if self._end(seq, state, reason)], state, groups)
-            groups = {}
+    def put_proxy(self, proxy: Proxy) -> None:
+        put_proxy(self._store, proxy)
 
-    def follow(self, over: list[int], state: State, groups: dict[str, bool]) -> None:
-        """Those that have ended take their dependents with them or wake them; then their groups, and
-        `groups`."""
-        jobs, out = self._store.jobs, self._store.edges_out
-        if state is not State.DONE:
-            self._cascade(over, state)
-        for src in over:
-            for dst in out.get(src, ()):
-                job = jobs[dst]
-                if job.state is State.BLOCKED:
-                    lower(self._store, job, self._now)
-        for seq in over:
-            if (group := jobs[seq].group) is not None:
-                groups[group] = groups.get(group, False) or state is State.FAILED
-            if seq in self._store.proxies_of:
-                for group in recount(self._store, jobs[seq]):
-                    groups[group] = groups.get(group, False) or state is State.FAILED
-        for id, failed in sorted(groups.items()):
-            self.look_after(self._store.groups[id], failed)
-
-    def look_after(self, group: GroupRecord, failed: bool = False) -> None:
-        """Abort the group if a member of it has just failed, and close it if nothing is left to wait for."""
-        if (
-            failed
-            and group.on_failure is OnFailure.ABORT
-            and group.state in (GroupState.OPEN, GroupState.SEALED)
-        ):
-            self.abort(group)
-        if group.state in (GroupState.SEALED, GroupState.ABORTING) and not group.unfinished:
-            self._close(group)
-
-    def abort(self, group: GroupRecord) -> None:
-        store = self._store
-        store.dirty = True
-        group.state, group.paused, group.why = GroupState.ABORTING, False, None
-        waiting = []
-        for job in [store.jobs[seq] for seq in group.members]:
-            if job.state in WAITING:
-                waiting.append(job.seq)
-            elif job.state is State.RUNNING and job.cancel_requested is None:
-                store.put(job, replace(job, cancel_requested=Reason.ABORTED))
-        for proxy in [store.proxies[id] for id in group.proxies]:
-            if proxy.counted == "unfinished":
-                # The job is not the group's to cancel.
-                put_proxy(store, replace(proxy, counted="canceled"))
-        self.add(waiting, State.CANCELED, Reason.ABORTED)
-
-    def _end(self, seq: int, state: State, reason: Reason | None) -> bool:
-        job = self._store.jobs[seq]
-        if job.state in FINISHED:
-            return False
-        why = reason or job.cancel_requested
-        assert why is not None
-        self._end_as(job, state, why)
-        return True
-
-    def _end_as(self, job: Job, state: State, reason: Reason) -> None:
-        retention = self._store.queues[job.queue].retention
-        end(self._store, job, ended(job, state, reason, self._now, retention))
-
-    def _cascade(self, dead: list[int], state: State) -> None:
-        """Every blocked job that needs one of `dead` to succeed, transitively, ends likewise and joins the
-        list."""
-        jobs, out = self._store.jobs, self._store.edges_out
-        # The list grows while it is walked.
-        for src in dead:
-            for dst, run_anyway in out.get(src, {}).items():
-                job = jobs[dst]
-                if not run_anyway and job.state is State.BLOCKED:
-                    self._end_as(job, state, Reason.DEPENDENCY)
-                    dead.append(dst)
-
-    def _close(self, group: GroupRecord) -> None:
-        outcome = group_outcome(group.failed, group.canceled, group.state is GroupState.ABORTING)
-        group.state, group.outcome, group.closed_at = GroupState.CLOSED, outcome, self._now
-        self._store.group_ends.push(self._now + RETENTION, group.id)
+    def set_group(self, id: str, **changes: Any) -> None:
         self._store.dirty = True
-        lost = []
-        for dst, gate in self._store.gates_out.get(group.id, {}).items():
-            job = self._store.jobs[dst]
-            if job.state is not State.BLOCKED:
-                continue
-            if gate.met(outcome):
-                lower(self._store, job, self._now)
-            else:
-                lost.append(dst)
-        self.add(lost, State.FAILED if outcome is State.FAILED else State.CANCELED, Reason.DEPENDENCY)
-        self._call_back(group, outcome)
+        group = self._store.groups[id]
+        for field, value in changes.items():
+            setattr(group, field, value)
+        if group.closed_at is not None:
+            self._store.group_ends.push(group.closed_at + RETENTION, id)
 
-    def _call_back(self, group: GroupRecord, outcome: State) -> None:
-        """Append what was to follow, once. It has no dependencies and no group, and is never refused for want
-        of room. Its gate records the outcome that it follows, in case the group is reopened."""
-        specs = [
-            replace(spec, id=derived(group.id, f"then:{outcome}", n))
-            for n, spec in enumerate(group.then.pop(outcome, ()))
-        ]
-        if specs:
-            admission = decide(self._store, specs, self._now, Origin())
-            superseded = insert(self._store, admission, self._now)
-            for job in admission.jobs:
-                self._store.gate(group.id, job.seq, GroupGate(False, outcome))
-            self.add(superseded, State.CANCELED, Reason.SUPERSEDED)
+    def take_callbacks(self, group: str, outcome: State) -> Sequence[Spec]:
+        return self._store.groups[group].then.pop(outcome, ())
 
+    def append(self, specs: Sequence[Spec], now: int) -> Admission:
+        admission = _decide(self._store, specs, now, Origin())
+        _insert(self._store, admission, now)
+        return admission
 
-def recount(store: MemoryStore, job: Job) -> list[str]:
-    """A job has ended: count it in the groups that wait for it because it represents members of theirs; which
-    they are."""
-    counted = counter_of(job.state, job.reason)
-    waiting = [
-        proxy
-        for id in sorted(store.proxies_of[job.seq])
-        if (proxy := store.proxies[id]).counted == "unfinished"
-    ]
-    for proxy in waiting:
-        put_proxy(store, replace(proxy, counted=counted))
-    return [proxy.group for proxy in waiting]
+    def add_gate(self, group: str, seq: int, gate: GroupGate) -> None:
+        self._store.gate(group, seq, gate)
+
+    def drop_gate(self, group: str, seq: int) -> None:
+        self._store.drop_gate(group, seq)
+
+    def drop_edge(self, src: int, dst: int) -> None:
+        self._store.unlink(src, dst)
+
+    def take_key(self, key: KeyTaken) -> None:
+        self._store.hold(key)

@@ -1,36 +1,31 @@
-"""The whole state of a memory ledger, and the few ways to change it.
+"""The whole state of a memory ledger, and the operations that change it.
 
-Every change of a job goes through `add`, `put` or `delete`, which keep the counters and the heaps true.
-Nothing here decides anything, and nothing here can fail."""
+Every change of a job goes through `add`, `put` or `delete`, which also update the counters and the heaps.
+This module contains no rule, and no operation in it can fail."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import TypeVar
 
-from msgspec import UNSET
-
-from towpath.core.commands import TOMBSTONE, GroupState, Note, Noted, QueueSet, Result, SetPart, SetQueue
-from towpath.core.facts import KeyName, KeyTaken, Proxy, namespace
+from towpath.core.commands import TOMBSTONE, Note, Noted, QueueSet, Result, SetPart, SetQueue
+from towpath.core.facts import KeyName, KeyTaken, Proxy, Tombstone, namespace
+from towpath.core.finish import GroupGate
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
-from towpath.core.lifecycle import RETENTION, Jumps
-from towpath.core.limits import reason_after
-from towpath.core.revival import GroupGate
-from towpath.core.views import NoteView, write_note
-from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline, Tombstone
+from towpath.core.lifecycle import RETENTION, Histories, Jumps
+from towpath.core.views import GroupView, NotePlan, NoteView, given_settings, plan_notes
+from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline
 
 A = TypeVar("A", int, str)
 B = TypeVar("B", int, str)
 V = TypeVar("V", bool, GroupGate)
 
 Claims = tuple[tuple[str, int], ...]
-"""What is kept of the answer of a claim: (id, fence)."""
+"""The stored result of a claim: id and fence of each job."""
 
 
 class MemoryStore:
-    """`dirty` is set by every change. `jobs` is in the order of seq, as a job is only ever added at the
-    end."""
+    """Every change sets `dirty`. `jobs` is in the order of seq: jobs are only added at the end."""
 
     def __init__(self) -> None:
         self.dirty = False
@@ -40,25 +35,27 @@ class MemoryStore:
         self.jumps = Jumps()
         self.jobs: dict[int, Job] = {}
         self.seqs: dict[str, int] = {}
+        self.attempts: Histories = {}
         self.queues: dict[str, QueueRecord] = {}
         self.active: dict[str, QueueRecord] = {}
-        """Every queue with ready or scheduled jobs, and some that had."""
+        """Every queue with ready or scheduled jobs, and some queues that no longer have any."""
         self.parts: dict[str, dict[str, PartRecord]] = {}
         self.idle: set[tuple[str, str]] = set()
-        """Every part row that could be swept, and some that could."""
+        """Every part that can be swept, and some parts that are in use again."""
         self.groups: dict[str, GroupRecord] = {}
         self.timed: set[tuple[str, str]] = set()
-        """Every part row with a `next_at` to come, and some that had."""
+        """Every part with a `next_at` in the future, and some parts with a past `next_at`."""
         self.edges_out: dict[int, dict[int, bool]] = {}
-        """src -> dst -> run_anyway; `edges_in` is the same by dst, and so are the gates of groups."""
+        """src -> dst -> run_anyway. `edges_in` has the same edges by dst. The gates of groups are stored
+        alike."""
         self.edges_in: dict[int, dict[int, bool]] = {}
         self.gates_out: dict[str, dict[int, GroupGate]] = {}
         self.gates_in: dict[int, dict[str, GroupGate]] = {}
-        """The gates of a group stay after its end, as it may be reopened."""
+        """The gates of a group are kept after its end, because it may be reopened."""
         self.proxies: dict[str, Proxy] = {}
-        """By the id that was refused."""
+        """By the refused id."""
         self.proxies_of: dict[int, set[str]] = {}
-        """By the job that represents them."""
+        """The refused ids by the job that represents them."""
         self.names: dict[int, dict[str, int]] = {}
         """dst -> the id of a dependency -> the job that represents it."""
         self.keys: dict[KeyName, KeyTaken] = {}
@@ -66,7 +63,8 @@ class MemoryStore:
         self.tombstones: dict[str, Tombstone] = {}
         self.replies: dict[str, tuple[Result | Claims, int]] = {}
         self.leases: dict[int, int] = {}
-        """What runs, by seq: until when. Not a timeline: most leases end long before their time."""
+        """The end of the lease by the seq of the running job. Not a timeline: most jobs end long before their
+        lease."""
         self.expiries: Timeline[int] = Timeline(self._expires)
         self.tombstone_ends: Timeline[str] = Timeline(
             lambda at, name: (row := self.tombstones.get(name)) is not None and row.until == at
@@ -79,14 +77,14 @@ class MemoryStore:
         )
         self.key_ends: Timeline[KeyName] = Timeline(self._key_ends)
         self.group_ends: Timeline[str] = Timeline(self._group_ends)
-        """When closed groups may go, if their members are gone."""
+        """The times from which closed groups without members may be deleted."""
 
     def find(self, id: str) -> Job | None:
         seq = self.seqs.get(id)
         return None if seq is None else self.jobs[seq]
 
     def queue(self, name: str) -> QueueRecord:
-        """The queue's row, made if there is none."""
+        """The row of the queue; a missing one is created."""
         queue = self.queues.get(name)
         if queue is None:
             queue = self.queues[name] = QueueRecord(name, self.parts.setdefault(name, {}), self.jobs)
@@ -94,7 +92,7 @@ class MemoryStore:
         return queue
 
     def part(self, queue: str, name: str) -> PartRecord:
-        """The part's row, made if there is none."""
+        """The row of the part; a missing one is created."""
         parts = self.parts.setdefault(queue, {})
         part = parts.get(name)
         if part is None:
@@ -102,7 +100,7 @@ class MemoryStore:
         return part
 
     def add(self, jobs: list[Job]) -> None:
-        """New jobs, in the order of seq."""
+        """Insert jobs, in the order of seq."""
         rows, seqs, queue = self.jobs, self.seqs, None
         for job in jobs:
             seq = job.seq
@@ -133,9 +131,8 @@ class MemoryStore:
             group.tally(old, -1)
             group.tally(new, 1)
 
-    def lend(self, queue: QueueRecord, taken: list[Job], until: int) -> None:
-        """`put` for a claim: ready jobs of a queue, none of which has a part, that now run until the same
-        time."""
+    def lease(self, queue: QueueRecord, taken: list[Job], until: int) -> None:
+        """`put` for a claim of ready jobs of one queue, without parts, with the same end of the lease."""
         if not taken:
             return
         self.dirty = True
@@ -148,14 +145,14 @@ class MemoryStore:
             queue.suspects -= Counter([job.part for job in taken if job.losses >= SUSPECT])
 
     def hasten(self, new: Job) -> None:
-        """`put` for a ready job whose priority changed. What the line says of the old one no longer holds."""
+        """`put` for a ready job with a changed priority. Its old entry in the heap becomes invalid."""
         self.dirty = True
         self.jobs[new.seq] = new
         queue = self.queues[new.queue]
-        (queue.loose if new.part is None else queue.parts[new.part].line).put_back(new)
+        (queue.loose if new.part is None else queue.parts[new.part].queued).put_back(new)
 
     def put_done(self, queue: QueueRecord, done: Job) -> None:
-        """`put` for the end of most jobs: one that ran and has neither part nor group."""
+        """`put` for a running job without part and group that ends as done, the most frequent end."""
         self.dirty = True
         seq = done.seq
         self.jobs[seq] = done
@@ -167,9 +164,10 @@ class MemoryStore:
             queue.purges.push(done.purge_at, seq)
 
     def delete(self, job: Job, now: int) -> None:
-        """Delete a finished job. The counters of its group are history and stay."""
+        """Delete a finished job. The counters of its group still include it."""
         self.dirty = True
         del self.jobs[job.seq], self.seqs[job.id]
+        self.attempts.pop(job.seq, None)
         self._leave(self.queues[job.queue], job)
         if job.group is not None:
             del self.groups[job.group].members[job.seq]
@@ -180,9 +178,9 @@ class MemoryStore:
         for group in self.gates_in.pop(job.seq, ()):
             _remove(self.gates_out, group, job.seq)
         self.names.pop(job.seq, None)
-        self.bury(Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE))
+        self.add_tombstone(Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE))
 
-    def bury(self, tombstone: Tombstone) -> None:
+    def add_tombstone(self, tombstone: Tombstone) -> None:
         self.dirty = True
         self.tombstones[tombstone.id] = tombstone
         self.tombstone_ends.push(tombstone.until, tombstone.id)
@@ -210,7 +208,7 @@ class MemoryStore:
             self.key_ends.push(row.until, row.name)
 
     def release(self, job: Job, now: int) -> None:
-        """The job has ended: its key is free, unless a window is open."""
+        """Release the key of a job that has ended, unless its window is still open."""
         if job.key is None or job.key_policy is KeyPolicy.SERIAL:
             return
         row = self.keys.get((namespace(job.queue), job.key))
@@ -226,7 +224,7 @@ class MemoryStore:
         if next_at:
             self.timed.add((part.queue, part.name))
         if earlier and (queue := self.queues.get(part.queue)) is not None:
-            queue.rotation.recall(part)
+            queue.rotation.reinsert(part)
 
     def _enter(self, queue: QueueRecord, job: Job) -> None:
         state = job.state
@@ -241,7 +239,7 @@ class MemoryStore:
                 queue.loose.add(job)
             else:
                 part = self.part(job.queue, job.part)
-                part.line.add(job)
+                part.queued.add(job)
                 queue.rotation.offer(part)
         elif state is RUNNING:
             assert job.lease_until is not None
@@ -271,11 +269,11 @@ class MemoryStore:
         elif state is READY or state is RUNNING:
             part = queue.parts[job.part]
             if state is READY:
-                part.line.ready -= 1
+                part.queued.ready -= 1
             else:
                 part.running -= 1
                 queue.rotation.offer(part)
-            if not (part.running or part.line.ready or part.configured):
+            if not (part.running or part.queued.ready or part.configured):
                 self.idle.add((part.queue, part.name))
 
     def _expires(self, at: int, seq: int) -> bool:
@@ -291,15 +289,8 @@ class MemoryStore:
         return row is not None and row.until == at
 
 
-def open_gates(store: MemoryStore, seq: int) -> list[str]:
-    """The groups that a job waits for and that have not ended."""
-    return [
-        group for group in store.gates_in.get(seq, ()) if store.groups[group].state is not GroupState.CLOSED
-    ]
-
-
 def put_proxy(store: MemoryStore, proxy: Proxy) -> None:
-    """A new proxy, or one that is counted elsewhere or represented by another job now."""
+    """Insert a proxy, or update its counter or the job that represents it."""
     store.dirty = True
     group, old = store.groups[proxy.group], store.proxies.get(proxy.id)
     if old is None:
@@ -312,6 +303,49 @@ def put_proxy(store: MemoryStore, proxy: Proxy) -> None:
     group.count(proxy.counted, 1)
     store.proxies[proxy.id] = proxy
     store.proxies_of.setdefault(proxy.job, set()).add(proxy.id)
+
+
+class MemoryRelations:
+    """The reads of `core.finish` on a store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.jobs, self.attempts = store.jobs, store.attempts
+
+    def find(self, id: str) -> Job | None:
+        return self._store.find(id)
+
+    def dependents(self, seq: int) -> list[tuple[int, bool]]:
+        return list(self._store.edges_out.get(seq, {}).items())
+
+    def dependencies(self, seq: int) -> list[tuple[int, bool]]:
+        return sorted(self._store.edges_in.get(seq, {}).items())
+
+    def group_view(self, id: str) -> GroupView | None:
+        group = self._store.groups.get(id)
+        return None if group is None else group.view()
+
+    def members(self, group: str) -> list[Job]:
+        return [self.jobs[seq] for seq in self._store.groups[group].members]
+
+    def gates_to(self, group: str) -> list[tuple[int, GroupGate]]:
+        return list(self._store.gates_out.get(group, {}).items())
+
+    def gates_of(self, seq: int) -> list[tuple[str, GroupGate]]:
+        return sorted(self._store.gates_in.get(seq, {}).items(), key=lambda each: each[0])
+
+    def proxies_in(self, group: str) -> list[Proxy]:
+        return [self._store.proxies[id] for id in self._store.groups[group].proxies]
+
+    def proxies_of(self, seq: int) -> list[Proxy]:
+        return [self._store.proxies[id] for id in sorted(self._store.proxies_of.get(seq, ()))]
+
+    def key_holder(self, key: KeyName) -> Job | None:
+        row = self._store.keys.get(key)
+        return None if row is None else self.jobs.get(row.seq)
+
+    def retention(self, queue: str) -> int | None:
+        return self._store.queues[queue].retention
 
 
 def forget_group(store: MemoryStore, id: str) -> None:
@@ -332,57 +366,34 @@ def _remove(rows: dict[A, dict[B, V]], at: A, other: B) -> None:
         del rows[at]
 
 
-Plan = list[tuple[str, NoteView | None, Noted]]
-"""For each note: its key, what will be there (None: nothing), the answer."""
-
-
 def note(store: MemoryStore, command: Note, now: int) -> Noted:
-    plan = plan_notes(store, (command,), now)
+    plan = plan_notes(store.notes, (command,), store.next_version, now)
     write_notes(store, plan)
     for gate in command.gates:
         if isinstance(gate, SetQueue):
             set_queue(store, gate, now)
         else:
             set_part(store, gate, now)
-    return plan[0][2]
+    return plan[0][1]
 
 
-def plan_notes(store: MemoryStore, notes: Iterable[Note], now: int) -> Plan:
-    """What notes written one after the other would do; raises `NoteConflict`. Writes nothing."""
-    plan: Plan = []
-    ahead: dict[str, NoteView | None] = {}
-    version = store.next_version
-    for command in notes:
-        key = command.key
-        old = ahead[key] if key in ahead else store.notes.get(key)
-        new, answer = write_note(old, command, version, now)
-        version += new is not None
-        ahead[key] = new
-        plan.append((key, new, answer))
-    return plan
-
-
-def write_notes(store: MemoryStore, plan: Plan) -> None:
-    for key, new, _ in plan:
+def write_notes(store: MemoryStore, plan: NotePlan) -> None:
+    for new, answer in plan:
         store.dirty = True
         if new is None:
-            store.notes.pop(key, None)
+            store.notes.pop(answer.key, None)
             continue
         store.next_version = new.version + 1
-        store.notes[key] = new
+        store.notes[new.key] = new
         if new.expires_at is not None:
-            store.note_ends.push(new.expires_at, key)
+            store.note_ends.push(new.expires_at, new.key)
 
 
 def set_queue(store: MemoryStore, command: SetQueue, now: int) -> QueueSet:
     queue = store.queue(command.queue)
     store.dirty = True
-    queue.why = reason_after(queue.why, queue.paused, command.paused, command.why)
-    for field in ("paused", "capacity", "cap", "rate", "retention", "keep"):
-        if (value := getattr(command, field)) is not UNSET:
-            setattr(queue, field, value)
-    if command.not_before is not UNSET:
-        queue.next_at = command.not_before
+    for field, value in given_settings(queue.why, queue.paused, command).items():
+        setattr(queue, field, value)
     return QueueSet(command.queue)
 
 
@@ -390,12 +401,10 @@ def set_part(store: MemoryStore, command: SetPart, now: int) -> QueueSet:
     part = store.part(command.queue, command.part)
     store.dirty = True
     part.configured = True
-    part.why = reason_after(part.why, part.paused, command.paused, command.why)
-    for field in ("paused", "cap", "rate", "weight", "capacity", "append_rate"):
-        if (value := getattr(command, field)) is not UNSET:
-            setattr(part, field, value)
-    if command.not_before is not UNSET:
-        store.set_next(part, command.not_before)
+    given = given_settings(part.why, part.paused, command)
+    store.set_next(part, given.pop("next_at", part.next_at))
+    for field, value in given.items():
+        setattr(part, field, value)
     if (queue := store.queues.get(command.queue)) is not None:
         queue.rotation.offer(part)
     return QueueSet(command.queue, command.part)

@@ -1,4 +1,5 @@
-"""The whole state: recounted by `check`, written out by `dump`."""
+"""`check` recounts every counter and compares every derived table with the jobs; `dump` returns the whole
+state."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 from psycopg.abc import Query as PgQuery
 
 from towpath.core.job import Job
+from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
@@ -21,8 +23,8 @@ _FINISHED = "('done', 'failed', 'canceled')"
 
 
 class Side(NamedTuple):
-    """A table that follows from the jobs. What should be in it and what is, job by job; and how to make
-    it."""
+    """A table that is derived from the jobs: its expected rows and its rows, both by job, and the statement
+    that fills it."""
 
     should: str
     has: str
@@ -48,14 +50,15 @@ SIDE: Mapping[str, Side] = {
     "lease": Side(
         "SELECT lease_until, seq FROM towpath.job WHERE state = 'running'",
         "SELECT until, unnest(seqs) AS seq FROM towpath.lease",
-        f"""INSERT INTO towpath.lease SELECT lease_until, array_agg(seq) FROM {_SOME} WHERE state = 'running') s
-            GROUP BY lease_until, chunk""",
+        f"""INSERT INTO towpath.lease SELECT lease_until, array_agg(seq)
+            FROM {_SOME} WHERE state = 'running') s GROUP BY lease_until, chunk""",
     ),
     "past": Side(
         "SELECT queue, purge_at, seq FROM towpath.job WHERE purge_at IS NOT NULL",
         "SELECT queue, purge_at, unnest(seqs) AS seq FROM towpath.past",
         f"""INSERT INTO towpath.past (queue, purge_at, seqs) SELECT queue, purge_at, array_agg(seq)
-            FROM {_SOME} WHERE purge_at IS NOT NULL) s GROUP BY queue, purge_at, chunk ORDER BY queue, purge_at""",
+            FROM {_SOME} WHERE purge_at IS NOT NULL) s
+            GROUP BY queue, purge_at, chunk ORDER BY queue, purge_at""",
     ),
     "dead": Side(
         "SELECT queue, seq FROM towpath.job WHERE state = 'failed'",
@@ -64,7 +67,7 @@ SIDE: Mapping[str, Side] = {
     ),
 }
 
-_SOUND = f"""CASE state
+_CONSISTENT = f"""CASE state
     WHEN 'ready' THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
     WHEN 'running' THEN reason = ''
     WHEN 'done' THEN reason = ''
@@ -73,22 +76,27 @@ _SOUND = f"""CASE state
     WHEN 'failed' THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
     WHEN 'canceled' THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
     ELSE false END
-    AND (state = 'blocked') = (waits > 0) AND (state = 'running') = (owner IS NOT NULL) AND (owner IS NULL) = (lease_until IS NULL)
-    AND (state IN {_FINISHED}) = (finished_at IS NOT NULL) AND settled_fence <= fence AND attempts >= 0 AND waits >= 0"""
+    AND (state = 'blocked') = (waits > 0) AND (state = 'running') = (owner IS NOT NULL)
+    AND (owner IS NULL) = (lease_until IS NULL)
+    AND (state IN {_FINISHED}) = (finished_at IS NOT NULL)
+    AND settled_fence <= fence AND attempts >= 0 AND waits >= 0"""
+_UNSOURCED = "NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)"
 
-# Each statement lists what is wrong; the sentence is filled with its columns. What a CHECK constraint forbids
-# is not here.
+# Each statement returns inconsistent rows; the sentence is formatted with their columns. Rows that a CHECK
+# constraint forbids are not checked here.
 _CHECKS: tuple[tuple[str, str], ...] = (
     (
-        "job {} is {} {} with owner {}, waits {}, attempts {}, fence {}, settled {} and finished {}, which cannot be",
-        f"""SELECT id, state, reason, owner, waits, attempts, fence, settled_fence, finished_at FROM towpath.job
-            WHERE NOT ({_SOUND})""",
+        "job {} is {} {} with owner {}, waits {}, attempts {}, fence {}, settled {} and finished {}, "
+        "which is impossible",
+        f"""SELECT id, state, reason, owner, waits, attempts, fence, settled_fence, finished_at
+            FROM towpath.job WHERE NOT ({_CONSISTENT})""",
     ),
     (
         "queue {} counts {} {} but has {}",
         """SELECT q.name, c.n, c.state, coalesce(r.n, 0) FROM towpath.queue_now q
-           CROSS JOIN LATERAL (VALUES ('blocked', blocked), ('scheduled', scheduled), ('ready', ready), ('running', running),
-               ('done', done), ('failed', failed), ('canceled', canceled)) AS c (state, n)
+           CROSS JOIN LATERAL (
+               VALUES ('blocked', blocked), ('scheduled', scheduled), ('ready', ready), ('running', running),
+                   ('done', done), ('failed', failed), ('canceled', canceled)) AS c (state, n)
            LEFT JOIN (SELECT queue, state, count(*) AS n FROM towpath.job GROUP BY queue, state) r
                ON r.queue = q.name AND r.state = c.state
            WHERE c.n <> coalesce(r.n, 0)""",
@@ -96,11 +104,13 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "queue {} counts {} ready jobs without a part but has {}",
         """SELECT q.name, q.loose, coalesce(r.n, 0) FROM towpath.queue_now q
-           LEFT JOIN (SELECT queue, count(*) AS n FROM towpath.job WHERE state = 'ready' AND part IS NULL GROUP BY queue) r
+           LEFT JOIN (
+               SELECT queue, count(*) AS n FROM towpath.job
+               WHERE state = 'ready' AND part IS NULL GROUP BY queue) r
                ON r.queue = q.name WHERE q.loose <> coalesce(r.n, 0)""",
     ),
     (
-        "queue {} has a capacity that no append would know of",
+        "queue {} has a capacity and is missing in the list of bounded queues",
         "SELECT name FROM towpath.queue, towpath.meta WHERE capacity IS NOT NULL AND name <> ALL (bounded)",
     ),
     (
@@ -109,34 +119,41 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "part {} of {} counts {} ready and {} running, but has {} and {}",
-        """SELECT p.name, p.queue, p.ready, p.running, coalesce(r.ready, 0), coalesce(r.running, 0) FROM towpath.part_now p
+        """SELECT p.name, p.queue, p.ready, p.running, coalesce(r.ready, 0), coalesce(r.running, 0)
+           FROM towpath.part_now p
            LEFT JOIN (SELECT queue, part, count(*) FILTER (WHERE state = 'ready') AS ready,
                count(*) FILTER (WHERE state = 'running') AS running
-               FROM towpath.job WHERE part IS NOT NULL GROUP BY queue, part) r ON r.queue = p.queue AND r.part = p.name
+               FROM towpath.job WHERE part IS NOT NULL GROUP BY queue, part) r
+               ON r.queue = p.queue AND r.part = p.name
            WHERE p.ready <> coalesce(r.ready, 0) OR p.running <> coalesce(r.running, 0)""",
     ),
     (
         "part {} of {} has active jobs but no row",
-        """SELECT DISTINCT part, queue FROM towpath.job j WHERE part IS NOT NULL AND state IN ('ready', 'running')
+        """SELECT DISTINCT part, queue FROM towpath.job j
+           WHERE part IS NOT NULL AND state IN ('ready', 'running')
            AND NOT EXISTS (SELECT 1 FROM towpath.part_now p WHERE p.queue = j.queue AND p.name = j.part)""",
     ),
     (
         "tallies of {} are older than its last fold",
-        "SELECT DISTINCT q.name FROM towpath.tally t JOIN towpath.queue q ON q.name = t.queue AND t.xid < q.folded",
+        """SELECT DISTINCT q.name FROM towpath.tally t
+           JOIN towpath.queue q ON q.name = t.queue AND t.xid < q.folded""",
     ),
     (
         "job {} waits for {} but has {} open dependencies",
         f"""SELECT id, waits, real FROM (SELECT j.id, j.waits,
             (SELECT count(*) FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src WHERE e.dst = j.seq
                 AND s.state NOT IN {_FINISHED})
-            + (SELECT count(*) FROM towpath.gate g JOIN towpath."group" o ON o.id = g.src AND o.state <> 'closed' WHERE g.dst = j.seq)
-            + (EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = j."group" AND g.state = 'open'))::int AS real
+            + (SELECT count(*) FROM towpath.gate g
+                JOIN towpath."group" o ON o.id = g.src AND o.state <> 'closed' WHERE g.dst = j.seq)
+            + (EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = j."group" AND g.state = 'open'))::int
+                AS real
             FROM towpath.job j WHERE j.state = 'blocked') w WHERE waits <> real""",
     ),
     (
         "job {} is {} though its dependency {} is {}",
         """SELECT j.id, j.state, s.id, s.state FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
-           JOIN towpath.job j ON j.seq = e.dst WHERE NOT e.run_anyway AND j.state IN ('blocked', 'scheduled', 'ready')
+           JOIN towpath.job j ON j.seq = e.dst
+           WHERE NOT e.run_anyway AND j.state IN ('blocked', 'scheduled', 'ready')
            AND s.state IN ('failed', 'canceled')""",
     ),
     (
@@ -146,11 +163,13 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "gate {} -> {} belongs to an unknown group or an unknown job",
-        """SELECT src, dst FROM towpath.gate WHERE dst NOT IN (SELECT seq FROM towpath.job) OR src NOT IN (SELECT id FROM towpath."group")""",
+        """SELECT src, dst FROM towpath.gate WHERE dst NOT IN (SELECT seq FROM towpath.job)
+           OR src NOT IN (SELECT id FROM towpath."group")""",
     ),
     (
         "job {} is {} though group {} is {}",
-        """SELECT j.id, j.state, o.id, o.outcome FROM towpath.gate g JOIN towpath."group" o ON o.id = g.src AND o.state = 'closed'
+        """SELECT j.id, j.state, o.id, o.outcome FROM towpath.gate g
+           JOIN towpath."group" o ON o.id = g.src AND o.state = 'closed'
            JOIN towpath.job j ON j.seq = g.dst AND j.state IN ('blocked', 'scheduled', 'ready')
            WHERE NOT g.run_anyway AND coalesce(g.outcome, 'done') <> o.outcome""",
     ),
@@ -160,10 +179,12 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "the proxy for {} in group {} is counted as {}, and its job is {}",
-        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath.proxy p LEFT JOIN towpath.job j ON j.seq = p.job
+        """SELECT p.id, p.grp, p.counted, coalesce(j.state, 'gone') FROM towpath.proxy p
+           LEFT JOIN towpath.job j ON j.seq = p.job
            LEFT JOIN towpath."group" g ON g.id = p.grp WHERE g.id IS NULL
            OR (p.counted = 'unfinished' AND (j.seq IS NULL OR j.state IN ('done', 'failed', 'canceled')))
-           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed') AND j.state NOT IN ('done', 'failed', 'canceled'))""",
+           OR (p.counted <> 'unfinished' AND g.state IN ('open', 'sealed')
+               AND j.state NOT IN ('done', 'failed', 'canceled'))""",
     ),
     (
         "names of dependencies are left of job number {}",
@@ -182,14 +203,17 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "group {} counts fewer finished members than it has",
-        """SELECT id FROM towpath."group" g LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE state = 'done') AS done,
-               count(*) FILTER (WHERE state = 'failed') AS failed, count(*) FILTER (WHERE state = 'canceled') AS canceled
+        """SELECT id FROM towpath."group" g LEFT JOIN LATERAL (
+               SELECT count(*) FILTER (WHERE state = 'done') AS done,
+               count(*) FILTER (WHERE state = 'failed') AS failed,
+               count(*) FILTER (WHERE state = 'canceled') AS canceled
                FROM towpath.job j WHERE j."group" = g.id) r ON true
            WHERE g.done < r.done OR g.failed < r.failed OR g.canceled + g.superseded < r.canceled""",
     ),
     (
         "job {} is in no known group",
-        """SELECT id FROM towpath.job WHERE "group" IS NOT NULL AND "group" NOT IN (SELECT id FROM towpath."group")""",
+        """SELECT id FROM towpath.job WHERE "group" IS NOT NULL
+           AND "group" NOT IN (SELECT id FROM towpath."group")""",
     ),
     (
         "job {} waits in group {}, which is aborting",
@@ -206,6 +230,16 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         """SELECT id, key FROM towpath.job j WHERE key_policy IN ('unique', 'replace')
            AND state IN ('blocked', 'scheduled', 'ready') AND cancel_requested IS NULL
            AND NOT EXISTS (SELECT 1 FROM towpath.key k WHERE k.seq = j.seq)""",
+    ),
+    (
+        "attempt {} is left of job number {}",
+        "SELECT number, seq FROM towpath.attempt WHERE seq NOT IN (SELECT seq FROM towpath.job)",
+    ),
+    (
+        "attempt {} of job {} is none of the last of {}",
+        f"""SELECT a.number, j.id, j.attempts FROM towpath.attempt a JOIN towpath.job j ON j.seq = a.seq
+           WHERE a.number > j.attempts + 1 - a.counted OR a.number < j.attempts - {HISTORY}
+           OR a.ended_at < a.started_at""",
     ),
     (
         "body {} {} has no job",
@@ -227,28 +261,29 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         if name != "lease"
     ),
     (
-        "job {} does not know that others depend on it",
-        "SELECT id FROM towpath.job WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)",
+        "job {} is not marked as the source of a dependency",
+        f"SELECT id FROM towpath.job WHERE {_UNSOURCED}",
     ),
     (
         "job {} also has a tombstone",
         "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)",
     ),
     (
-        "append {} of the inbox cannot be played: {}",
+        "append {} of the inbox cannot be applied: {}",
         "SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL",
     ),
     (
         "next_seq is {} but there is a job {}",
-        """SELECT s.last_value + s.is_called::int, j.top FROM towpath.job_seq s, (SELECT max(seq) AS top FROM towpath.job) j
+        """SELECT s.last_value + s.is_called::int, j.top
+           FROM towpath.job_seq s, (SELECT max(seq) AS top FROM towpath.job) j
            WHERE s.last_value + s.is_called::int <= j.top""",
     ),
 )
 
 
 def derive(connection: Connection, statements: Statements) -> None:
-    """Make what follows from the jobs, their dependencies and the queues."""
-    sourced = "UPDATE towpath.job SET sourced = true WHERE NOT sourced AND seq IN (SELECT src FROM towpath.edge UNION SELECT job FROM towpath.proxy)"
+    """Fill the tables and columns that are derived from jobs, dependencies and queues."""
+    sourced = f"UPDATE towpath.job SET sourced = true WHERE {_UNSOURCED}"
     bounded = (
         "UPDATE towpath.meta SET bounded = ARRAY(SELECT name FROM towpath.queue WHERE capacity IS NOT NULL)"
     )
@@ -274,6 +309,10 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
     thens = {str(id): decode_then(specs) for id, specs in ask('SELECT id, specs FROM towpath."then"')}
     return {
         "jobs": jobs,
+        "attempts": ask(
+            """SELECT seq, number, counted = 1, started_at, ended_at, owner, outcome, error
+               FROM towpath.attempt ORDER BY 1, 2, 3"""
+        ),
         "edges": ask("SELECT src, dst, run_anyway FROM towpath.edge ORDER BY 1, 2"),
         "gates": ask("SELECT src, dst, run_anyway, coalesce(outcome, '') FROM towpath.gate ORDER BY 1, 2"),
         "proxies": ask("SELECT id, seq, grp, job, counted FROM towpath.proxy ORDER BY id"),
@@ -295,7 +334,8 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
             for row in db.rows("parts_of_queue", (None,), PartRow)
         ],
         "tombstones": ask(
-            "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath.tombstone ORDER BY id"
+            """SELECT id, seq, state, settled_fence, coalesce(alias, ''), until
+               FROM towpath.tombstone ORDER BY id"""
         ),
         "replies": ask("SELECT token, until FROM towpath.reply ORDER BY token"),
         "next_seq": next_seq,

@@ -1,15 +1,17 @@
-"""Connections, and what the server's errors mean."""
+"""Connections to the server, the meaning of its errors, and the migration of the schema."""
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
 from msgspec.structs import replace
-from psycopg import conninfo, errors
+from psycopg import conninfo, errors, sql
+from psycopg.abc import Query as PgQuery
 from psycopg.pq import ExecStatus
 
 from towpath.core import checks
@@ -24,13 +26,17 @@ from towpath.errors import (
 )
 from towpath.escapes import get_logger
 from towpath.ledger.postgres.rows import Connection, prepare
+from towpath.ledger.postgres.statements import Statements
+from towpath.ledger.tables import database, transfer
 
 log = get_logger("towpath.postgres")
 
 SCHEMA = "towpath"
+OLDEST_SERVER = 14
+"""The oldest major version of PostgreSQL that has every feature the ledger uses."""
 COMPARISONS = 25
-"""How often two sessions are compared that may be one. Of two that many clients share, a look misses one time
-in four."""
+"""Comparisons of two sessions that may be shared behind a pooler. With many clients, one comparison in four
+does not detect it."""
 
 
 TIMEOUTS = ("idle_timeout", "commit_timeout", "lock_timeout")
@@ -38,13 +44,13 @@ TIMEOUTS = ("idle_timeout", "commit_timeout", "lock_timeout")
 
 
 class PostgresOptions(msgspec.Struct, frozen=True):
-    """`pooled`: there is a transaction pooler such as pgbouncer in between, so that nothing may outlive a
-    transaction: no prepared statements, and no LISTEN. (`connect_first` notices one that was not told.)
+    """`pooled`: the URL leads to a transaction pooler such as pgbouncer, so session state is not used: no
+    prepared statements, and no LISTEN. (`connect_first` detects a pooler if the option is missing.)
 
-    All times are seconds. `idle_timeout`: the server ends a session of ours whose transaction has been idle
-    for so long, because the process is frozen or lost; `commit_timeout`: the same while a commit function
-    runs. `lock_timeout`: how long a batch waits for the lock on keys, groups, dependencies and notes, before
-    it fails and is tried again."""
+    All times are seconds. `idle_timeout`: the server ends a session of this process with a transaction that
+    has been idle for this time, because the process is frozen or lost; `commit_timeout`: the same while a
+    commit function runs. `lock_timeout`: the time for which a batch waits for the lock on keys, groups,
+    dependencies and notes before it fails and is retried."""
 
     schema: str = SCHEMA
     pooled: bool = False
@@ -65,38 +71,40 @@ class PostgresOptions(msgspec.Struct, frozen=True):
 
 
 PLANS = """
-SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
-SET plan_cache_mode = force_generic_plan; SET max_parallel_workers_per_gather = 0
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
+SET jit = off; SET plan_cache_mode = force_generic_plan; SET max_parallel_workers_per_gather = 0
 """
-"""Every statement is written for its index. What the planner makes of a table that was empty yesterday is no
-better guess, and a plan that walks the whole table is a disaster when it has grown."""
+"""Every statement is written for its index. The statistics of a table that was empty yesterday mislead the
+planner, and a plan with a full scan becomes very slow when the table has grown."""
 
 
 KEEPALIVES = """
-SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 30000
+SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+SET tcp_user_timeout = 30000
 """
-"""The server's side of what `connect` asks of ours: the session of a machine that is lost ends, and with it
-what the session holds."""
+"""The keepalives of the server; `connect` sets the client's keepalives. The server ends the session of a lost
+machine and frees its locks."""
 
 
 def options_of(url: str) -> tuple[str, PostgresOptions]:
-    """What of the URL is PostgreSQL's, and what is ours."""
-    # By hand: `urlunsplit` makes postgresql:/db of postgresql:///db, and a + is no space for PostgreSQL.
+    """The URL for libpq, and the options of the ledger that were in it."""
+    # Without `urlunsplit`, which turns postgresql:///db into postgresql:/db; and libpq does not read + as a
+    # space.
     head, _, query = url.partition("?")
     asked = dict(parse_qsl(query, keep_blank_values=True))
     pooled, schema = asked.pop("pooled", "false"), asked.pop("schema", SCHEMA)
     timeouts = {name: _seconds(name, asked.pop(name)) for name in TIMEOUTS if name in asked}
     if pooled not in ("true", "false"):
-        raise InvalidInput(field="url pooled", value=pooled, expected="true or false")
+        raise InvalidInput(field="pooled in the url", value=pooled, expected="true or false")
     theirs = (
         "postgresql" + head[head.index(":") :] + ("?" if asked else "") + urlencode(asked, quote_via=quote)
     )
     try:
         conninfo.conninfo_to_dict(theirs)
     except psycopg.Error as error:
-        said = str(error).strip()
+        text = str(error).strip()
         raise InvalidInput(
-            field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({said})"
+            field="url", value=shown(theirs), expected=f"postgresql://user@host/database ({text})"
         ) from None
     return theirs, replace(PostgresOptions(schema=schema, pooled=pooled == "true"), **timeouts)
 
@@ -105,7 +113,9 @@ def _seconds(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(field=f"url {name}", value=text, expected="seconds, such as 10 or 2.5") from None
+        raise InvalidInput(
+            field=f"{name} in the url", value=text, expected="seconds, such as 10 or 2.5"
+        ) from None
 
 
 def milliseconds(seconds: float) -> int:
@@ -113,9 +123,8 @@ def milliseconds(seconds: float) -> int:
 
 
 def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, PostgresOptions]:
-    """A connection that looks where it leads, and the options for all others. If it is a transaction pooler
-    and nobody said so, what is kept in a session would be found in those of others: so we go on as if the URL
-    had said `pooled=true`."""
+    """The first connection, and the options for all others. If it leads to a transaction pooler and the URL
+    has no `pooled=true`, the option is set: session state would leak into the sessions of other clients."""
     careful = replace(options, pooled=True)
     found = connect(url, careful)
     try:
@@ -131,7 +140,7 @@ def connect_first(url: str, options: PostgresOptions) -> tuple[Connection, Postg
 
 
 def connect(url: str, options: PostgresOptions) -> Connection:
-    """Every transaction is begun by us, so the driver begins none."""
+    """A connection with autocommit: the ledger begins its transactions itself."""
     try:
         found = psycopg.connect(
             url,
@@ -155,16 +164,16 @@ def connect(url: str, options: PostgresOptions) -> Connection:
 
 
 def _set_up_session(connection: Connection) -> None:
-    """The session is ours alone until we close it."""
+    """Set the state of a session that belongs to this connection only."""
     connection.prepare_threshold = 2
     connection.execute(PLANS)
     connection.execute(KEEPALIVES)
 
 
 def _shares_sessions(connection: Connection, url: str, options: PostgresOptions) -> bool:
-    """Is the server's session another's as soon as our transaction is over?"""
+    """Other clients get the server's session between two transactions of this connection."""
     if _backend(connection) == connection.info.backend_pid:
-        return False  # whom we greeted is who answers: nobody is in between
+        return False  # The backend of the handshake replies: there is no pooler.
     with connect(url, options) as other:
         for _ in range(COMPARISONS):
             if _backend(connection) == _backend(other) or _backend(connection) != _backend(connection):
@@ -183,32 +192,33 @@ _warned: set[str] = set()
 
 
 def _warn(place: str) -> None:
-    """Once in a process: it opens many connections."""
+    """Log once per process, which opens many connections."""
     if place not in _warned:
         _warned.add(place)
         log.warning(
-            "%s is behind a transaction pooler: wake-ups are by polling; say so with ?pooled=true, or connect directly",
+            "%s is behind a transaction pooler, so the ledger polls for commits of other processes; "
+            "add ?pooled=true to the URL, or connect directly",
             place,
         )
 
 
 def end(connection: Connection, wrote: bool = False, folded: bool = False) -> None:
-    """End a transaction in which nothing went wrong. `folded`: what it changed, if anything, says the same in
-    fewer rows; to lose that in a crash is no loss, so it need not wait for the disk."""
+    """End a transaction without errors. `folded`: it only folded tallies. A crash may undo that without a
+    loss, so the commit does not wait for the disk."""
     if wrote:
         connection.execute("COMMIT")
     elif folded:
         connection.execute("SET LOCAL synchronous_commit = off; COMMIT")
     else:
-        # Past the driver, which after a ROLLBACK has all statements prepared anew, though none of them is any
-        # worse for it.
+        # Without the driver, which prepares all statements again after a ROLLBACK, although they are still
+        # valid.
         done = connection.pgconn.exec_(b"ROLLBACK")
         if done.status != ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(done.error_message.decode(errors="replace"))
 
 
 def shown(url: str) -> str:
-    """The address without its password."""
+    """The URL without its password."""
     try:
         found = conninfo.conninfo_to_dict(url)
     except psycopg.Error:
@@ -219,14 +229,14 @@ def shown(url: str) -> str:
 
 
 def is_replayable(error: BaseException) -> bool:
-    """It came of others at the same time: the same batch may well pass now."""
+    """Concurrent transactions caused the error: the same batch may succeed now."""
     return isinstance(error, errors.DeadlockDetected | errors.SerializationFailure | errors.UniqueViolation)
 
 
 def is_gone(error: BaseException) -> bool:
-    """The connection is lost, or the server will not have us now. Whether the transaction was committed is
+    """The connection is lost, or the server accepts none now. Whether the transaction was committed is
     unknown."""
-    # 08 is all about connections, and what pgbouncer says when it has lost the server.
+    # Class 08 is connection errors; pgbouncer uses it when it has lost the server.
     lost = isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith("08")
     away = (
         errors.AdminShutdown
@@ -238,33 +248,33 @@ def is_gone(error: BaseException) -> bool:
 
 
 def translate(error: psycopg.Error, place: str) -> LedgerError:
-    said = str(error).strip().partition("\n")[0].rpartition("FATAL:  ")[2]
+    text = str(error).strip().partition("\n")[0].rpartition("FATAL:  ")[2]
     match error:
         case (
             errors.InvalidPassword()
             | errors.InvalidAuthorizationSpecification()
             | errors.InvalidCatalogName()
         ):
-            return NotALedger(path=place, why=said)
+            return NotALedger(path=place, why=text)
         case errors.DiskFull() | errors.OutOfMemory():
             return DiskFull(path=place)
         case errors.ReadOnlySqlTransaction():
             return ReadOnly(path=place)
         case errors.InsufficientPrivilege():
-            return NotALedger(path=place, why=f"{said}; see docs/deploy-postgres.md for the rights it needs")
+            return NotALedger(path=place, why=f"{text}; see docs/deploy-postgres.md for the rights it needs")
         case (
             errors.QueryCanceled()
             | errors.LockNotAvailable()
             | errors.DeadlockDetected()
             | errors.SerializationFailure()
         ):
-            return LedgerAway(path=place, why=said)
-        case psycopg.OperationalError() if _is_permanent(said):
-            return NotALedger(path=place, why=said)
+            return LedgerAway(path=place, why=text)
+        case psycopg.OperationalError() if _is_permanent(text):
+            return NotALedger(path=place, why=text)
         case _ if is_gone(error):
-            return LedgerAway(path=place, why=said)
+            return LedgerAway(path=place, why=text)
         case _:
-            return StoreFailed(path=place, error=said)
+            return StoreFailed(path=place, error=text)
 
 
 _PERMANENT = (
@@ -276,6 +286,78 @@ _PERMANENT = (
 )
 
 
-def _is_permanent(said: str) -> bool:
-    """libpq has no code for what happens before there is a connection."""
-    return any(words in said for words in _PERMANENT)
+def _is_permanent(text: str) -> bool:
+    """Errors before there is a connection have no SQLSTATE, so the text of libpq is compared."""
+    return any(each in text for each in _PERMANENT)
+
+
+def steps() -> tuple[str, ...]:
+    return database.steps("postgres")
+
+
+def migrate(connection: Connection, statements: Statements, place: str) -> int:
+    """Migrate the schema to this version. Returns the version that it had before, 0 for none. Of several
+    processes that call this at once, one migrates: the others wait for its lock. It needs the right to create
+    the schema, or the tables in a schema that exists."""
+    check_server(place, connection.info.server_version)
+    done = _stored_version(connection, statements, place)
+    if done >= len(steps()):
+        return done
+    with connection.transaction():
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtext(%s))", (f"towpath migration of {statements.schema}",)
+        )
+        done = _stored_version(connection, statements, place)
+        if done == 0 and not _has_schema(connection, statements):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(statements.schema)))
+        for number, step in enumerate(steps()[done:], done + 1):
+            connection.execute(cast(PgQuery, statements.place(step)))
+            connection.execute(cast(PgQuery, statements.place(f"UPDATE towpath.meta SET schema = {number}")))
+    return done
+
+
+def check_server(place: str, version: int) -> None:
+    if version < OLDEST_SERVER * 10_000:
+        why = f"its server is PostgreSQL {version // 10_000}, and a ledger needs {OLDEST_SERVER} or newer"
+        raise NotALedger(path=place, why=why)
+
+
+def has_ledger(connection: Connection, statements: Statements) -> bool:
+    return "meta" in table_names(connection, statements)
+
+
+def table_names(connection: Connection, statements: Statements) -> set[str]:
+    found = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind = 'r'",
+        (statements.schema,),
+    ).fetchall()
+    return {str(name) for (name,) in found}
+
+
+def _has_schema(connection: Connection, statements: Statements) -> bool:
+    return (
+        connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (statements.schema,)).fetchone()
+        is not None
+    )
+
+
+def _stored_version(connection: Connection, statements: Statements, place: str) -> int:
+    names = table_names(connection, statements)
+    if "meta" not in names:
+        if names:
+            raise NotALedger(
+                path=place, why=f"its schema {statements.schema} has tables, but no meta among them"
+            )
+        return 0
+    found = connection.execute(
+        cast(PgQuery, statements.place("SELECT schema, min_schema FROM towpath.meta"))
+    ).fetchone()
+    assert found is not None
+    schema, least = found
+    check_schema(place, schema, least)
+    return int(schema)
+
+
+def check_schema(place: str, schema: int, min_schema: int) -> None:
+    transfer.check_schema(place, schema, min_schema, len(steps()))

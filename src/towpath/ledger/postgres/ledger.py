@@ -1,8 +1,8 @@
 """The ledger for many machines: PostgreSQL 14 or newer, no extension, one schema.
 
 A batch is one transaction of READ COMMITTED. Plain work of several processes runs side by side: claims skip
-what others hold, counts are only inserted. Keys, groups, dependencies and notes are one process's at a time
-(see `locks`). Leases are counted by the server's clock."""
+locked jobs, counts are only inserted. Keys, groups, dependencies and notes are changed by one process at a
+time (see `locks`). Leases are counted by the server's clock."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from towpath.clock import Clock
 from towpath.core import checks
 from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
-from towpath.core.job import Job, Spec
-from towpath.core.views import NoteView, Page, Query, QueueView
+from towpath.core.job import Spec
+from towpath.core.views import NoteView
 from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
-from towpath.ledger.postgres import audit, fast_append, migrations, user_functions, user_transactions
+from towpath.ledger.postgres import audit, fast_paths, user_functions, user_transactions
 from towpath.ledger.postgres.connection import (
     PLANS,
     PostgresOptions,
+    check_schema,
     connect,
     connect_first,
     end,
     is_gone,
     is_replayable,
+    migrate,
     milliseconds,
     options_of,
     shown,
     translate,
 )
-from towpath.ledger.postgres.fast_worker import FastWorker
+from towpath.ledger.postgres.fast_paths import FastWorker
 from towpath.ledger.postgres.locks import (
     PAUSES,
     BatchSlice,
@@ -47,42 +49,42 @@ from towpath.ledger.postgres.locks import (
     NeedsLock,
     RowsTaken,
     Survey,
+    is_setting,
     one_command_slices,
     slices_of,
 )
 from towpath.ledger.postgres.notifications import Notifications
 from towpath.ledger.postgres.owners import OwnerLocks, PostgresOwners
 from towpath.ledger.postgres.rows import Connection, PostgresDb, end_open
-from towpath.ledger.postgres.server_clock import ServerClock
 from towpath.ledger.postgres.statements import Statements
-from towpath.ledger.postgres.transaction import AttemptState, BeginRow, PostgresTransaction
+from towpath.ledger.postgres.transaction import AttemptState, BeginRow, PostgresTransaction, ServerClock
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, array
+from towpath.ledger.tables.database import Db, FastPaths, FunctionBatchSize, FunctionUndone, array
 from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
-from towpath.ledger.tables.fast_path import FastPaths
 
 __all__ = ["PostgresLedger", "PostgresOptions", "options_of"]
 
 T = TypeVar("T")
 
 REPLAYS = 5
-"""How often a batch that met others at the wrong time is played again before it goes command by command."""
-FUNCTIONS = 50
-"""Commit functions of one transaction at most. Each is a subtransaction, of which the server has room for 64
-in shared memory."""
+"""Attempts of a batch that fail because of concurrent transactions, before its commands are applied one by
+one."""
+FUNCTIONS, SAVEPOINTS = 128, 50
+"""Commit functions of one transaction, at most; fewer while each has a savepoint, because the server has room
+for 64 subtransactions of a session in shared memory."""
 TALLIES = 200
-"""Rows of counts that this process leaves before it folds some."""
+"""Tally rows that this process writes before it folds some."""
 
 
 class _NeedsOwnTransactions(Exception):
     """Commit functions that share a transaction must be called in transactions of their own."""
 
 
-class PostgresLedger(reads.GroupReads):
+class PostgresLedger(reads.SharedReads):
     capabilities = Capabilities(durable=True, shared=True, transactional=True, remote=True)
 
     def __init__(self, url: str, options: PostgresOptions | None = None, clock: Clock | None = None) -> None:
-        """`clock` None is the server's own, which is what a fleet needs; a clock is for tests."""
+        """With `clock` None the ledger uses the server's clock, which a fleet needs. A clock is for tests."""
         self._url, self.place = url, shown(url)
         first, self._options = connect_first(url, options or PostgresOptions())
         self._statements = Statements(self._options.schema)
@@ -92,13 +94,13 @@ class PostgresLedger(reads.GroupReads):
         self._tallies, self._related = 0, False
         self._functions = FunctionBatchSize(FUNCTIONS)
         self.repeats, self.fast_paths = 0, FastPaths()
-        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-        self._reader: PostgresDb | None = None
+        self._write_lock = threading.Lock()
+        self._readers: reads.ReadPool[PostgresDb] = reads.ReadPool(self.place, self._options.lock_timeout)
         self._writer: PostgresDb | None = PostgresDb(first, self._statements)
         with self._translated():
             try:
                 self._set_idle_timeout(first)
-                migrations.migrate(self._writer.connection, self._statements, self.place)
+                migrate(self._writer.connection, self._statements, self.place)
             except BaseException:
                 self._drop_writer()
                 raise
@@ -136,13 +138,14 @@ class PostgresLedger(reads.GroupReads):
         return answers
 
     def _apply(self, commands: Sequence[Command], now: int | None) -> list[Answer]:
-        """In one transaction; but see `slices_of`. If a later transaction fails, the whole batch may come
-        again."""
+        """Apply in one transaction, or in one per slice of `slices_of`. If a later one fails, the caller may
+        repeat the whole batch."""
         answers = self._fast_path(commands, now)
         if answers and len(answers) == len(commands):
             return answers
         left = commands[len(answers) :]
-        slices = slices_of(left, self._functions.size)
+        most = SAVEPOINTS if self._writer is not None and self._writer.careful else FUNCTIONS
+        slices = slices_of(left, min(self._functions.size, most))
         if len(slices) == 1 and not slices[0].survey.calls_user:
             return answers + self._reconnecting(left, slices[0].survey, now)
         found: dict[int, Answer] = {}
@@ -171,23 +174,26 @@ class PostgresLedger(reads.GroupReads):
         answers: list[Answer] = []
         try:
             end_open(db := self._db)
-            for present, some in fast_append.apply(db, self._fast_worker, self.fast_paths, commands, now):
+            for present, some in fast_paths.apply(db, self._fast_worker, self.fast_paths, commands, now):
                 answers += some
                 self._server_clock.begin(present, now is None)
         except psycopg.OperationalError as error:
             # The general path connects again, or reports it.
             self.repeats += is_gone(error)
         self._tallies += bool(answers)
-        if answers and isinstance(answers[0], Appended | Settled):
+        if answers and (
+            isinstance(answers[0], Appended | Settled) or any(map(is_setting, commands[: len(answers)]))
+        ):
             self._notifications.publish()
         return answers
 
     def _reconnecting(self, commands: Sequence[Command], found: Survey, now: int | None) -> list[Answer]:
-        """A connection may have died while nobody used it, or with the answer to a COMMIT on it. No command
-        minds being applied twice, so once more on a new one; if that dies too, the server is away."""
+        """Apply, and once more on a new connection if the connection was lost: while it was idle, or before
+        the result of a COMMIT arrived. Every command may be applied twice. If the new connection is lost too,
+        the server is unreachable."""
         spoiled: dict[str, Refused] = {}
         lost: str | None = None
-        """The job whose function ran when the connection was lost."""
+        """The job with the function that ran when the connection was lost."""
         for attempt in range(3):
             try:
                 return self._transact(commands, found, now, spoiled)
@@ -224,17 +230,18 @@ class PostgresLedger(reads.GroupReads):
                 time.sleep(PAUSES[min(conflicts, len(PAUSES) - 1)])
                 conflicts += 1
             except FunctionUndone as undone:
-                # Play the batch again without that function.
+                # Apply the batch again without that function.
                 spoiled[undone.id] = undone.answer
             except psycopg.Error as error:
                 if is_gone(error):
                     raise
                 replays += 1
                 if found.calls_user and len(commands) > 1:
-                    # A deadlock, or a COMMIT that fails for what one of the functions wrote.
+                    # A deadlock, or a COMMIT that fails because of a row that one of the functions wrote.
                     raise _NeedsOwnTransactions from error
                 if found.calls_user and isinstance(error, psycopg.IntegrityError) and replays > 1:
-                    spoiled[commands[0].id] = user_functions.failed_at_commit(commands[0].id, error)  # type: ignore[union-attr]
+                    id: str = commands[0].id  # type: ignore[union-attr]
+                    spoiled[id] = user_functions.failed_at_commit(id, error)
                     continue
                 if not is_replayable(error) and (
                     run is execute_one_by_one or not self._db.is_command_error(error)
@@ -244,8 +251,8 @@ class PostgresLedger(reads.GroupReads):
                     if run is execute_one_by_one:
                         raise
                     run = execute_one_by_one
-            except fast_append.DEFECTS as error:
-                # A defect, or data that was tampered with. It must not take its neighbours along.
+            except fast_paths.DEFECTS as error:
+                # A defect, or damaged data. The other commands of the batch must still be applied.
                 if run is execute_one_by_one:
                     raise Damaged(path=self.place, why=f"{type(error).__name__}: {error}") from error
                 run = execute_one_by_one
@@ -258,7 +265,7 @@ class PostgresLedger(reads.GroupReads):
         try:
             end_open(db)
             if shut:
-                # A function that loses the transaction may go on, but it can write nothing outside of it.
+                # A function that ends the transaction may continue, but it cannot write outside of it.
                 db.execute(b"SET default_transaction_read_only = on")
             db.execute(b"BEGIN READ WRITE")
             if self._options.pooled:
@@ -294,10 +301,10 @@ class PostgresLedger(reads.GroupReads):
         row = BeginRow(
             *db.one("begin_batch", (array([spec.id for spec in first]), array(before.survey.queues), given))
         )
-        migrations.check_schema(self.place, row.schema, row.min_schema)
+        check_schema(self.place, row.schema, row.min_schema)
         db.positions.begin(row.oldest, row.following)
         now = row.present if given is None else given
-        batch = PostgresTransaction(db, now, self._server_clock.jumps, row.ground, first)
+        batch = PostgresTransaction(db, now, self._server_clock.jumps, row.start_facts, first)
         batch.failed_functions, batch.conflicts = before.spoiled, before.conflicts
         batch.calls_user, batch.notifies = before.survey.calls_user, before.survey.notifies
         batch.lock_timeout = f"{milliseconds(self._options.lock_timeout)}ms"
@@ -311,7 +318,7 @@ class PostgresLedger(reads.GroupReads):
             self._server_clock.begin_upkeep(batch.now, given is None)
             batch.keep_up()
         elif self._tallies >= TALLIES:
-            batch.tidy(TALLIES // 4)
+            batch.fold_queues(TALLIES // 4)
             self._tallies = 0
         return batch
 
@@ -330,7 +337,7 @@ class PostgresLedger(reads.GroupReads):
         return PostgresDb(connection, self._statements)
 
     def _set_idle_timeout(self, connection: Connection) -> None:
-        """A frozen process must not hold what others wait for."""
+        """The server ends the transaction of a frozen process, because others wait for its locks."""
         if not self._options.pooled:
             connection.execute(f"SET {_idle(self._options.idle_timeout)}".encode())
 
@@ -341,9 +348,9 @@ class PostgresLedger(reads.GroupReads):
             self._writer = None
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append in the transaction on the user's own `psycopg.Connection`, or the one under their SQLAlchemy
-        session. Raises `Refused`. What has a key, a dependency or a group is played after the commit, so that
-        its number here is 0."""
+        """Append in the transaction on the user's own `psycopg.Connection`, or on the one under a SQLAlchemy
+        session. Raises `Refused`. Specs with a key, a dependency or a group are applied after the commit, so
+        their number is 0 here."""
         self._guard()
         with self._translated():
             return user_transactions.append_on(self._append_context(now), connection, specs)
@@ -365,17 +372,10 @@ class PostgresLedger(reads.GroupReads):
 
     # Reading
 
-    def get(self, id: str) -> Job | None:
-        return self._read(lambda db: reads.get(db, id))
-
-    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
-        return self._read(lambda db: reads.get_many(db, ids, bodies))
-
-    def find(self, query: Query) -> Page:
-        return self._read(lambda db: reads.find(db, query))
-
-    def queues(self) -> dict[str, QueueView]:
-        return self._read(reads.queues)
+    def rehearse(self, function: Callable[[Any], object]) -> None:
+        self._guard()
+        with self._translated(), self._connect().connection as connection:
+            PostgresDb(connection, self._statements).rehearse(function)
 
     def _reads(self, read: Callable[[Db], T]) -> T:
         return self._read(read)
@@ -385,14 +385,13 @@ class PostgresLedger(reads.GroupReads):
             checks.whole("now", now)
         elif self._clock is not None:
             now = self._clock.now()
-        return self._read(lambda db: fast_append.read_note(db, key, now), alone=True)
+        return self._read(lambda db: fast_paths.read_note(db, key, now), alone=True)
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
 
     def last(self) -> int:
-        """The time of the last batch that wrote. The ledger's time stands still there while the clock is
-        behind it."""
+        """The time of the last batch that wrote. While the clock is behind it, ledger time stays there."""
         return self._read(lambda db: int(db.one("last")[0]))
 
     def check(self) -> list[str]:
@@ -412,56 +411,59 @@ class PostgresLedger(reads.GroupReads):
         return version
 
     def listens(self) -> bool:
-        """Do wake-ups of other processes reach this one? Otherwise it looks once a second."""
+        """Notifications of other processes are received; otherwise the ledger polls once a second."""
         return self._notifications.listening
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:
             return
         self._guard()
-        with self._write_lock, self._read_lock:
+        with self._write_lock:
             self._closed = True
             self._drop_writer()
-            if self._reader is not None:
-                self._reader.connection.close()
+        self._readers.close(lambda db: db.connection.close())
         self._notifications.close()
 
     def _snapshot(self) -> str:
-        """Something that is different after every commit that wrote, whoever made it."""
+        """A text that differs after every commit of any process that wrote."""
         return self._read(lambda db: str(db.one("snapshot")[0]), alone=True)
 
-    def _read(self, question: Callable[[PostgresDb], T], alone: bool = False) -> T:
-        """One question on one snapshot, on a connection of its own: it never waits for a commit. `alone`: it
-        is one statement."""
+    def _read(self, read: Callable[[PostgresDb], T], alone: bool = False) -> T:
+        """Run a read on one snapshot, on a connection of the pool. `alone`: the read is a single
+        statement."""
         self._guard()
-        with self._read_lock, self._translated(), self._server_clock.tracking():
+        answer: T = self._readers.run(self._read_on, read, alone)
+        return answer
+
+    def _read_on(self, reader: reads.Reader[PostgresDb], read: Callable[[PostgresDb], T], alone: bool) -> T:
+        with self._translated(), self._server_clock.tracking():
             self._guard()
             for attempt in range(2):
-                if self._reader is None or self._reader.connection.closed:
-                    self._reader = self._connect()
+                if (db := reader.connection) is None or db.connection.closed:
+                    db = reader.connection = self._connect()
                 try:
-                    return question(self._reader) if alone else self._ask(self._reader, question)
+                    return read(db) if alone else self._ask(db, read)
                 except psycopg.OperationalError as error:
-                    self._reader.connection.close()
+                    db.connection.close()
                     if attempt or not is_gone(error):
                         raise
         raise AssertionError("unreachable")
 
-    def _read_apart(self, question: Callable[[PostgresDb], T]) -> T:
-        """A long question: on a connection of its own, so that it keeps nobody waiting."""
+    def _read_apart(self, read: Callable[[PostgresDb], T]) -> T:
+        """Run a long read on a connection of its own, so that no other read waits for it."""
         self._guard()
         with self._translated(), connect(self._url, self._options) as connection:
-            return self._ask(PostgresDb(connection, self._statements), question)
+            return self._ask(PostgresDb(connection, self._statements), read)
 
-    def _ask(self, db: PostgresDb, question: Callable[[PostgresDb], T]) -> T:
+    def _ask(self, db: PostgresDb, read: Callable[[PostgresDb], T]) -> T:
         try:
             end_open(db)
             db.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            answer = question(db)
+            answer = read(db)
             end(db.connection)
             return answer
         except (msgspec.MsgspecError, UnicodeDecodeError, LookupError) as error:
-            raise Damaged(path=self.place, why=f"it holds what no ledger wrote: {error}") from error
+            raise Damaged(path=self.place, why=f"it has rows that no ledger wrote: {error}") from error
         finally:
             with suppress(psycopg.Error):
                 end_open(db)
@@ -475,7 +477,7 @@ class PostgresLedger(reads.GroupReads):
     def _guard(self) -> None:
         if self._closed:
             raise LedgerClosed(path=self.place)
-        if os.getpid() != self._pid:  # the connections are its parent's
+        if os.getpid() != self._pid:  # the connections belong to the parent
             raise Forked(path=self.place, opener=self._pid)
         if self._inside == threading.get_ident():
             raise NestedCall(path=self.place)

@@ -4,7 +4,7 @@ A batch that holds jobs never waits for relations or queues. It tries to lock th
 lock, the batch restarts and takes that lock first. So no deadlock can occur.
 
 Settles hold their jobs while commit functions run, possibly for long. A batch that holds the relations and
-needs such a job releases all its locks (`RowsTaken`), pauses and restarts. Those settles lock the relations
+needs such a job releases all its locks (`RowsTaken`), pauses and restarts. Such settles lock the relations
 last, after the functions, and wait for the lock, so that the functions are not called again."""
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from towpath.core.commands import (
     Upkeep,
 )
 from towpath.core.job import KeyPolicy, Spec
+from towpath.core.lanes import named_queues
 from towpath.ledger.tables.database import has_function
 
 
@@ -75,14 +76,16 @@ before.)"""
 _EARLY = (Settle, Renew, Progress)
 _RELATING = (Cancel, Revive, Purge, Open, Seal, Unseal, Abort, Note)
 _NOTIFYING = (Abort, Cancel, Seal, SetPart, SetQueue, Unseal)
+_SETTINGS = "towpath/"
+"""The keys of notes with settings of the fleet begin with this: orders to workers, schedules, breakers."""
 
 
 class Survey(msgspec.Struct):
     """The needs of commands before they are applied.
 
-    `locks`: locks that they certainly need. `queues`: queues that they append to or claim from by name; those
-    with limits must be locked. `calls_user`: commit functions run in the transaction. `notifies`: waiters
-    must be notified whatever the commands do to jobs. `has_upkeep`: one of them is an Upkeep."""
+    `locks`: locks that they certainly need. `queues`: queues that they append to or claim from by name;
+    queues with limits must be locked. `calls_user`: commit functions run in the transaction. `notifies`:
+    waiters must be notified whatever the commands do to jobs. `has_upkeep`: one of them is an Upkeep."""
 
     locks: Locks
     queues: set[str]
@@ -103,20 +106,26 @@ def survey(commands: Iterable[Command]) -> Survey:
                 found.queues.update([spec.queue for spec in command.specs])
                 relations = relations or _relates(command.specs)
             case Claim():
-                found.queues.update(
-                    [name for want in command.wants for name in want.queue.split(",") if "*" not in name]
-                )
+                found.queues.update(named_queues(command))
             case Upkeep():
                 found.has_upkeep = True
             case _:
                 relations = relations or isinstance(command, _RELATING)
                 gates = command.gates if isinstance(command, Note) else ()
-                found.notifies = found.notifies or isinstance(command, _NOTIFYING) or bool(gates)
+                found.notifies = found.notifies or isinstance(command, _NOTIFYING) or is_setting(command)
                 limited.update([gate.queue for gate in gates])
                 if isinstance(command, SetQueue | SetPart):
                     limited.add(command.queue)
     found.locks = Locks(relations, frozenset(limited))
     return found
+
+
+def is_setting(command: Command) -> bool:
+    """Is the command a note that other processes must read at once? The notes of one process, such as its
+    reports, have a time to live: no process waits for them, and they are written every few seconds."""
+    if not isinstance(command, Note):
+        return False
+    return bool(command.gates) or (command.ttl is None and command.key.startswith(_SETTINGS))
 
 
 def _relates(specs: Sequence[Spec]) -> bool:
@@ -140,8 +149,8 @@ class BatchSlice(NamedTuple):
 
 def slices_of(commands: Sequence[Command], functions: int) -> list[BatchSlice]:
     """The transactions of a batch. Settles with a commit function have transactions of their own, `functions`
-    of them in each, so that no lock but those of their jobs is held while the functions run. So has an
-    Upkeep, which folds the counts of any queues and so must hold none before."""
+    of them in each, so that only their jobs are locked while the functions run. So has an
+    Upkeep, which folds the counts of any queues and so must hold no lock before."""
     whole = survey(commands)
     if not (whole.calls_user or whole.has_upkeep) or len(commands) == 1:
         return [BatchSlice(range(len(commands)), commands, whole)]

@@ -1,4 +1,5 @@
-"""The schema as plain rows: `tables.transfer.Store`."""
+"""The tables of the schema as `tables.transfer.Store` for copying, checks and VACUUM; the health of the
+server."""
 
 from __future__ import annotations
 
@@ -14,8 +15,18 @@ from psycopg.abc import Query as PgQuery
 from towpath.clock import SystemClock
 from towpath.core.commands import Upkeep
 from towpath.errors import InvalidInput, LedgerError
-from towpath.ledger.postgres import audit, migrations
-from towpath.ledger.postgres.connection import PostgresOptions, connect, connect_first, shown, translate
+from towpath.ledger.postgres import audit
+from towpath.ledger.postgres.connection import (
+    PostgresOptions,
+    connect,
+    connect_first,
+    has_ledger,
+    migrate,
+    shown,
+    steps,
+    table_names,
+    translate,
+)
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import Statements
@@ -32,30 +43,31 @@ from towpath.ledger.tables.transfer import (
 )
 
 _VIEWS: Mapping[str, str] = {"queue": "queue_now", "part": "part_now", "body": "body_now"}
-"""Where to read what is counted by tallies, or kept in two places."""
+"""Views to read from: counts that include tallies, bodies that are stored in two tables."""
 _READ: Mapping[str, str] = {"run_anyway": "run_anyway::int"}
 
 
 class PostgresStore:
     def __init__(self, url: str, options: PostgresOptions) -> None:
         self.place = f"{shown(url)} (schema {options.schema})"
-        self.known = len(migrations.steps())
-        self._url, self._told = url, options
+        self.known = len(steps())
+        self._url, self._given = url, options
         self._statements = Statements(options.schema)
         self._connection, self._options = connect_first(url, options)
         self._db = PostgresDb(self._connection, self._statements)
 
     def read_meta(self) -> MetaRow | None:
         with self._translated():
-            if not migrations.is_there(self._connection, self._statements):
+            if not has_ledger(self._connection, self._statements):
                 return None
-            text = """SELECT m.schema, m.min_schema, s.last_value + s.is_called::int, v.last_value + v.is_called::int, t.last_value
+            text = """SELECT m.schema, m.min_schema, s.last_value + s.is_called::int,
+                    v.last_value + v.is_called::int, t.last_value
                 FROM towpath.meta m, towpath.job_seq s, towpath.version_seq v, towpath.last_time t"""
             return MetaRow(*self._ask(text)[0])
 
     def migrate(self) -> int:
         with self._translated():
-            return migrations.migrate(self._connection, self._statements, self.place)
+            return migrate(self._connection, self._statements, self.place)
 
     def count(self, table: Table) -> int:
         with self._translated():
@@ -95,32 +107,35 @@ class PostgresStore:
             if table.name == "queue":
                 self._run("UPDATE towpath.queue SET listed = true WHERE NOT listed")
             elif table.name == "part":
-                # The row to lock while the part is counted; one that is not listed is there for nothing else.
+                # A batch locks the row of the queue while it counts a part. Such a row is not `listed`.
                 self._run(
-                    "INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part ON CONFLICT DO NOTHING"
+                    """INSERT INTO towpath.queue (name) SELECT DISTINCT queue FROM towpath.part
+                       ON CONFLICT DO NOTHING"""
                 )
 
     def apply_user_appends(self) -> int:
         with self._translated():
-            if played := self._unplayed():
+            if waiting := self._in_inbox():
                 with closing(PostgresLedger(self._url, self._options)) as ledger:
-                    while self._unplayed():
+                    while self._in_inbox():
                         ledger.apply([Upkeep()])
             spoiled = self._ask(
                 "SELECT seq, failure FROM towpath.inbox WHERE failure IS NOT NULL ORDER BY seq LIMIT 1"
             )
         for seq, failure in spoiled:
-            expected = f"""no append that cannot be played, but number {seq} in the table inbox is one ({failure}); delete it, or mend
-                its specs and set its failure to NULL"""
-            raise InvalidInput(field="source", value=self.place, expected=" ".join(expected.split()))
-        return played
+            expected = (
+                f"no append that cannot be applied; number {seq} in the table inbox is one ({failure}): "
+                "delete its row, or correct its specs and set its failure to NULL"
+            )
+            raise InvalidInput(field="source", value=self.place, expected=expected)
+        return waiting
 
-    def _unplayed(self) -> int:
+    def _in_inbox(self) -> int:
         return int(self._ask("SELECT count(*) FROM towpath.inbox WHERE failure IS NULL")[0][0])
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        # By a transaction that stays open, not by the session: that may be another's behind a pooler.
+        # The lock belongs to a transaction that stays open: behind a pooler the session may be shared.
         with self._translated(), connect(self._url, self._options) as lock, lock.transaction():
             lock.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             asked = lock.execute(
@@ -133,8 +148,7 @@ class PostgresStore:
 
     def begin(self, meta: MetaRow) -> None:
         with self._translated(), self._connection.transaction():
-            # Every batch reads this row first: those that run are waited for, and those that follow are
-            # refused.
+            # Every batch reads this row first: running batches are waited for, and later ones are refused.
             self._run("LOCK TABLE towpath.meta IN ACCESS EXCLUSIVE MODE")
             found = self.read_meta()
             assert found is not None, "migrate it first"
@@ -145,9 +159,7 @@ class PostgresStore:
                 check_schema(self.place, found.schema, found.min_schema, self.known)
                 refuse_content(self)
                 if self._ask("SELECT 1 FROM towpath.inbox LIMIT 1"):
-                    expected = (
-                        "an empty ledger to copy into; in this one there are appends that wait to be played"
-                    )
+                    expected = "an empty ledger to copy into; this one has appends in its inbox"
                     raise InvalidInput(field="target", value=self.place, expected=expected)
                 self._run("TRUNCATE towpath.queue")
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
@@ -165,7 +177,7 @@ class PostgresStore:
                 self._run(f"ANALYZE towpath.{_quoted(name)}")
 
     def vacuum(self) -> dict[str, int]:
-        """Fold the tallies of what is over, then let the server sweep each of our tables."""
+        """Fold the tallies of finished transactions, then VACUUM each table."""
         with self._translated():
             found = self._ask("SELECT DISTINCT queue FROM towpath.tally")
             before = self._tallies()
@@ -182,7 +194,7 @@ class PostgresStore:
     def health(self) -> dict[str, Any]:
         with self._translated():
             found = facts(self._connection, self._statements)
-            return {**found, "wakes": wakes(self._url, self._told, self._options)}
+            return {**found, "wakes": wakes(self._url, self._given, self._options)}
 
     def close(self) -> None:
         self._connection.close()
@@ -197,7 +209,7 @@ class PostgresStore:
         return int(self._ask("SELECT count(*) FROM towpath.tally")[0][0])
 
     def _tables(self) -> list[str]:
-        return sorted(migrations.tables(self._connection, self._statements))
+        return sorted(table_names(self._connection, self._statements))
 
     def _ask(self, text: str) -> list[Row]:
         return self._run(text).fetchall()
@@ -226,15 +238,16 @@ def _names(columns: Sequence[str]) -> str:
 
 
 LONG = 300
-"""Seconds after which a transaction counts as long: what died since it began cannot be swept."""
-PATIENCE = 2.0
-"""Seconds that a ring may take."""
+"""Seconds after which a transaction counts as long: rows that were deleted since it began cannot be
+vacuumed."""
+NOTIFY_TIMEOUT = 2.0
+"""Seconds that a notification may take."""
 _SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts")
 
 
 def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
-    """Settings as the server words them; times in microseconds, spans in seconds. `ahead`: the server's clock
-    before ours."""
+    """Settings as texts of the server; times in microseconds, spans in seconds. `ahead`: the advance of the
+    server's clock over the local one."""
     found: dict[str, Any] = {"server": connection.info.parameter_status("server_version")}
     found |= {name: _one(connection, b"SELECT current_setting(%s)", (name,)) for name in _SETTINGS}
     before = SystemClock().now()
@@ -271,19 +284,23 @@ def facts(connection: Connection, statements: Statements) -> dict[str, Any]:
 
 _SIZE = """SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'"""
-_RIGHTS = """SELECT 'USAGE on schema ' || quote_ident(%(schema)s) WHERE NOT has_schema_privilege(%(schema)s, 'USAGE')
+_RIGHTS = """SELECT 'USAGE on schema ' || quote_ident(%(schema)s)
+    WHERE NOT has_schema_privilege(%(schema)s, 'USAGE')
     UNION ALL
-    SELECT privilege || ' on ' || c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    CROSS JOIN LATERAL unnest(CASE c.relkind WHEN 'r' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT'] END)
-        AS privilege
+    SELECT privilege || ' on ' || c.oid::regclass FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL unnest(CASE c.relkind
+        WHEN 'r' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT'] END) AS privilege
     WHERE n.nspname = %(schema)s AND c.relkind IN ('r', 'v') AND NOT has_table_privilege(c.oid, privilege)
     UNION ALL
     SELECT 'UPDATE on ' || c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %(schema)s AND CASE c.relkind WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'UPDATE') ELSE false END
+    WHERE n.nspname = %(schema)s AND CASE c.relkind
+        WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'UPDATE') ELSE false END
     ORDER BY 1"""
 _LONG = """SELECT pid, usename::text, application_name, state, extract(epoch FROM now() - xact_start)::bigint
     FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-    AND backend_type = 'client backend' AND xact_start < now() - make_interval(secs => %s) ORDER BY xact_start"""
+    AND backend_type = 'client backend' AND xact_start < now() - make_interval(secs => %s)
+    ORDER BY xact_start"""
 
 
 _HOLDERS = """WITH locks AS MATERIALIZED (
@@ -291,8 +308,9 @@ _HOLDERS = """WITH locks AS MATERIALIZED (
     WHERE locktype = 'advisory' AND objsubid = 1 AND classid = 0 AND objid = 'towpath.meta'::regclass::oid
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
-SELECT a.pid, a.usename::text, a.application_name, coalesce(host(a.client_addr), 'this machine'), coalesce(a.state, 'unknown'),
-    coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8, (SELECT count(*) FROM locks WHERE NOT granted)
+SELECT a.pid, a.usename::text, a.application_name, coalesce(host(a.client_addr), 'this machine'),
+    coalesce(a.state, 'unknown'), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
+    (SELECT count(*) FROM locks WHERE NOT granted)
 FROM locks JOIN pg_stat_activity a USING (pid) WHERE granted"""
 
 
@@ -302,19 +320,19 @@ def _one(connection: Connection, query: bytes, args: tuple[Any, ...] | None = No
     return row[0]
 
 
-def wakes(url: str, told: PostgresOptions, options: PostgresOptions) -> str:
-    """Do wake-ups arrive? Empty if so, else why not. Tried out: there are things in between that accept
-    LISTEN, and nothing comes. `told` is what the URL says, `options` what was found."""
-    if told.pooled:
-        return "the URL says pooled=true"
+def wakes(url: str, given: PostgresOptions, options: PostgresOptions) -> str:
+    """An empty text if notifications arrive, else the reason why not. It sends one, because some proxies
+    accept LISTEN and deliver nothing. `given` are the options of the URL, `options` the options in use."""
+    if given.pooled:
+        return "the URL has pooled=true"
     if options.pooled:
-        return "a transaction pooler is in between, and the URL does not say so"
+        return "the URL leads to a transaction pooler and has no pooled=true"
     channel = sql.Identifier(f"towpath_doctor_{secrets.token_hex(8)}")
     try:
-        with connect(url, options) as listener, connect(url, options) as ringer:
+        with connect(url, options) as listener, connect(url, options) as sender:
             listener.execute(sql.SQL("LISTEN {}").format(channel))
-            ringer.execute(sql.SQL("NOTIFY {}").format(channel))
-            heard = any(True for _ in listener.notifies(timeout=PATIENCE, stop_after=1))
+            sender.execute(sql.SQL("NOTIFY {}").format(channel))
+            arrived = any(True for _ in listener.notifies(timeout=NOTIFY_TIMEOUT, stop_after=1))
     except (psycopg.Error, LedgerError) as error:
         return str(error).partition("\n")[0]
-    return "" if heard else "a NOTIFY did not arrive"
+    return "" if arrived else "a NOTIFY did not arrive"

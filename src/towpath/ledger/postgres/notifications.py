@@ -71,21 +71,24 @@ class Notifications:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._wake.send(b"!")
+            self._wake.send(b"!")
         self._thread.join()
         self._wake.close()
         self._woken.close()
 
     def wake(self) -> None:
-        """Wake the listener: an owner lock must be taken."""
-        self._wake.send(b"!")
+        """Wake the listener: an owner lock must be taken, or a NOTIFY sent. Without effect after `close`:
+        another thread may use the ledger while it is closed."""
+        with self._changed:
+            if not self._closed:
+                self._wake.send(b"!")
 
     def publish(self) -> None:
         """Change the version after a commit of this process, and have the listener send a NOTIFY."""
         self._bump()
         if not self._unpublished:
             self._unpublished = True
-            self._wake.send(b"!")
+            self.wake()
 
     def version(self) -> int:
         self._poll()
@@ -162,8 +165,8 @@ class Notifications:
                 busy = self._unpublished
                 if self._locks.missing:
                     self._locks.take(connection)
-                rest = RELOCK if self._locks.missing else SAFETY_POLL
-                for key, _ in selector.select(early if busy else rest):
+                idle = RELOCK if self._locks.missing else SAFETY_POLL
+                for key, _ in selector.select(early if busy else idle):
                     if key.fileobj is self._woken:
                         self._woken.recv(64)
                     else:
@@ -177,11 +180,11 @@ class Notifications:
         # follows every series of commits.
         name = sql.Identifier(self.channel).as_bytes(connection)
         try:
-            told = connection.pgconn.exec_(
+            done = connection.pgconn.exec_(
                 b"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY " + name + b"; COMMIT"
             )
-            if told.status != ExecStatus.COMMAND_OK:
-                raise errors.error_from_result(told)
+            if done.status != ExecStatus.COMMAND_OK:
+                raise errors.error_from_result(done)
         except psycopg.Error:
             self._unpublished = True  # on the next connection
             raise

@@ -1,10 +1,10 @@
-"""Which processes that claim jobs are alive: each holds a session advisory lock, which the server frees with
-the session.
+"""Detects dead owners, the processes that claim jobs. Each owner holds a session advisory lock, which the
+server frees with the session.
 
-A session may end while its process lives: it was terminated, or the server was restarted. The process then
+A session may end while its process is alive: it was terminated, or the server was restarted. The process then
 takes the lock again on its next connection. So an owner counts as dead only if its lock was free for `FREE`
-seconds during which the server answered all the time; and not soon after the server was unreachable or
-restarted, when others may still be connecting."""
+seconds in which the server answered every check, and not shortly after the server was unreachable or
+restarted, when processes may still be connecting."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = get_logger("towpath.postgres")
 FREE: Final = 2.0
 """Seconds that the lock of a dead owner must have been free."""
 GAP: Final = 2.0
-"""Seconds between two looks, after which the time before does not count: the server may have been
-unreachable."""
+"""If two checks are this many seconds apart, the time before the second does not count: the server may have
+been unreachable."""
 GRACE: Final = 5.0
-"""Seconds after an error of a look in which nobody counts as dead; and after the start of the server, which
-frees all locks, those whose lock was taken before that."""
+"""Seconds after a failed check in which no owner counts as dead. Seconds after a start of the server, which
+frees all locks, in which no owner with a lock from before the start counts as dead."""
 ANNOUNCED: Final = 1.0
 """Seconds that `announce` waits for the lock."""
 
@@ -38,8 +38,8 @@ Read = Callable[[Callable[[PostgresDb], Rows]], Rows]
 
 
 class OwnerLocks:
-    """The locks that this process holds, on the connection of the listener. All but `add` and `wait` are for
-    the listener's thread."""
+    """The locks of this process, on the connection of the listener. Only the thread of the listener calls
+    methods other than `add` and `wait`."""
 
     def __init__(self, statements: Statements) -> None:
         self._schema = statements.schema
@@ -54,7 +54,7 @@ class OwnerLocks:
             self._announced[owner] = lock_of(self._schema, owner)
 
     def wait(self, owner: str, seconds: float) -> None:
-        """Until its lock is held."""
+        """Wait until the lock of the owner is held, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: owner in self._held, seconds)
 
@@ -63,23 +63,27 @@ class OwnerLocks:
         return len(self._held) < len(self._announced)
 
     def begin(self) -> None:
-        """There is a new connection, which holds nothing."""
+        """Start on a new connection, which holds no lock."""
         self._held.clear()
 
     def take(self, connection: Connection) -> None:
-        """Try to lock what is missing. The session of a connection that was lost may still have it; then it
-        is tried again."""
+        """Try to take the missing locks. The session of a lost connection may still hold one; the next call
+        tries again."""
         with self._changed:
             missing = [(owner, lock) for owner, lock in self._announced.items() if owner not in self._held]
         for owner, lock in missing:
             row = _run(connection, b"SELECT pg_try_advisory_lock($1)", lock)
             if row is None or not row[0]:
                 continue
-            # After the lock, so that nobody sees the row without it.
+            # After the lock, so that no process sees the row without the lock.
             try:
                 _run(connection, self._insert, owner, lock)
             except errors.InsufficientPrivilege as error:
-                log.warning("a killed worker is noticed by its lease only: %s", error)
+                log.warning(
+                    "this role may not write the table owner; if this process is killed, its jobs run again "
+                    "only after their leases expire: %s",
+                    error,
+                )
             with self._changed:
                 self._held.add(owner)
                 self._changed.notify_all()
@@ -90,8 +94,8 @@ class OwnerLocks:
 
 
 class PostgresOwners:
-    """`read` runs a statement on the ledger's own connection for reads; `wake` has the listener take what was
-    announced."""
+    """`read` runs a read on the ledger's connection for reads. `wake` makes the listener take the announced
+    locks."""
 
     def __init__(
         self,
@@ -107,9 +111,9 @@ class PostgresOwners:
         self._delete = statements.place(_FORGET)
         self._lock = threading.Lock()
         self._since: dict[str, float] = {}
-        """Owners whose lock is free, and when that was first seen."""
-        self._looked_at = 0.0
-        self._spared_until = 0.0
+        """Owners with a free lock, and the time of the first check that found it free."""
+        self._checked_at = 0.0
+        self._none_dead_until = 0.0
 
     @property
     def uncertain(self) -> bool:
@@ -126,14 +130,14 @@ class PostgresOwners:
                 found = self._read(lambda db: cast(Rows, db.execute(self._query, (GRACE,)).fetchall()))
             except BaseException:
                 self._since.clear()
-                self._spared_until = time.monotonic() + GRACE
+                self._none_dead_until = time.monotonic() + GRACE
                 raise
-            before, now = self._looked_at, time.monotonic()
-            self._looked_at = now
-            if now - before > GAP or now < self._spared_until:
+            before, now = self._checked_at, time.monotonic()
+            self._checked_at = now
+            if now - before > GAP or now < self._none_dead_until:
                 self._since.clear()
             self._since = {owner: self._since.get(owner, now) for (owner,) in found}
-            if now < self._spared_until:
+            if now < self._none_dead_until:
                 return ()
             return tuple([owner for owner, at in self._since.items() if now - at >= FREE])
 
@@ -144,10 +148,10 @@ class PostgresOwners:
                 self._since.pop(owner, None)
 
     def close(self) -> None:
-        """The listener withdraws them with its connection."""
+        """The listener deletes the rows before it closes its connection."""
 
     def left_to_parent(self) -> None:
-        """The sockets are the parent's; nothing is sent on them here."""
+        """The connections belong to the parent process; the child sends nothing on them."""
 
 
 def lock_of(schema: str, owner: str) -> int:
@@ -157,15 +161,18 @@ def lock_of(schema: str, owner: str) -> int:
 
 _HELD = """WITH held AS MATERIALIZED (
     SELECT classid::bigint << 32 | objid::bigint AS lock FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    WHERE locktype = 'advisory' AND objsubid = 1
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 """
 _FREE = f"""{_HELD}SELECT name FROM towpath.owner WHERE lock NOT IN (SELECT lock FROM held)
-AND (taken_at > pg_postmaster_start_time() OR clock_timestamp() >= pg_postmaster_start_time() + make_interval(secs => $1::float8))
+AND (taken_at > pg_postmaster_start_time()
+    OR clock_timestamp() >= pg_postmaster_start_time() + make_interval(secs => $1::float8))
 ORDER BY name"""
 _TAKEN = """INSERT INTO towpath.owner (name, lock) VALUES ($1, $2)
 ON CONFLICT (name) DO UPDATE SET taken_at = clock_timestamp()"""
-_FORGET = f"""{_HELD}DELETE FROM towpath.owner WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
+_FORGET = f"""{_HELD}DELETE FROM towpath.owner
+WHERE name = ANY ($1::text[]) AND lock NOT IN (SELECT lock FROM held) RETURNING name"""
 
 
 def _run(connection: Connection, query: bytes, *args: object) -> tuple[object, ...] | None:

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 import msgspec
 
 FULL_SCAN = 5.0
-"""Seconds between two scans of the whole queue; more if the scan takes long."""
+"""Seconds between two full scans of a queue; more if a scan takes long."""
 SHARE, LONGEST = 50, 30.0
-"""The pause is so many times the duration of the scan, at most so many seconds."""
+"""The pause is `SHARE` times the duration of the scan, at most `LONGEST` seconds."""
 MOST_PRIORITIES, MOST_QUEUES = 32, 10_000
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -36,7 +36,7 @@ class _QueuePositions(msgspec.Struct):
     """The next positions, used once all transactions below `until` have ended. `until` is set by the next
     batch."""
     until: int | None = None
-    looked_at: float = 0.0
+    scanned_at: float = 0.0
     took: float = 0.0
     """Start of the last full scan, and its seconds."""
 
@@ -56,7 +56,7 @@ class ScanPositions:
 
     def spans(self, queue: str) -> list[Span]:
         positions = self._queues.get(queue)
-        if positions is None or time.monotonic() > positions.looked_at + min(
+        if positions is None or time.monotonic() > positions.scanned_at + min(
             max(FULL_SCAN, SHARE * positions.took), LONGEST
         ):
             return [(_LEAST, 0, _MOST)]
@@ -76,7 +76,7 @@ class ScanPositions:
             self._queues.clear()
         positions = self._queues.setdefault(queue, _QueuePositions({}, {}))
         if len(spans) == 1:
-            positions.seen, positions.looked_at, positions.took = {}, time.monotonic(), took
+            positions.seen, positions.scanned_at, positions.took = {}, time.monotonic(), took
         if positions.until is not None and self._oldest >= positions.until:
             for priority, seq in positions.ahead.items():
                 if last is None or (priority, seq) <= last:

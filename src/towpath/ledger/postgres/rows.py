@@ -6,7 +6,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 
 from towpath.core.commands import Selector
-from towpath.core.job import BODIES, COLUMNS, Job, State
+from towpath.core.job import COLUMNS, Job, State
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import Query
 from towpath.errors import Refused
@@ -38,13 +38,13 @@ from towpath.ledger.postgres.statements import (
     bytea_array,
 )
 from towpath.ledger.tables.database import (
-    ERROR,
     HEADERS,
     PAYLOAD,
     Args,
     Body,
     FunctionUndone,
     array,
+    set_body,
 )
 from towpath.ledger.tables.reads import Conditions
 
@@ -54,9 +54,9 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 SAVEPOINTS_AFTER_FAILURE = 16
-"""Transactions after a failed commit function in which each has its savepoint at once."""
+"""Transactions after a failed commit function in which every function is called in a savepoint."""
 SOURCES = {"edge": 0, "proxy": 3}
-"""Rows of which table say that something depends on a job, and in which column it is."""
+"""Tables with rows that depend on a job, and the column of that job."""
 _OURS = (
     psycopg.IntegrityError,
     psycopg.ProgrammingError,
@@ -67,17 +67,17 @@ _OURS = (
 
 
 class Cursor(psycopg.RawCursor[tuple[Any, ...]]):
-    """`$1` instead of `%s`: nothing is parsed on this side."""
+    """A cursor with `$1` instead of `%s`: the driver does not parse the statements."""
 
 
 def prepare(connection: Connection) -> None:
-    """So that a statement has the same types of arguments every time, and stays prepared."""
+    """Make statements stay prepared: integers always have the same type."""
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.prepared_max = 500
 
 
 class ReadyScan(NamedTuple):
-    """What a claim asks for, where it begins to look, and when."""
+    """The scan of a claim: queue, number of jobs, where and when it starts."""
 
     queue: str
     most: int
@@ -89,15 +89,16 @@ class ReadyScan(NamedTuple):
 class PostgresDb:
     """`tables.database.Db` on a connection."""
 
-    __slots__ = ("_careful", "_cursor", "_statements", "connection", "positions", "raw_append")
+    __slots__ = ("_cursor", "_statements", "careful", "connection", "positions", "raw_append")
+    takes_best = True
 
     def __init__(self, connection: Connection, statements: Statements) -> None:
         self.connection = connection
         self._statements = statements
         self._cursor = Cursor(connection)
         self.positions = ScanPositions()
-        self._careful = 0
-        """For how many transactions commit functions are not called eagerly."""
+        self.careful = 0
+        """The number of transactions in which commit functions are not called eagerly."""
         self.raw_append: RawStatement | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
             text = statements.named["append_plain"][1]
@@ -184,10 +185,11 @@ class PostgresDb:
             return
         wanted = {job.seq: job for job in jobs}
         query = self._statements.place(
-            "SELECT seq, what, data FROM towpath.body_now WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))"
+            "SELECT seq, what, data FROM towpath.body_now "
+            "WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($1::json)::bigint))"
         )
         for seq, what, data in self.execute(query, (array(wanted),)):
-            force_setattr(wanted[seq], BODIES[what], _decoded(what, data))
+            set_body(wanted[seq], what, data)
 
     def matching(self, selector: Selector, states: Iterable[State], unasked: bool, limit: int) -> list[Job]:
         found = PostgresConditions()
@@ -206,7 +208,8 @@ class PostgresDb:
     def _jobs(
         self, found: PostgresConditions, table: str, order: str, limit: int, lock: str = ""
     ) -> list[Job]:
-        text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY {order} LIMIT ${len(found.args) + 1} {lock}"
+        bound = f"LIMIT ${len(found.args) + 1} {lock}"
+        text = f"SELECT {JOB} FROM {table} WHERE {found.sql} ORDER BY {order} {bound}"
         rows = self.execute(self._statements.place(text), (*found.args, limit)).fetchall()
         return msgspec.convert(rows, list[Job])
 
@@ -226,15 +229,29 @@ class PostgresDb:
         around = user_functions.GuardStatements(
             self._statements.before_functions, self._statements.after_functions
         )
-        eager, self._careful = len(functions) > 1 and self._careful == 0, max(0, self._careful - 1)
+        eager, self.careful = len(functions) > 1 and self.careful == 0, max(0, self.careful - 1)
         clean = False
         try:
             failed = user_functions.call_all(self.connection, around, functions, eager)
             clean = not failed
         finally:
             if not clean:
-                self._careful = SAVEPOINTS_AFTER_FAILURE
+                self.careful = SAVEPOINTS_AFTER_FAILURE
         return failed
+
+    def rehearse(self, function: Callable[[Any], object]) -> None:
+        """Call a function in a transaction that is rolled back. Raises its failure."""
+        self.execute(b"BEGIN READ WRITE")
+        failed: Mapping[str, Refused]
+        try:
+            failed = self.call_all([("", function)])
+        except FunctionUndone as undone:
+            failed = {"": undone.answer}
+        finally:
+            with suppress(psycopg.Error):
+                self.connection.rollback()
+        if failed:
+            raise failed[""]
 
     def is_command_error(self, error: Exception) -> bool:
         if isinstance(error, NeedsLock | RowsTaken | FunctionUndone):
@@ -245,7 +262,7 @@ class PostgresDb:
 def append_plain(
     db: PostgresDb, specs: bytes, now: int | None, payloads: Sequence[bytes]
 ) -> list[tuple[int, ...]]:
-    """The time and the number of each spec (JSON); nothing where the rules of `append_plain` refuse."""
+    """The ledger time and the number of each spec (JSON); no rows if the statement refuses."""
     if db.raw_append is None:
         return db.rows("append_plain", (specs.decode(), now, list(payloads)), tuple)
     try:
@@ -255,7 +272,7 @@ def append_plain(
 
 
 def take_seqs(db: PostgresDb, n: int) -> range:
-    """So many numbers, one after the other."""
+    """Take `n` consecutive numbers."""
     while True:
         first, last = db.one("take_seqs", (n,))
         if last - first == n - 1:
@@ -263,19 +280,20 @@ def take_seqs(db: PostgresDb, n: int) -> range:
 
 
 def add_plain(db: PostgresDb, blocks: Iterable[bytes], bodies: Iterable[Body]) -> None:
-    """Jobs in the binary form of COPY, by the columns of `PLAIN`, and what of them is not small."""
+    """Insert jobs in the binary format of COPY, with the columns of `PLAIN`, and the bodies that are not
+    small."""
     with db._copying(db._statements.copy_plain) as copy:
         for block in blocks:
             copy.write(block)
     db._copy(db._statements.copy_bodies, bodies)
 
 
-def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: ReadyScan) -> list[Job]:
-    """Jobs that were just claimed, the best first."""
+def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], scan: ReadyScan) -> list[Job]:
+    """The jobs of the rows of a claim, in order. Moves the scan positions and reads missing bodies."""
     try:
         found = msgspec.convert([row[:WIDTH] for row in rows], list[Job])
     except msgspec.ValidationError:
-        return received(db, [row for row in rows if _is_valid(row)], look)
+        return received(db, [row for row in rows if _is_valid(row)], scan)
     fresh: list[tuple[int, int]] = []
     partial: list[Job] = []
     for job, row in zip(found, rows, strict=True):
@@ -284,23 +302,27 @@ def received(db: PostgresDb, rows: Sequence[tuple[Any, ...]], look: ReadyScan) -
             fresh.append((job.priority, job.seq))
         if payload is not None:
             force_setattr(job, "payload", payload)
-        # What an earlier attempt left (an error, a cursor) only those have that were claimed before.
+        # Only a job that was claimed before has an error or a cursor of an earlier attempt.
         if not complete or job.fence > 1:
             partial.append(job)
-    last = (found[-1].priority, found[-1].seq) if len(found) == look.most else None
-    if found or look.single:  # otherwise one with a single attempt may have kept it from taking any
-        db.positions.claimed(look.queue, fresh, last, look.spans, time.monotonic() - look.began)
+    last = (found[-1].priority, found[-1].seq) if len(found) == scan.most else None
+    if found or scan.single:  # otherwise a job with a single attempt may have ended the scan
+        db.positions.claimed(scan.queue, fresh, last, scan.spans, time.monotonic() - scan.began)
     db.fill(partial)
     return found
 
 
 def _is_valid(row: tuple[Any, ...]) -> bool:
-    """A row that was tampered with must not take its neighbours along: it is claimed, and its lease runs
-    out."""
+    """False for a damaged row, which must not fail the whole claim: the job stays claimed until its lease
+    expires."""
     try:
         msgspec.convert(row[:WIDTH], Job)
     except msgspec.ValidationError as error:
-        log.error("job %s holds what no ledger wrote, and is left to its lease: %s", row[0], error)
+        log.error(
+            "job %s has values that no ledger wrote; it stays claimed until its lease expires: %s",
+            row[0],
+            error,
+        )
         return False
     return True
 
@@ -322,14 +344,14 @@ def insert_args(jobs: Sequence[Job], count: bool) -> Args:
 
 
 def _small_payload(job: Job) -> dict[str, object]:
-    """A small payload is stored in the row of its job; `complete` jobs have nothing elsewhere."""
+    """A small payload is stored in the row of its job; `complete` jobs have no bodies elsewhere."""
     size = len(job.payload)
     small: dict[str, object] = {"complete": not job.headers and size <= SMALL}
     return small | {"payload": "\\x" + job.payload.hex()} if 0 < size <= SMALL else small
 
 
 def bodies_of(jobs: Iterable[Job], small: int = 0) -> Iterator[Body]:
-    """What goes to a place of its own: headers, and payloads that are not small."""
+    """The bodies that are stored beside the job: headers, and payloads that are not small."""
     for job in jobs:
         if len(job.payload) > small:
             yield job.seq, PAYLOAD, job.payload
@@ -337,18 +359,13 @@ def bodies_of(jobs: Iterable[Job], small: int = 0) -> Iterator[Body]:
             yield job.seq, HEADERS, msgspec.json.encode(job.headers)
 
 
-def _decoded(what: int, data: bytes) -> Any:
-    if what == HEADERS:
-        return msgspec.json.decode(data)
-    return data.decode() if what == ERROR else data
-
-
 def end_open(db: PostgresDb) -> None:
-    """Undo what is open. Also before every transaction: an interrupt may have come before the last one was
-    undone."""
+    """Roll back an open transaction. Also called before every transaction, because an interrupt may have kept
+    the last one open."""
     status = db.connection.pgconn.transaction_status
     if status == TransactionStatus.ACTIVE:
-        # Interrupted in the middle of a statement: what comes next on this connection is the answer to that.
+        # Interrupted during a statement: the next result on this connection would belong to the old
+        # statement.
         db.connection.close()
         raise psycopg.OperationalError("the last statement was interrupted")
     if status != TransactionStatus.IDLE:
@@ -356,8 +373,8 @@ def end_open(db: PostgresDb) -> None:
 
 
 def jobs_in(states: Sequence[State]) -> tuple[str, str]:
-    """The table of jobs, or a way to them by one that has only those, few among many; and their number there.
-    (OFFSET keeps the planner from walking the jobs to look each up in the other table.)"""
+    """The FROM clause for jobs in these states, and the column of their number. If a small table has exactly
+    these jobs, the clause starts from it. (OFFSET keeps the planner from scanning all jobs first.)"""
     wanted = set(states)
     if wanted and wanted <= {State.READY, State.SCHEDULED}:
         few = "towpath.turn"

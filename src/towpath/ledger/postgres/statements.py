@@ -1,5 +1,5 @@
-"""The texts of the statements: those of `queries.sql` with their words filled in, and those that are made for
-a table."""
+"""The texts of the statements: the statements of `queries.sql` with their placeholders filled in, and
+statements that are generated for a table."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from towpath.ledger.tables.database import TABLES, script, steps
 from towpath.ledger.tables.transaction import GroupRow
 
 SMALL = 256
-"""Bytes of a payload that is kept with its job."""
+"""Largest payload, in bytes, that is stored in the row of its job."""
 WIDTH = len(COLUMNS)
 # fmt: off
 PLAIN = (
-    "seq", "size", "complete", "id", "payload", "queue", "kind", "priority", "state", "reason", "ready_at", "max_attempts",
-    "max_losses", "timeout", "retention", "waits", "parent", "generation", "correlation_id", "created_at", "content_type",
+    "seq", "size", "complete", "id", "payload", "queue", "kind", "priority", "state", "reason", "ready_at",
+    "max_attempts", "max_losses", "timeout", "retention", "waits", "parent", "generation", "correlation_id",
+    "created_at", "content_type",
 )
 # fmt: on
-"""What a plain spec gives to its job: first what is its own, then what it may have in common with others."""
+"""The columns that a plain spec sets: first the columns that differ for each spec, then the columns that a
+run of specs shares."""
 
 TYPES: Mapping[str, Sequence[str]] = {
     "body": ("bigint", "smallint", "bytea"),
@@ -45,10 +47,11 @@ TYPES: Mapping[str, Sequence[str]] = {
 }
 # fmt: off
 KEYS: Mapping[str, int] = {
-    "body": 2, "edge": 2, "gate": 2, "proxy": 1, "name": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1, "group": 1,
+    "body": 2, "edge": 2, "gate": 2, "proxy": 1, "name": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1,
+    "group": 1,
 }
 # fmt: on
-"""How many columns, from the left, are the primary key."""
+"""The number of leading columns that are the primary key."""
 _COLUMNS = {**TABLES, "body": ("seq", "what", "data"), "group": GroupRow.__struct_fields__}
 
 
@@ -66,15 +69,15 @@ class Statements:
         self.after_functions = self.place("DELETE FROM towpath.guest;" + _settings("off"))
 
     def place(self, text: str) -> bytes:
-        """The text with the schema's own name in it."""
-        # In one go: the name itself may be `towpath.`, or have a quote in it.
+        """The text with the name of the schema in it."""
+        # In one pass: the name itself may contain `towpath.` or a quote.
         inside = "'" + self._quoted.replace("'", "''")
         return re.sub(
             r"'?towpath\.", lambda found: inside if found[0][0] == "'" else self._quoted, text
         ).encode()
 
 
-_FORGOTTEN, _KNOWN = "26000", "42P05"
+_UNKNOWN_STATEMENT, _KNOWN = "26000", "42P05"
 """SQLSTATE of a prepared statement that does not exist (the driver deallocates all statements now and then),
 and of one that exists already."""
 
@@ -109,7 +112,7 @@ class RawStatement:
         ]
 
     def _send_again(self, found: PGresult, args: Sequence[bytes | None]) -> PGresult:
-        if errors.error_from_result(found).sqlstate == _FORGOTTEN:
+        if errors.error_from_result(found).sqlstate == _UNKNOWN_STATEMENT:
             self._is_prepared = False
             found = self._send(args)
         if found.status != ExecStatus.TUPLES_OK:
@@ -159,7 +162,7 @@ _length = struct.Struct(">i").pack
 
 
 def _settings(value: str) -> str:
-    """What `begin_batch` sets for our statements is not for the user's."""
+    """The planner settings of `begin_batch`, set to `value`. Statements of the user run with the defaults."""
     names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
     ours = value == "off"
     texts = [f"SET LOCAL {name} TO {value}" for name in names]
@@ -178,11 +181,12 @@ def _put(table: str) -> str:
     sets = ", ".join(f'"{name}" = excluded."{name}"' for name in columns[key:])
     names = ", ".join(f'"{name}"' for name in columns)
     keys = ", ".join(f'"{name}"' for name in columns[:key])
-    return f'INSERT INTO towpath."{table}" ({names}) SELECT * FROM unnest({arrays}) ON CONFLICT ({keys}) DO UPDATE SET {sets}'
+    insert = f'INSERT INTO towpath."{table}" ({names}) SELECT * FROM unnest({arrays})'
+    return f"{insert} ON CONFLICT ({keys}) DO UPDATE SET {sets}"
 
 
 def _array(n: int, kind: str) -> str:
-    # The driver would choose the type of an array by its numbers, and prepare a statement for each.
+    # The driver chooses the type of an array by its values, and would prepare a statement for each type.
     return (
         f"${n}::bytea[]" if kind == "bytea" else f"ARRAY(SELECT json_array_elements_text(${n}::json)::{kind})"
     )
@@ -190,7 +194,7 @@ def _array(n: int, kind: str) -> str:
 
 @cache
 def queries() -> dict[str, tuple[str | None, str]]:
-    """(statement to run before, text) by name."""
+    """By name: the statement to run before it, if any, and its text."""
     found = re.findall(
         r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)",
         script("postgres", "queries.sql"),
@@ -227,7 +231,7 @@ _TAKEN = {
     "started_at": "$3::bigint",
 }
 AGAIN = f"CASE WHEN state <> 'ready' THEN 0 WHEN losses < {SUSPECT} THEN 2 ELSE 3 END"
-"""How ripe a job is that was there before."""
+"""The column `ripe` of a job that was not inserted just now."""
 JOB = ", ".join(f'j."{name}"' for name in COLUMNS)
 _FINISHED_WORDS: Mapping[str, str] = {
     "{finished_column}": ", purge_at",
@@ -239,7 +243,8 @@ _FINISHED_WORDS: Mapping[str, str] = {
         GROUP BY queue, purge_at, chunk
     )""",
 }
-"""The words of `insert_jobs` that only finished jobs need. They contain other words and so come first."""
+"""The placeholders of `insert_jobs` that only finished jobs need. They contain other placeholders, so they
+are filled first."""
 _WORDS: Mapping[str, str] = {
     **_FINISHED_WORDS,
     "{job}": JOB,
@@ -247,38 +252,43 @@ _WORDS: Mapping[str, str] = {
     "{taken}": ", ".join(
         f'{_TAKEN.get(name, f"j.{chr(34)}{name}{chr(34)}")} AS "{name}"' for name in COLUMNS
     ),
-    "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready, q.running + t.running,
-        q.done + t.done, q.failed + t.failed, q.canceled + t.canceled, q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
+    "{queue_counts}": """q.name, q.blocked + t.blocked, q.scheduled + t.scheduled, q.ready + t.ready,
+        q.running + t.running, q.done + t.done, q.failed + t.failed, q.canceled + t.canceled,
+        q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
         q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
     "{counted}": """
         CROSS JOIN LATERAL (
             SELECT * FROM towpath.queue WHERE name = v
             UNION ALL
-            SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0, false
+            SELECT v, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, 0,
+                false
             WHERE NOT EXISTS (SELECT 1 FROM towpath.queue WHERE name = v)) q
         CROSS JOIN LATERAL (
-            SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked, coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
+            SELECT coalesce(sum(a.blocked), 0)::bigint AS blocked,
+                coalesce(sum(a.scheduled), 0)::bigint AS scheduled,
                 coalesce(sum(a.ready), 0)::bigint AS ready, coalesce(sum(a.running), 0)::bigint AS running,
                 coalesce(sum(a.done), 0)::bigint AS done, coalesce(sum(a.failed), 0)::bigint AS failed,
                 coalesce(sum(a.canceled), 0)::bigint AS canceled,
                 coalesce(sum(a.ready) FILTER (WHERE a.part IS NULL), 0)::bigint AS loose
             FROM towpath.tally a WHERE a.queue = v AND a.xid >= q.folded) t""",
-    # Ready jobs of a queue without a part, the best first, as far as nobody else is at them.
+    # The ready jobs of a queue without a part, in order, that no other transaction has locked.
     "{loose}": """towpath.turn t JOIN towpath.job j ON j.seq = t.seq WHERE t.queue = $1::text AND t.part = ''
         AND j.state = 'ready' AND""",
     "{live}": "(t.expires_at IS NULL OR t.expires_at > $3::bigint) AND",
+    "{other}": "j.kind <> ALL (ARRAY(SELECT json_array_elements_text($7::json)))",
     "{best}": "ORDER BY t.priority, t.seq LIMIT $2::bigint FOR UPDATE OF j SKIP LOCKED",
     "{running}": """(SELECT DISTINCT unnest(seqs) AS seq FROM towpath.lease) l JOIN towpath.job j USING (seq)
         WHERE j.state = 'running'""",
-    # What else it means that the jobs of u are over, that those of u wait (again), that those of o are not
-    # over any more.
+    # Further writes: {over} if the jobs of u have ended, {turns} if the jobs of u wait (again),
+    # {no_more_over} if the jobs of o are no longer finished.
     "{over}": """
-        e AS (DELETE FROM towpath.expiry e USING u WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
+        e AS (DELETE FROM towpath.expiry e USING u
+            WHERE u.expires_at IS NOT NULL AND e.at = u.expires_at AND e.seq = u.seq),
         f AS (INSERT INTO towpath.dead (queue, seq) SELECT queue, seq FROM u WHERE state = 'failed'),
         p AS (INSERT INTO towpath.past (queue, purge_at, seqs)
             SELECT queue, purge_at, array_agg(seq) FROM {some_of} u WHERE purge_at IS NOT NULL) s
             GROUP BY queue, purge_at, chunk)""",
-    # Not so many in a row that it is compressed and put elsewhere.
+    # Few enough per row that it is not compressed and moved to TOAST.
     "{some_of}": "(SELECT *, row_number() OVER () / 200 AS chunk FROM",
     "{turns}": """INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, expires_at, ripe)
         SELECT seq, queue, coalesce(part, ''), priority, ready_at, expires_at, {again} FROM u""",
@@ -286,8 +296,10 @@ _WORDS: Mapping[str, str] = {
     "{no_more_over}": """
         f AS (DELETE FROM towpath.dead d USING o WHERE d.queue = o.queue AND d.seq = o.seq),
         p AS MATERIALIZED (
-            SELECT p.queue, p.purge_at, p.n, ARRAY(SELECT s FROM unnest(p.seqs) s WHERE s NOT IN (SELECT seq FROM o)) AS seqs
-            FROM (SELECT DISTINCT queue, purge_at FROM o) k JOIN towpath.past p ON p.queue = k.queue AND p.purge_at = k.purge_at
+            SELECT p.queue, p.purge_at, p.n,
+                ARRAY(SELECT s FROM unnest(p.seqs) s WHERE s NOT IN (SELECT seq FROM o)) AS seqs
+            FROM (SELECT DISTINCT queue, purge_at FROM o) k
+            JOIN towpath.past p ON p.queue = k.queue AND p.purge_at = k.purge_at
             ORDER BY p.queue, p.purge_at, p.n FOR UPDATE OF p),
         fewer AS (UPDATE towpath.past d SET seqs = p.seqs FROM p
             WHERE d.queue = p.queue AND d.purge_at = p.purge_at AND d.n = p.n AND p.seqs <> '{}'),
@@ -296,7 +308,7 @@ _WORDS: Mapping[str, str] = {
     "{expiring}": """(SELECT e.at FROM towpath.expiry e JOIN towpath.job j ON j.seq = e.seq
         WHERE j.state <> 'running' ORDER BY e.at LIMIT 1)""",
     "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
-    # The transaction has a number of its own before it numbers a job: see `ready_scan`.
+    # The transaction gets its id before it numbers a job: see `ready_scan`.
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
     "{known}": str(len(steps("postgres"))),
     "{suspect}": str(SUSPECT),

@@ -1,11 +1,12 @@
-"""A batch among others: it holds what it must (see `locks`), counts by tallies, and numbers its jobs from a
-common counter."""
+"""The transaction of a batch, concurrent with other processes: its locks (see `locks`), its counts (written
+as tallies), the numbers of its jobs (from a sequence), and the server's clock."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import psycopg
 from msgspec.structs import asdict
 
 from towpath.core.checks import SECOND
+from towpath.core.commands import Command, Upkeep
 from towpath.core.job import READY, RUNNING, Spec, State
 from towpath.core.lifecycle import Jumps
 from towpath.errors import Refused
@@ -34,16 +36,16 @@ from towpath.ledger.tables.transaction import QueueRow, StartFacts, Transaction,
 log = get_logger("towpath.postgres")
 
 LONG_WAIT = 1.0
-"""Seconds of waiting for the relations that count as an outage."""
+"""Seconds of waiting for the lock on the relations that count as an outage."""
 INBOX_BATCH = 200
-"""Appends from users' transactions that one batch plays at most."""
+"""Appends of user transactions that one batch applies at most."""
 _STATES = tuple(State)
 _ACTIVE = frozenset({READY, RUNNING})
 _COUNTS = frozenset({*_STATES, "loose"})
 
 
 class AttemptState(NamedTuple):
-    """What is known of a batch before it is played; perhaps because it was played before."""
+    """The facts about a batch before an attempt, including the facts from earlier attempts."""
 
     survey: Survey
     spoiled: dict[str, Refused]
@@ -76,7 +78,7 @@ class BeginRow(NamedTuple):
     quotas: bool
 
     @property
-    def ground(self) -> StartFacts:
+    def start_facts(self) -> StartFacts:
         return StartFacts(
             self.schema,
             self.min_schema,
@@ -95,35 +97,36 @@ class PostgresTransaction(Transaction):
     db: PostgresDb
 
     def __init__(
-        self, db: PostgresDb, now: int, jumps: Jumps, ground: StartFacts, first: Sequence[Spec]
+        self, db: PostgresDb, now: int, jumps: Jumps, start_facts: StartFacts, first: Sequence[Spec]
     ) -> None:
-        super().__init__(db, now, jumps, ground, first)
+        super().__init__(db, now, jumps, start_facts, first)
         self.related = self.relates = False
-        """Does it hold the relations; did it turn out to need them?"""
+        """`related`: it holds the lock on the relations. `relates`: it needed them."""
         self.gated: set[str] = set()
         self._tallies: Counter[tuple[str, str | None, State]] = Counter()
         self._version = self.next_version
-        self._tidied: set[str] = set()
+        self._folded_queues: set[str] = set()
         self.notifies = False
-        """Is there anything that others may wait for: something that is ready, over, or set?"""
+        """Other processes must be notified: a job became ready or ended, or a setting changed."""
         self.tallies = 0
-        """How many rows of counts this batch left for somebody to fold."""
+        """Tally rows that this batch wrote and did not fold."""
         self.conflicts = 0
-        """How often it met rows that somebody holds for long, when it was played before."""
+        """Earlier attempts that ended because another transaction held rows for long."""
         self.outage = self._outage
         self.lock_timeout = "0"
         self.stalled: Callable[[int, float], None] = _ignore
-        """Is told of a long wait for the relations: the ledger's time, and the seconds."""
+        """Called after a long wait for the relations, with the ledger time and the seconds."""
         self.calls_user = False
-        """It is of settles with commit functions, which should not be called again for want of a lock."""
+        """The batch has settles with commit functions. It must not restart for a lock, because the functions
+        would be called again."""
 
     @property
     def _row_wait(self) -> str:
         return ROW_WAIT if self.conflicts == 0 else ROW_WAIT_AGAIN
 
     def lock(self, locks: Locks, names: Iterable[str]) -> None:
-        """Before anything else: whatever it waits for, it holds nothing yet that others could wait for.
-        `names` of queues that must be locked if they have limits."""
+        """Take the locks, before any other statement: while it waits, the batch holds no lock that others
+        could wait for. `names`: queues to lock if they have limits."""
         if locks.relations:
             self._lock_relations()
             self._is_related()
@@ -140,7 +143,7 @@ class PostgresTransaction(Transaction):
         if self.related:
             return
         if self.calls_user:
-            # Whoever has them may want our job, but gives them back if it does not get it.
+            # The holder may wait for a job of this batch, but releases the relations if it does not get it.
             self._lock_relations()
         elif not self.db.one("try_relations", (self._row_wait,))[0]:
             raise NeedsLock(Locks(relations=True))
@@ -151,13 +154,16 @@ class PostgresTransaction(Transaction):
         try:
             self.db.run("lock_relations", (self._row_wait, self.lock_timeout))
         except RowsTaken as taken:
-            why = f"another session has held the lock on keys, groups and notes for {self.lock_timeout}; `towpath doctor` names it"
+            why = (
+                f"another session has held the lock on keys, groups and notes for {self.lock_timeout}; "
+                "`towpath doctor` names it"
+            )
             raise LockHeld(why) from taken
         if (waited := time.monotonic() - began) > LONG_WAIT:
             self.stalled(self.now + int(waited * SECOND), waited)
 
     def _outage(self) -> bool:
-        """Does a session wait for the relations? Then renewals may wait with it: that time counts as an
+        """A session has waited for the relations for long. Renewals may wait too, so the time counts as an
         outage."""
         waited = self.db.one("stalled")[0]
         if waited is None or waited <= LONG_WAIT:
@@ -181,7 +187,7 @@ class PostgresTransaction(Transaction):
         return len(self.db.rows("try_queues", (array(queues),), str)) == len(queues)
 
     def _is_gated(self, queues: Sequence[str]) -> None:
-        """They are ours until the end: the counts can be folded, and nobody else claims from them."""
+        """Fold and load the queues that this batch has locked: no other batch can claim from them."""
         self.flush()
         self.gated.update(queues)
         self._fold(queues)
@@ -192,21 +198,21 @@ class PostgresTransaction(Transaction):
         self.load_queues(queues)
 
     def _fold(self, queues: Iterable[str]) -> None:
-        """Into the rows of these queues, which must be locked, all tallies that are to be seen."""
+        """Add all visible tallies to the rows of these queues, which must be locked."""
         self.db.run("fold", (array(queues), self.db.one("horizon")[0]))
 
-    def tidy(self, least: int) -> None:
-        """Fold the counts of queues with so many tallies, as far as nobody is at it, and those of this batch
-        with them."""
+    def fold_queues(self, least: int) -> None:
+        """Fold the queues with at least `least` tallies that no other batch has locked, including the tallies
+        of this batch."""
         if found := self.db.rows("tallied", (least,), str):
-            if not self.gated:  # two times in one batch would be out of order
+            if not self.gated:  # a second time would break the order of locks
                 self.db.run("make_queues", (array(found),))
-            self._tidied = set(self.db.rows("try_queues", (array(found),), str))
-            self._fold(self._tidied)
+            self._folded_queues = set(self.db.rows("try_queues", (array(found),), str))
+            self._fold(self._folded_queues)
 
     def keep_up(self) -> None:
-        """What nobody needs any more: all tallies, and leases by which nothing is held."""
-        self.tidy(1)
+        """Fold all tallies and delete the lease rows without a running job."""
+        self.fold_queues(1)
         self.db.run("stale")
 
     def load_queues(self, names: Iterable[str]) -> None:
@@ -220,15 +226,15 @@ class PostgresTransaction(Transaction):
         super()._load_parts(wanted)
 
     def _flush_before(self, queues: set[str]) -> None:
-        """What is read of these now must have in it what this batch did before."""
+        """Write the tallies of these queues before their counts are read."""
         if queues and any(queue in queues for queue, _, _ in self._tallies):
             self._flush_tallies()
 
     def apply_inbox(self) -> None:
-        """Play what users appended in transactions of their own. What is refused now cannot be told to them
-        any more: it becomes a dead letter."""
+        """Apply the appends that user transactions left in the inbox. The user has committed, so a spec that
+        is refused now becomes a dead letter."""
         for seq, text in sorted(self.db.rows("drain_inbox", (INBOX_BATCH,), tuple[int, str])):
-            mark = self.snapshot()
+            before = self.snapshot()
             self.db.save()
             try:
                 append.place_or_fail(self, msgspec.json.decode(text, type=list[Spec]))
@@ -237,8 +243,8 @@ class PostgresTransaction(Transaction):
                 if not self.db.is_command_error(error) or isinstance(error, psycopg.IntegrityError):
                     raise
                 self.db.undo()
-                self.restore(mark)
-                log.error("append %d of the inbox cannot be played and stays there: %s", seq, error)
+                self.restore(before)
+                log.error("append %d of the inbox cannot be applied and stays there: %s", seq, error)
                 self.db.run("spoil_inbox", (seq, text, f"{type(error).__name__}: {error}"))
             self.db.keep()
             self.wrote = True
@@ -287,8 +293,8 @@ class PostgresTransaction(Transaction):
     def _flush_tallies(self) -> None:
         if rows := self._take_tallies():
             self.db.run("tally", (array(rows),))
-            if self._tidied:
-                self._fold(self._tidied & {str(row[0]) for row in rows})
+            if self._folded_queues:
+                self._fold(self._folded_queues & {str(row[0]) for row in rows})
 
     def _take_tallies(self) -> list[tuple[object, ...]]:
         by_place: dict[tuple[str, str | None], dict[State, int]] = {}
@@ -303,7 +309,7 @@ class PostgresTransaction(Transaction):
         ]
 
     def finish(self) -> None:
-        last = [] if self._tidied else self._take_tallies()
+        last = [] if self._folded_queues else self._take_tallies()
         self.flush()
         if self.wrote:
             self.db.run("close_batch", (array(last), self.now))
@@ -320,4 +326,66 @@ def _settings(row: QueueRow) -> dict[str, object]:
 
 
 def _ignore(now: int, seconds: float) -> None:
-    """Nobody keeps count."""
+    """The default of `stalled`."""
+
+
+class ServerClock:
+    """Jumps of the server's clock: its advance minus the advance of the local monotonic clock.
+
+    An outage counts as a jump, because no lease can be renewed during it: holders get time to renew before
+    their jobs are reaped. The time in which sessions wait for a lock of a frozen process counts as well. An
+    outage may affect some statements only (a locked table), so it ends when an upkeep succeeds.
+
+    `fail` and `succeed` may be called from any thread, the other methods under the write lock."""
+
+    def __init__(self) -> None:
+        self.jumps = Jumps()
+        # Seconds of the local monotonic clock.
+        self._seen_at = time.monotonic()
+        """When the server's time was last read."""
+        self._good_at = self._seen_at
+        """The last success before an outage."""
+        self._failing = False
+        self._back_at: float | None = None
+        """The first success since the outage began."""
+
+    def begin(self, present: int, real: bool) -> None:
+        """Note the time at which a batch begins. `real`: it is the server's time, not a given one."""
+        before, self._seen_at = self._seen_at, time.monotonic()
+        self.jumps.note(present, _micros(self._seen_at - before) if real else 0)
+
+    def begin_upkeep(self, present: int, real: bool) -> None:
+        """Add the outage as a jump before an upkeep reaps leases."""
+        if self._failing and real:
+            now = time.monotonic()
+            back_at = self._back_at or now
+            self.jumps.add(present - _micros(now - back_at), _micros(back_at - self._good_at))
+
+    def stall(self, present: int, seconds: float) -> None:
+        """Add the wait of a batch for a lock as a jump: renewals may wait for the same lock."""
+        self.jumps.add(present, _micros(seconds))
+
+    def succeed(self, commands: Sequence[Command] = ()) -> None:
+        now = time.monotonic()
+        if self._failing and any(type(command) is Upkeep for command in commands):
+            self._failing, self._back_at = False, None
+        if not self._failing:
+            self._good_at = now
+        elif self._back_at is None:
+            self._back_at = now
+
+    def fail(self) -> None:
+        self._failing, self._back_at = True, None
+
+    @contextmanager
+    def tracking(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.fail()
+            raise
+        self.succeed()
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * SECOND)

@@ -38,14 +38,14 @@ def call_all(
     functions: Sequence[tuple[str, Function]],
     eager: bool,
 ) -> dict[str, UserFunctionFailed]:
-    """Call the functions, each in a savepoint. The failures, by job.
+    """Call the functions, each in a savepoint. Returns the failures by job id.
 
-    A savepoint is a round trip for each function, as many as most functions have themselves. With `eager`
-    they are called without; if one fails, all are undone and called again in savepoints.
+    A savepoint costs a round trip per function, as much as most functions themselves. With `eager` the
+    functions are called without savepoints; if one fails, all are undone and called again in savepoints.
 
-    `begin` leaves a row that no COMMIT passes, `end` removes it: COMMIT as text fails. ROLLBACK ends the
-    savepoint, whose name a function does not know. `commit()` and `rollback()` of the connection are refused
-    by its `transaction()`."""
+    `begin` inserts a row with which COMMIT fails, and `end` deletes it: a COMMIT as text inside a function
+    fails. A ROLLBACK as text is detected, because it removes the savepoint, which has a random name.
+    `commit()` and `rollback()` of the connection are refused by its `transaction()`."""
     name = f"towpath_{secrets.token_hex(8)}".encode()
     calls = _Calls(connection, name)
     process = os.getpid()
@@ -57,13 +57,14 @@ def call_all(
                     calls.call(id, function)
             calls.must(b"RELEASE SAVEPOINT " + name + b"; " + around.end)
     except Exception:
-        # Leaving `transaction()` may raise once more, for want of a transaction.
+        # The exit of `transaction()` may raise another error, because there is no transaction.
         if calls.ended is not None:
             raise calls.ended from None
         raise
     finally:
         if os.getpid() != process:
-            # A function forked, and this is the child: the transaction and the connection are its parent's.
+            # A function forked, and this is the child: the transaction and the connection belong to the
+            # parent.
             os._exit(1)
     return calls.failed
 
@@ -75,10 +76,10 @@ class _Calls:
         self._undo = b"ROLLBACK TO SAVEPOINT " + name
         self.failed: dict[str, UserFunctionFailed] = {}
         self.ended: Exception | None = None
-        """Why the transaction is over, if it is."""
+        """The error that ended the transaction."""
 
     def call_eagerly(self, functions: Sequence[tuple[str, Function]]) -> bool:
-        """False if one failed. Nothing is left of any of them then."""
+        """Call all functions without savepoints. False if one failed: then all are undone."""
         for id, function in functions:
             error = self._error_of(function)
             if error is None and self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
@@ -91,10 +92,10 @@ class _Calls:
     def call(self, id: str, function: Function) -> None:
         error = self._error_of(function)
         if error is None:
-            said = self._execute(self._again)
-            if said is None:
+            failure = self._execute(self._again)
+            if failure is None:
                 return
-            error = psycopg.ProgrammingError(said)
+            error = psycopg.ProgrammingError(failure)
         self.failed[id] = self._undo_failed(id, error)
 
     def _error_of(self, function: Function) -> Exception | None:
@@ -105,11 +106,11 @@ class _Calls:
         return None
 
     def _undo_failed(self, id: str, error: Exception) -> UserFunctionFailed:
-        """Back to the savepoint. Raises if the transaction is over."""
+        """Roll back to the savepoint. Raises if the transaction has ended."""
         failure = UserFunctionFailed(id=id, error=f"{type(error).__name__}: {error}")
         failure.__cause__ = error
         if isinstance(error, errors.DeadlockDetected | errors.SerializationFailure):
-            # It came of others at the same time: the function is not to blame.
+            # Concurrent transactions caused it, not the function.
             self.ended = error
         elif self._connection.broken:
             self.ended = LostDuring(id, error)
@@ -124,15 +125,15 @@ class _Calls:
         return failure
 
     def must(self, statements: bytes) -> None:
-        """Statements of ours that cannot fail unless the connection or, by a function that was called
-        eagerly, the transaction is lost."""
-        if (said := self._execute(statements)) is not None:
+        """Execute statements that fail only if the connection is lost, or if an eagerly called function has
+        ended the transaction."""
+        if (failure := self._execute(statements)) is not None:
             lost = self._connection.closed
-            self.ended = psycopg.OperationalError(said) if lost else psycopg.ProgrammingError(said)
+            self.ended = psycopg.OperationalError(failure) if lost else psycopg.ProgrammingError(failure)
             raise self.ended
 
     def _execute(self, statements: bytes) -> str | None:
-        """What the server has to complain of. Past the driver: it takes a third of the time."""
+        """Execute without the driver, in a third of the time. Returns the error text, or None."""
         if self._connection.closed:
             return "the connection is closed"
         done = self._connection.pgconn.exec_(statements)

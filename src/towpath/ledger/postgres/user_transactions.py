@@ -1,12 +1,12 @@
-"""Our append on the user's own connection, in the same transaction as their data.
+"""Append on a connection of the user, in the same transaction as the user's data.
 
-It only inserts, so that a transaction of theirs which stays open holds nobody up. Plain specs become jobs
-there and then. Specs with keys, dependencies or groups go to the inbox, because what they come to is only
-known after the commit: the next batch of any process plays them.
+The append only inserts rows, so that a user transaction that stays open blocks no other process. Plain specs
+are inserted as jobs. Specs with keys, dependencies or groups are inserted into the inbox, because their
+admission can be decided only after the commit: the next batch of any process applies them.
 
-The steps are written once, as a generator that yields what it wants to know and is sent the answer: a
-statement for the user's connection, or a question for the ledger's own reader. `run` and `arun` answer it in
-their two ways."""
+The steps are written once, as a generator that yields a statement for the user's connection or a read for the
+ledger's own connection, and is sent the result. `run` and `arun` execute the steps synchronously and
+asynchronously."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from towpath.core.facts import (
 )
 from towpath.core.job import Spec, State
 from towpath.errors import NestedCall, WrongConnection
-from towpath.ledger.postgres.migrations import check_schema
+from towpath.ledger.postgres.connection import check_schema
 from towpath.ledger.postgres.rows import PostgresDb, insert_args
 from towpath.ledger.postgres.statements import Statements
 from towpath.ledger.tables.database import array
@@ -51,7 +51,8 @@ from towpath.ledger.tables.transaction import GroupRow, PartRow
 Rows = list[tuple[int, ...]]
 Read = Callable[[PostgresDb], Any]
 Step = bytes | tuple[bytes, Sequence[Any]] | Read
-"""A bare statement, a statement with arguments and rows, or a question for the reader."""
+"""A statement without result, a statement with arguments and rows, or a read on the ledger's own
+connection."""
 Steps = Generator[Step, Any, tuple[Placed, ...]]
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
@@ -61,16 +62,16 @@ _UNDO = b"ROLLBACK TO SAVEPOINT towpath_append"
 
 
 class AppendContext(NamedTuple):
-    """What an append needs of the ledger."""
+    """The parts of the ledger that an append needs."""
 
     place: str
     statements: Statements
     channel: str
     now: Callable[[int], int]
-    """The time, given the server's clock."""
+    """Ledger time from the time of the server."""
     read: Callable[[Read], Any]
     own: PostgresDb | None
-    """The ledger's own connection, which is not the user's."""
+    """The ledger's connection for writes. The user must not append on it."""
 
 
 class _Begun(NamedTuple):
@@ -82,9 +83,9 @@ class _Begun(NamedTuple):
     last: int
     present: int
     forgotten: int
-    """Has any of the ids a tombstone?"""
+    """Nonzero if one of the ids has a tombstone."""
     bounded: int
-    """Has any of the queues a capacity?"""
+    """Nonzero if one of the queues has a capacity."""
 
 
 def append_on(context: AppendContext, connection: object, specs: Sequence[Spec]) -> tuple[Placed, ...]:
@@ -100,8 +101,8 @@ async def aappend_on(context: AppendContext, connection: object, specs: Sequence
 
 
 def _steps(context: AppendContext, specs: Sequence[Spec], connection: AnyConnection) -> Steps:
-    """In the transaction that is open, or in the one that the driver opens now; with autocommit in one of its
-    own."""
+    """Append in the open transaction, or in the one that the driver begins now. With autocommit, append in a
+    transaction of its own."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:
         raise WrongConnection(why="the transaction on this connection has failed; roll it back first")
@@ -148,8 +149,8 @@ def _append(context: AppendContext, specs: Sequence[Spec]) -> Generator[Step, An
 
 
 class AppendLimits(NamedTuple):
-    """What limits the append. The rate of a part is looked at, but not spent: a row that is written here
-    would be locked until the user's transaction ends."""
+    """The limits of the append. The rate of a part is checked and not spent: its row would be locked until
+    the user's transaction ends."""
 
     rooms: dict[str, Room]
     quotas: dict[Place, Quota]
@@ -182,15 +183,15 @@ def _insert(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits)
     added: Rows = yield named("insert_waiting_jobs", *insert_args(admission.jobs, count=True))
     if len(added) == len(admission.jobs):
         return admission.answers
-    # Some were there already: a repeated append is the same append.
+    # Some ids exist already: an append may be repeated.
     new = {seq for (seq,) in added}
     known = yield from _known(named, [placed.id for placed in admission.answers if placed.seq not in new])
     return tuple([Placed(each.id, known.get(each.id, each.seq)) for each in admission.answers])
 
 
 def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, int]]:
-    """The jobs by id that this transaction or everybody sees, with their numbers; 0 for those that have none
-    yet."""
+    """The numbers of the committed jobs, and of the jobs of this transaction, by id; 0 for a job that has no
+    number yet."""
     seen = yield lambda db: db.rows("seen_ids", (array(ids),), tuple[str, int, State, int, str | None])
     known = {id: seq for id, seq, _, _, _ in seen}
     if missing := [id for id in ids if id not in known]:
@@ -200,8 +201,8 @@ def _known(named: Named, ids: Sequence[str]) -> Generator[Step, Any, dict[str, i
 
 
 def _store_in_inbox(named: Named, specs: Sequence[Spec], now: int, limits: AppendLimits) -> Steps:
-    """Have it judged by what can be seen now, so that what is plainly wrong is refused here; then leave it in
-    the inbox."""
+    """Check the append with the committed facts, so that an obvious error is refused here. Then insert it
+    into the inbox."""
     facts: AppendFacts = yield lambda db: _seen(db, specs, limits)
     needed = {after.id for spec in specs for after in spec.after if not after.group} - {
         spec.id for spec in specs
@@ -257,8 +258,8 @@ def _json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-# The two ways to answer the steps. A cursor of our own has rows, numbers and bytes as we know them, whatever
-# the connection's are.
+# Synchronous and asynchronous execution of the steps. Its own cursor has known row, number and byte
+# formats, whatever the adapters of the connection are.
 
 
 def run(steps: Steps, connection: psycopg.Connection[Any], read: Callable[[Read], Any]) -> tuple[Placed, ...]:
@@ -300,7 +301,7 @@ async def arun(
 
 
 class _Driver:
-    """The steps as far as they have gone. `wants` is the next, None at the end."""
+    """Runs the generator of steps. `wants` is the next step, None at the end."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -335,14 +336,14 @@ _MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFun
 
 
 def _explained(error: BaseException) -> BaseException:
-    """What only the connection can be blamed for."""
-    said = str(error).strip().partition("\n")[0]
+    """`WrongConnection` for an error that the user's connection causes; otherwise the error itself."""
+    text = str(error).strip().partition("\n")[0]
     if isinstance(error, _MISSING):
-        why = f"this connection is to a database without the ledger: {said}"
+        why = f"this connection is to a database without the ledger: {text}"
     elif isinstance(error, errors.InsufficientPrivilege):
-        why = f"the role of this connection has not the rights it needs in the ledger's schema: {said}"
+        why = f"the role of this connection lacks rights that it needs in the ledger's schema: {text}"
     elif isinstance(error, errors.ReadOnlySqlTransaction):
-        why = f"the transaction on this connection is read only: {said}"
+        why = f"the transaction on this connection is read only: {text}"
     else:
         return error
     wrong = WrongConnection(why=why)
@@ -350,12 +351,12 @@ def _explained(error: BaseException) -> BaseException:
     return wrong
 
 
-# Which connection is meant. Nothing of SQLAlchemy or Django is imported: they are known by what they offer.
+# The psycopg connection of the user. SQLAlchemy and Django are not imported; their objects are recognised by
+# their attributes.
 
 
 def driver_of(connection: object) -> psycopg.Connection[Any]:
-    """The psycopg connection under a session or connection of SQLAlchemy, or of Django, or the one that it
-    is."""
+    """The psycopg connection itself, or the one under a session or connection of SQLAlchemy or Django."""
     found: Any = connection
     for _ in range(_DEEPEST):
         if isinstance(found, psycopg.Connection):
@@ -406,5 +407,8 @@ def _autobegins(found: Any) -> bool:
 
 def _foreign(connection: object) -> WrongConnection:
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-    expected = "a psycopg.Connection, a psycopg.AsyncConnection, or a session or connection of SQLAlchemy on one of them"
+    expected = (
+        "a psycopg.Connection, a psycopg.AsyncConnection, "
+        "or a session or connection of SQLAlchemy on one of them"
+    )
     return WrongConnection(why=f"expected {expected}, not {kind}; other drivers of PostgreSQL cannot be used")

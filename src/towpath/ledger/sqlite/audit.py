@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 
 from towpath.core.job import Job
+from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.statements import named, one, rows
@@ -14,8 +15,8 @@ from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import decode_then
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
-# Each statement returns the rows that are wrong; their columns fill the sentence. What a CHECK constraint
-# forbids is not repeated here.
+# Each statement returns the inconsistent rows; the sentence is formatted with their columns. Rows that a
+# CHECK constraint forbids are not checked here.
 _CHECKS: tuple[tuple[str, str], ...] = (
     (
         "queue {} counts {} {} but has {}",
@@ -148,6 +149,16 @@ _CHECKS: tuple[tuple[str, str], ...] = (
            AND NOT EXISTS (SELECT 1 FROM towpath_key k WHERE k.seq = j.seq)""",
     ),
     (
+        "attempt {} is left of job number {}",
+        "SELECT number, seq FROM towpath_attempt WHERE seq NOT IN (SELECT seq FROM towpath_job)",
+    ),
+    (
+        "attempt {} of job {} is none of the last of {}",
+        f"""SELECT a.number, j.id, j.attempts FROM towpath_attempt a JOIN towpath_job j ON j.seq = a.seq
+           WHERE a.number > j.attempts + 1 - a.counted OR a.number < j.attempts - {HISTORY}
+           OR a.ended_at < a.started_at""",
+    ),
+    (
         "body {} has no job",
         "SELECT slot FROM towpath_body b WHERE b.slot / 8192 NOT IN (SELECT seq FROM towpath_job)",
     ),
@@ -184,11 +195,15 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
     thens = {
         str(id): decode_then(str(specs)) for id, specs in db.execute("SELECT id, specs FROM towpath_then")
     }
-    tombs = (
+    tombstones = (
         "SELECT id, seq, state, settled_fence, coalesce(alias, ''), until FROM towpath_tombstone ORDER BY id"
     )
     return {
         "jobs": found,
+        "attempts": [
+            (seq, number, bool(counted), *rest)
+            for seq, number, counted, *rest in db.execute("SELECT * FROM towpath_attempt ORDER BY 1, 2, 3")
+        ],
         "edges": edges,
         "gates": gates,
         "proxies": list(db.execute("SELECT id, seq, grp, job, counted FROM towpath_proxy ORDER BY id")),
@@ -209,7 +224,7 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
             (reads.part_view(row), bool(row.configured))
             for row in rows(db, named("parts_of_queue"), (None,), PartRow)
         ],
-        "tombstones": list(db.execute(tombs)),
+        "tombstones": list(db.execute(tombstones)),
         "replies": list(db.execute("SELECT token, until FROM towpath_reply ORDER BY token")),
         "next_seq": next_seq,
         "next_version": next_version,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -36,6 +36,7 @@ from towpath.errors import (
     ReadOnly,
     StoreFailed,
 )
+from towpath.escapes import without_password
 
 # Other FUSE mounts (ntfs-3g, encfs, a container's overlay) are local disks.
 _NETWORK: Final = re.compile(
@@ -103,7 +104,11 @@ def options_of(url: str) -> tuple[str, SqliteOptions]:
             "sqlite:///file.db or sqlite:////absolute/file.db, "
             "with no options but ?synchronous=normal and mode=0660"
         )
-        raise InvalidInput(field="url", value=url, expected=expected)
+        if not url.startswith("sqlite:///"):
+            expected = (
+                f"written with three slashes: sqlite:///{re.sub('^sqlite:/*', '', without_password(url))}"
+            )
+        raise InvalidInput(field="url", value=without_password(url), expected=expected)
     mode = options.get("mode")
     if mode is not None and not re.fullmatch("0?[0-7]{3}", mode):
         raise InvalidInput(field="mode in the url", value=mode, expected="three octal digits, such as 0660")
@@ -252,8 +257,8 @@ def _tune(connection: apsw.Connection, options: SqliteOptions) -> None:
         pragmas["max_page_count"] = str(options.max_pages)
     for name, value in pragmas.items():
         connection.execute(f"PRAGMA {name}={value}").fetchall()
-    # Without it a statement whose WHERE may fit a partial index is prepared again for every binding: a claim
-    # took 76 µs instead of 8.
+    # Without it a statement with a WHERE that may fit a partial index is prepared again for every binding: a
+    # claim took 76 µs instead of 8.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
@@ -405,8 +410,9 @@ FORK_TIMEOUT: Final = 2.0
 
 
 class Forkable(Protocol):
-    def _inside_locks(self) -> Sequence[threading.Lock]:
-        """The locks that a thread holds while it is inside SQLite, without those of the calling thread."""
+    def _inside_locks(self) -> Iterable[threading.Lock]:
+        """The locks that other threads hold while they are inside SQLite. Each is acquired before the next
+        one is read from the iterator."""
         ...
 
     def _left_to_parent(self) -> None:

@@ -1,7 +1,7 @@
 """The embedded ledger: one SQLite file, any number of processes.
 
 A batch is one transaction. `ProcessTurns` orders the writing processes, a lock orders the threads of one
-process; the holder of both uses the writing connection. Reads have a connection of their own. After COMMIT
+process; the holder of both uses the writing connection. Reads have connections of their own. After COMMIT
 the wake file is touched, which notifies the waiters of all processes."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +22,12 @@ from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.commands import Append, Command, Placed, Settle
 from towpath.core.explain import Explanation
-from towpath.core.job import Done, Job, Spec
+from towpath.core.job import Done, Spec
 from towpath.core.lifecycle import Jumps
-from towpath.core.views import NoteView, Page, Query, QueueView
+from towpath.core.views import NoteView
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
-from towpath.ledger.sqlite import audit, fast_append, files, migrations, user_functions, user_transactions
+from towpath.ledger.sqlite import audit, fast_append, files, user_functions, user_transactions
 from towpath.ledger.sqlite.files import (
     LOG_BYTES,
     SqliteOptions,
@@ -37,16 +37,24 @@ from towpath.ledger.sqlite.files import (
     set_busy_timeout,
     translate,
 )
-from towpath.ledger.sqlite.maintenance import backup
+from towpath.ledger.sqlite.maintenance import backup, check_schema, migrate, steps
 from towpath.ledger.sqlite.owners import owners_of
 from towpath.ledger.sqlite.presence import Presence
 from towpath.ledger.sqlite.process_turns import ProcessTurns
 from towpath.ledger.sqlite.statements import COMMAND_ERRORS, SqliteDb, begin, one
 from towpath.ledger.sqlite.wakeups import WakeFile
 from towpath.ledger.tables import reads
-from towpath.ledger.tables.database import Db, FunctionBatchSize, FunctionUndone, has_function, slices
-from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, first_specs
-from towpath.ledger.tables.fast_path import FastPathRefused, FastPaths
+from towpath.ledger.tables.database import (
+    Db,
+    FastPathRefused,
+    FastPaths,
+    FunctionBatchSize,
+    FunctionUndone,
+    has_function,
+    slices,
+)
+from towpath.ledger.tables.executor import Executor, check_commands, execute, execute_one_by_one, read_ahead
+from towpath.ledger.tables.transaction import ReadAhead
 
 __all__ = ["FAULT_POINTS", "SqliteLedger", "SqliteOptions", "options_of"]
 
@@ -69,7 +77,7 @@ POLL_INTERVAL = 0.25
 """Seconds after which a waiter checks again without a notification."""
 
 
-class SqliteLedger(reads.GroupReads):
+class SqliteLedger(reads.SharedReads):
     """The ledger in one SQLite file, for any number of processes of one machine."""
 
     capabilities = Capabilities(durable=True, shared=True, transactional=True)
@@ -91,20 +99,17 @@ class SqliteLedger(reads.GroupReads):
         self._inside: int | None = None
         self.fast_paths = FastPaths()
         self._functions = FunctionBatchSize(FUNCTIONS)
-        self._write_lock, self._read_lock, self._watch_lock = (
-            threading.Lock(),
-            threading.Lock(),
-            threading.Lock(),
+        self._write_lock, self._watch_lock = threading.Lock(), threading.Lock()
+        self._readers: reads.ReadPool[apsw.Connection] = reads.ReadPool(
+            str(self.path), self._options.busy_timeout
         )
         with ExitStack() as stack:
             self._db = self._connect()
             stack.callback(self._close_writer)
             with self._translated(self._db):
-                migrations.migrate(self._db, self.path)
+                migrate(self._db, self.path)
                 self._page_size = int(one(self._db, "PRAGMA page_size")[0])
-            self._known_schema = len(migrations.steps())
-            self._reader = connect_reader(self.path, self._options)
-            stack.callback(self._reader.close)
+            self._known_schema = len(steps())
             self._watcher = connect_reader(self.path, self._options)
             stack.callback(self._watcher.close)
             self._turns = ProcessTurns(self.path, self._options.busy_timeout)
@@ -118,6 +123,7 @@ class SqliteLedger(reads.GroupReads):
             self.users = user_transactions.UserConnections(self.path, self._options.busy_timeout)
             """Appends on connections of the user."""
             stack.callback(self.users.close)
+            stack.callback(self._readers.close, apsw.Connection.close)
             self._opened = stack.pop_all()
         files.open_here.add(self)
 
@@ -249,9 +255,11 @@ class SqliteLedger(reads.GroupReads):
     def _run_commands(
         self, commands: Sequence[Command], now: int, failed_functions: dict[str, Refused], run: Executor
     ) -> tuple[list[Answer], bool]:
-        tx = begin(self._db, now, self._jumps, first_specs(commands))
+        # One by one: a damaged row must fail only the command that reads it.
+        ahead = read_ahead(commands) if run is execute else ReadAhead()
+        tx = begin(self._db, now, self._jumps, ahead)
         tx.failed_functions = failed_functions
-        migrations.check_schema(self.path, tx.schema, tx.min_schema)
+        check_schema(self.path, tx.schema, tx.min_schema)
         self._jumps.note(tx.now)
         answers = run(tx, commands)
         self._functions.took(*tx.called)
@@ -261,7 +269,7 @@ class SqliteLedger(reads.GroupReads):
 
     def _check_start(self, schema: int, min_schema: int, now: int) -> None:
         if min_schema > self._known_schema:
-            migrations.check_schema(self.path, schema, min_schema)
+            check_schema(self.path, schema, min_schema)
         self._jumps.note(now)
 
     def _checkpoint(self, commands: Sequence[Command]) -> None:
@@ -308,17 +316,10 @@ class SqliteLedger(reads.GroupReads):
         with self._translated():
             return self.users.append(connection, Append(tuple(specs)).specs, self._now(now))
 
-    def get(self, id: str) -> Job | None:
-        return self._read(lambda db: reads.get(SqliteDb(db), id))
-
-    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
-        return self._read(lambda db: reads.get_many(SqliteDb(db), ids, bodies))
-
-    def find(self, query: Query) -> Page:
-        return self._read(lambda db: reads.find(SqliteDb(db), query))
-
-    def queues(self) -> dict[str, QueueView]:
-        return self._read(lambda db: reads.queues(SqliteDb(db)))
+    def rehearse(self, function: Callable[[Any], object]) -> None:
+        self._check_open()
+        with self._translated(), closing(self._connect()) as db:
+            user_functions.rehearse(db, function)
 
     def _reads(self, read: Callable[[Db], T]) -> T:
         return self._read(lambda db: read(SqliteDb(db)))
@@ -373,13 +374,15 @@ class SqliteLedger(reads.GroupReads):
         if self._closed or self._forked:
             return
         self._check_open()
-        with self._write_lock, self._read_lock, self._watch_lock:
+        with self._write_lock, self._watch_lock:
             self._closed = True
             self._opened.close()
 
-    def _inside_locks(self) -> Sequence[threading.Lock]:
-        mine = self._inside == threading.get_ident()
-        return [*([] if mine else [self._write_lock]), self._read_lock, self._watch_lock]
+    def _inside_locks(self) -> Iterable[threading.Lock]:
+        if self._inside != threading.get_ident():
+            yield self._write_lock
+        yield self._watch_lock
+        yield from self._readers.locks()
 
     def _left_to_parent(self) -> None:
         self._forked = True
@@ -389,19 +392,41 @@ class SqliteLedger(reads.GroupReads):
         self.owners.left_to_parent()
 
     def _read(self, read: Callable[[apsw.Connection], T]) -> T:
-        """Run `read` on one snapshot."""
+        """Run `read` on one snapshot, on a connection of the pool."""
         self._check_open()
-        with self._read_lock, self._translated():
-            self._check_open()
-            self._presence.check()
-            return self._read_snapshot(self._reader, read)
+        answer: T = self._readers.run(self._read_on, read)
+        return answer
+
+    def _read_on(self, reader: reads.Reader[apsw.Connection], read: Callable[[apsw.Connection], T]) -> T:
+        self._check_open()
+        self._presence.check()
+        try:
+            if reader.connection is None:
+                reader.connection = self._connect_reader()
+            return self._read_snapshot(reader.connection, read)
+        except apsw.Error as error:
+            raise translate(error, self.path, self._options) from error
+
+    def _connect_reader(self) -> apsw.Connection:
+        try:
+            connection = connect_reader(self.path, self._options)
+        except (LedgerError, apsw.Error):
+            self._presence.check_now()
+            raise
+        try:
+            # Another file may have replaced the ledger's since the last check.
+            self._presence.check_now()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _read_apart(self, read: Callable[[apsw.Connection], T]) -> T:
         """Run a long read on a connection of its own, so that other reads do not wait."""
         self._check_open()
         self._presence.check()
         with self._translated():
-            connection = connect_reader(self.path, self._options)
+            connection = self._connect_reader()
             try:
                 return self._read_snapshot(connection, read)
             finally:

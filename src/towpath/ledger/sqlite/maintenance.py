@@ -1,4 +1,5 @@
-"""Backup of a ledger in use, and its tables as `tables.transfer.Store` for copying, checks and VACUUM."""
+"""The database as a whole: migrations of the schema, backup of a ledger in use, and its tables as
+`tables.transfer.Store` for copying, checks and VACUUM."""
 
 from __future__ import annotations
 
@@ -13,19 +14,18 @@ from typing import Any, Final
 
 import apsw
 
-from towpath.errors import InvalidInput
-from towpath.ledger.sqlite import migrations
+from towpath.errors import InvalidInput, NotALedger
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.files import LOG_BYTES, SqliteOptions, connect, translate, translate_os
 from towpath.ledger.sqlite.presence import long_readers
 from towpath.ledger.sqlite.statements import insert, one
+from towpath.ledger.tables import database, transfer
 from towpath.ledger.tables.transfer import (
     TABLES,
     UNFINISHED,
     MetaRow,
     Row,
     Table,
-    check_schema,
     occupied,
     refuse_content,
 )
@@ -129,7 +129,7 @@ class SqliteStore:
         self._path = Path(os.path.realpath(path))
         self._options = options
         self.place = str(self._path)
-        self.known = len(migrations.steps())
+        self.known = len(steps())
         self._db = connect(self._path, options)
         # A ledger checkpoints between batches; this connection has no batches.
         self._db.execute("PRAGMA wal_autocheckpoint=1000")
@@ -144,7 +144,7 @@ class SqliteStore:
 
     def migrate(self) -> int:
         with self._translated():
-            return migrations.migrate(self._db, self._path)
+            return migrate(self._db, self._path)
 
     def count(self, table: Table) -> int:
         with self._translated():
@@ -215,7 +215,7 @@ class SqliteStore:
                 for table in TABLES:
                     self._db.execute(f"DELETE FROM towpath_{table.name}")
             else:
-                check_schema(self.place, found.schema, found.min_schema, self.known)
+                transfer.check_schema(self.place, found.schema, found.min_schema, self.known)
                 refuse_content(self)
             least = found.min_schema if found.is_unfinished else UNFINISHED + found.min_schema
             self._db.execute(
@@ -268,3 +268,42 @@ class SqliteStore:
 
 def _names(columns: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns)
+
+
+def steps() -> tuple[str, ...]:
+    return database.steps("sqlite")
+
+
+def migrate(db: apsw.Connection, path: Path) -> int:
+    """Migrate the file to this version's schema. Returns the version that it had before, 0 for none. Of
+    several processes that call this at once, one migrates. A step and its record are one transaction. There
+    is no downgrade: restore a backup instead."""
+    done = _stored_version(db, path)
+    if done >= len(steps()):
+        return done
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        done = _stored_version(db, path)
+        for number, step in enumerate(steps()[done:], done + 1):
+            db.execute(step)
+            db.execute("UPDATE towpath_meta SET schema = ?", (number,))
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    return done
+
+
+def _stored_version(db: apsw.Connection, path: Path) -> int:
+    if one(db, "SELECT 1 FROM sqlite_schema WHERE name = 'towpath_meta'") is None:
+        if one(db, "SELECT 1 FROM sqlite_schema WHERE name LIKE 'towpath\\_%' ESCAPE '\\'") is not None:
+            raise NotALedger(path=str(path), why="it has towpath_ tables but no towpath_meta")
+        return 0
+    schema, min_schema = one(db, "SELECT schema, min_schema FROM towpath_meta")
+    check_schema(path, schema, min_schema)
+    return int(schema)
+
+
+def check_schema(path: Path, schema: int, min_schema: int) -> None:
+    transfer.check_schema(str(path), schema, min_schema, len(steps()))

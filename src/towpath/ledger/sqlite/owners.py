@@ -3,7 +3,7 @@ process ends, however it ends.
 
 `<database>-live` has slots of a fixed size. A process locks the bytes of the first free slot and writes the
 name of its owner there. A slot with a name and without a lock belongs to a process that ended without closing
-the ledger. `close` clears the name first, so jobs that are still held then (a message whose receipt went to
+the ledger. `close` clears the name first, so jobs that are still held then (a message with a receipt in
 another process) wait for the end of their lease.
 
 The locks belong to the open file, not to the process (F_OFD_SETLK): closing another descriptor of the same

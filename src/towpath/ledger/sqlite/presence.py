@@ -17,8 +17,8 @@ same time stamp, so the files themselves are checked for this long after a chang
 READS = range(123, 128)
 """The bytes of the `-shm` file that SQLite locks for a read transaction. The layout is part of SQLite's file
 format."""
-LOOKS, BETWEEN = 10, 0.1
-"""How often, and how many seconds apart, `long_readers` reads the list of locks."""
+LOCK_READS, LOCK_READ_PAUSE = 10, 0.1
+"""`long_readers` reads the list of locks this many times, this many seconds apart."""
 
 
 class Presence:
@@ -26,8 +26,8 @@ class Presence:
     while any connection has them open.
 
     A removed or renamed file changes the time stamp of its directory, which one `fstat` reads. The files
-    themselves are not read at each commit: since Linux 6.13 a file whose times were read gets a new time
-    stamp with each write, which makes a commit 27 µs longer."""
+    themselves are not read at each commit: since Linux 6.13 a file gets a new time stamp with each write
+    after its times were read, which makes a commit 27 µs longer."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._log, self._shared = str(path), f"{path}-wal", f"{path}-shm"
@@ -51,8 +51,14 @@ class Presence:
 
     def check(self) -> None:
         """Raise `LedgerGone` if the files are gone; at most every `PAUSE` seconds."""
-        if (now := time.monotonic()) < self._due:
-            return
+        if (now := time.monotonic()) >= self._due:
+            self._check(now)
+
+    def check_now(self) -> None:
+        """Raise `LedgerGone` if the files are gone."""
+        self._check(time.monotonic())
+
+    def _check(self, now: float) -> None:
         # If a file is gone, each later call checks again and raises too.
         self._due = 0.0
         if self._numbers() != self._opened:
@@ -76,7 +82,7 @@ def long_readers(path: Path) -> list[str] | None:
     report.py)". None where the system does not list locks. The files are not opened: closing them would drop
     SQLite's locks."""
     found: set[int] | None = None
-    for look in range(LOOKS):
+    for read in range(LOCK_READS):
         try:
             locks = Path("/proc/locks").read_text()
             inode = os.stat(f"{path}-shm").st_ino
@@ -86,8 +92,8 @@ def long_readers(path: Path) -> list[str] | None:
         found = now if found is None else found & now
         if not found:
             return []
-        if look < LOOKS - 1:
-            time.sleep(BETWEEN)
+        if read < LOCK_READS - 1:
+            time.sleep(LOCK_READ_PAUSE)
     return [f"process {pid} ({_command(pid)})" for pid in sorted(found or ())]
 
 

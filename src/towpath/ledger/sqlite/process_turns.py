@@ -1,8 +1,8 @@
 """Fair turns between processes, first come, first served.
 
 SQLite's busy handler can starve a process for seconds. So a process takes `<database>-turn` before it writes.
-If the turn is taken, the process queues in `<database>-next`: it locks the one byte whose offset is the time
-of its arrival, and is first when no byte below is locked. The kernel frees the locks of a process that ends.
+If the turn is taken, the process queues in `<database>-next`: it locks the one byte at the offset of its time
+of arrival, and is first when no byte below is locked. The kernel frees the locks of a process that ends.
 
 The turns only provide fairness. SQLite's own lock protects the data, also when these files are deleted or
 truncated.
@@ -88,7 +88,7 @@ else:
 
         def __enter__(self) -> Self:
             try:
-                # Inlined: beside the disk, this is most of what a single writer waits for.
+                # Inlined: after the disk, this is the largest part of a single writer's wait.
                 stamp = os.pread(self._next, _STAMP.size, 0)
                 since = (
                     time.monotonic_ns() - _STAMP.unpack(stamp)[0]
@@ -167,7 +167,7 @@ else:
             return place
 
         def _is_first(self, place: int) -> bool:
-            """Whether the queue is empty below this place; place 0 asks for the whole queue."""
+            """Whether the queue is empty below this place; place 0 means the whole queue."""
             if sys.platform == "linux":
                 # F_GETLK is one call instead of lock and unlock, and this runs before every turn.
                 answer = fcntl.fcntl(

@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import astuple, force_setattr
 
 from towpath.core.admission import new_job
-from towpath.core.job import BODIES, COLUMNS, Job, Spec
-from towpath.ledger.tables.database import ERROR, HEADERS, PAYLOAD, array
+from towpath.core.job import COLUMNS, Job, Spec
+from towpath.ledger.tables.database import HEADERS, PAYLOAD, array, set_body
 
 PIECE = 1024 * 1024
 SLOTS = 8192
@@ -119,6 +119,21 @@ def fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
         start = end
 
 
+def fill_small(db: apsw.Connection, jobs: Sequence[Job], most: int, payloads: bytes, more: str) -> None:
+    """Set the payloads of at most `most` bytes, which `payloads` has one after the other, and read all bodies
+    of the jobs that have `more`."""
+    small = [job for job in jobs if 0 < job.size <= most]
+    if sum([job.size for job in small]) != len(payloads):
+        # A row is missing in a damaged file: find the job by the slots.
+        fill(db, jobs)
+        return
+    at = 0
+    for job in small:
+        force_setattr(job, "payload", payloads[at : at + job.size])
+        at += job.size
+    fill(db, [job for job, has_more in zip(jobs, _whole(more), strict=True) if has_more])
+
+
 def _sizes(db: apsw.Connection, jobs: Sequence[Job]) -> list[int]:
     """The length of each job's bodies. A finished job may have a result as large as a payload; for the others
     the payload's length is enough."""
@@ -143,10 +158,4 @@ def _fill(db: apsw.Connection, jobs: Sequence[Job]) -> None:
         else:
             found.setdefault((seq, rest // 1024), []).append(piece)
     for (seq, what), pieces in found.items():
-        force_setattr(wanted[seq], BODIES[what], _decoded(what, b"".join(pieces)))
-
-
-def _decoded(what: int, data: bytes) -> Any:
-    if what == HEADERS:
-        return msgspec.json.decode(data)
-    return data.decode() if what == ERROR else data
+        set_body(wanted[seq], what, b"".join(pieces))

@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from towpath.core.commands import Selector
-from towpath.core.job import Job, Spec, State
+from towpath.core.job import Job, State
 from towpath.core.lifecycle import REASONS, Jumps
 from towpath.core.views import Query
 from towpath.errors import Refused
@@ -28,11 +28,19 @@ from towpath.ledger.tables.database import (
     Args,
     Body,
     FunctionUndone,
+    HeldRow,
     array,
     script,
 )
 from towpath.ledger.tables.reads import Conditions
-from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow, StartFacts, Transaction
+from towpath.ledger.tables.transaction import (
+    GroupRow,
+    PartRow,
+    QueueRow,
+    ReadAhead,
+    StartFacts,
+    Transaction,
+)
 
 T = TypeVar("T")
 
@@ -59,6 +67,7 @@ class SqliteDb:
     """`tables.database.Db` on a connection."""
 
     __slots__ = ("connection",)
+    takes_best = True
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
@@ -81,8 +90,16 @@ class SqliteDb:
         insert(self.connection, _HEADS[table], rows)
 
     def take_best(self, args: Args) -> list[Job]:
-        """Nothing: an embedded database saves no round trip by a claim of one statement."""
-        return []
+        """Two statements: a step fewer than to read the jobs, to take them and to read their bodies."""
+        queue, n, now, owner, until, lease, single = args
+        most = min(jobs.BYTES_AT_ONCE // n, jobs.PIECE - 1)
+        row = one(self.connection, named("offer_best"), (queue, n, now, owner, until, lease, most))
+        found: list[Job] = msgspec.json.decode(row[0], type=list[Job])
+        if not found or (not single and [job for job in found if job.max_attempts == 1]):
+            return []
+        jobs.fill_small(self.connection, found, most, row[1] or b"", row[2])
+        self.run("take", (owner, until, lease, now, array([job.seq for job in found])))
+        return found
 
     def add_jobs(self, new: Sequence[Job]) -> None:
         insert(self.connection, jobs.INSERT_JOB, [jobs.columns_of(job) for job in new])
@@ -129,6 +146,9 @@ def insert(
     different statements, and they stay in the statement cache. `made` is the SQL for the values of a row,
     from column1, column2, ... of the tuple."""
     rows = tuples if isinstance(tuples, list) else list(tuples)
+    if len(rows) == 1:
+        db.execute(one_row(head, len(rows[0]), made), rows[0])
+        return
     for start in range(0, len(rows), ROWS):
         chunk = rows[start : start + ROWS]
         flat: list[Any] = []
@@ -138,6 +158,13 @@ def insert(
         missing = height - len(chunk)
         flat += [None] * (missing * width)
         db.execute(_values(head, width, height, missing > 0, made), flat)
+
+
+@cache
+def one_row(head: str, width: int, made: str = "*") -> str:
+    """The statement of `insert` for one row. It has no subquery, because a lone enqueue waits for it."""
+    values = ",".join("?" * width) if made == "*" else re.sub(r"column(\d+)", r"?\1", made)
+    return f"{head} VALUES ({values})"
 
 
 @cache
@@ -195,6 +222,10 @@ _PLACEHOLDERS: Mapping[str, str] = {
             "started_at": "?3",
         }
     ),
+    "{held}": "json_array("
+    + ", ".join([f'j."{name}"' for name in HeldRow.__struct_fields__ if name != "edges"])
+    + ", EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)"
+    " OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq)))",
     "{queue}": f"json_array({', '.join(QueueRow.__struct_fields__)})",
     "{part}": f"json_array({', '.join(PartRow.__struct_fields__)})",
     "{group}": f"json_array({', '.join(f'g.{name}' for name in GroupRow.__struct_fields__)})",
@@ -250,12 +281,21 @@ def _jobs(db: apsw.Connection, table: str, where: Conditions, order: str, limit:
 
 
 _queue_rows = msgspec.json.Decoder(list[QueueRow]).decode
+_held_rows = msgspec.json.Decoder(list[HeldRow]).decode
 
 
-def begin(connection: apsw.Connection, now: int, jumps: Jumps, first: Sequence[Spec] = ()) -> Transaction:
-    """Read the facts of a new transaction. `first`: the specs at its start; the facts for their append are
-    read by the same statement."""
-    args = (array({spec.queue for spec in first}), array([spec.id for spec in first]))
-    schema, least, seq, version, last, queues, known = one(connection, named("begin_batch"), args)
-    ground = StartFacts(schema, least, seq, version, last, _queue_rows(queues) if first else [], bool(known))
-    return Transaction(SqliteDb(connection), now, jumps, ground, first)
+def begin(connection: apsw.Connection, now: int, jumps: Jumps, ahead: ReadAhead) -> Transaction:
+    """Read the facts of a new transaction, and those for the parts of its batch in `ahead`, by one
+    statement."""
+    queues = {spec.queue for spec in ahead.specs}.union(ahead.queues)
+    args = (array(queues), array([spec.id for spec in ahead.specs]), array(ahead.settled), now)
+    start = one(connection, named("begin_batch"), args)
+    schema, least, seq, version, last, found, known, held, expired, suspects = start
+    start_facts = StartFacts(
+        *(schema, least, seq, version, last, _queue_rows(found) if queues else [], bool(known)),
+        expired=bool(expired),
+        suspects=bool(suspects),
+        settled=ahead.settled,
+        held=_held_rows(held) if ahead.settled else [],
+    )
+    return Transaction(SqliteDb(connection), now, jumps, start_facts, ahead.specs)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import apsw
 
-from towpath.errors import UserFunctionFailed
+from towpath.errors import Refused, UserFunctionFailed
 from towpath.ledger.tables.database import FunctionUndone
 
 _CONTROL = {
@@ -107,6 +107,20 @@ def call_all(
             if db.authorizer is not guard:
                 db.authorizer = guard
     return failed
+
+
+def rehearse(db: apsw.Connection, function: Callable[[Any], object]) -> None:
+    """Call a function in a transaction that is rolled back. Raises its failure."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        failed: Mapping[str, Refused] = call_all(db, [("", function)])
+    except FunctionUndone as undone:
+        failed = {"": undone.answer}
+    finally:
+        if in_transaction(db):
+            db.execute("ROLLBACK")
+    if failed:
+        raise failed[""]
 
 
 def _call(

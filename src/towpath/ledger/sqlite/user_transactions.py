@@ -14,10 +14,11 @@ from towpath.core.commands import Placed
 from towpath.core.job import Spec
 from towpath.core.lifecycle import Jumps
 from towpath.errors import LedgerBusy, StaleTransaction, WrongConnection
-from towpath.ledger.sqlite.migrations import check_schema
+from towpath.ledger.sqlite.maintenance import check_schema
 from towpath.ledger.sqlite.process_turns import ProcessTurns
 from towpath.ledger.sqlite.statements import begin
 from towpath.ledger.tables import append as appends
+from towpath.ledger.tables.transaction import ReadAhead
 
 _LOCK = "UPDATE towpath_meta SET last = last"
 """Takes the write lock inside a transaction without a read before it."""
@@ -71,7 +72,7 @@ class UserConnections:
             self._wait(connection, "BEGIN IMMEDIATE")
         try:
             if begun:
-                # Before the first read, so that what is read cannot change before the write.
+                # Before the first read, so that the rows cannot change between read and write.
                 self._wait(connection, _LOCK)
             answers = _place(connection, specs, now)
             connection.execute("RELEASE towpath_append" if begun else "COMMIT")
@@ -111,7 +112,7 @@ class UserConnections:
 
 
 def _place(connection: apsw.Connection, specs: Sequence[Spec], now: int) -> tuple[Placed, ...]:
-    tx = begin(connection, now, Jumps(), specs)
+    tx = begin(connection, now, Jumps(), ReadAhead(specs))
     check_schema(Path(connection.filename), tx.schema, tx.min_schema)
     answers = appends.place(tx, specs).answers
     tx.finish()

@@ -1,1 +1,1 @@
-"""What every ledger made of tables shares: one set of rules over named statements."""
+"""The common code of the table ledgers: one set of rules over named statements."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from towpath.core.admission import admit, new_job, walks
+from towpath.core.admission import admit, new_job
 from towpath.core.commands import TOMBSTONE, Append, Appended
 from towpath.core.facts import (
     Admission,
@@ -26,6 +26,7 @@ from towpath.core.facts import (
     key_of,
     node,
     places_of,
+    walks,
 )
 from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.core.limits import spend
@@ -140,7 +141,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> AppendFacts:
     groups = {spec.group for spec in related if spec.group is not None}
     groups.update(after.id for spec in related for after in spec.after if after.group)
     holders = _holders(tx, {key for spec in related if (key := key_of(spec)) is not None})
-    # A dependency on an id whose key is taken becomes one on the holder of the key. The holder may be purged.
+    # A dependency on an id with a taken key becomes one on the holder of the key. The holder may be purged.
     forgotten = [holder for holder in holders.values() if holder.state is None and holder.until > tx.now]
     known = {
         holder.id: Known(holder.id, holder.seq, State.DONE, gone=True)
@@ -311,8 +312,8 @@ def _write_relations(tx: Transaction, admission: Admission) -> None:
 
 def _write_aliases(tx: Transaction, admission: Admission) -> None:
     winners = {placed.id: placed.seq for placed in admission.answers}
-    tombs = [(id, winners[to], State.DONE, 0, to, tx.now + TOMBSTONE) for id, to in admission.aliases]
-    tx.db.put("tombstone", tombs)
+    tombstones = [(id, winners[to], State.DONE, 0, to, tx.now + TOMBSTONE) for id, to in admission.aliases]
+    tx.db.put("tombstone", tombstones)
 
 
 def decode_then(text: str) -> dict[str, list[Spec]]:

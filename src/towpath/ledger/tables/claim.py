@@ -9,13 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from towpath.core.checks import matches
-from towpath.core.commands import PROMOTE, Claim, Claimed, Want
+from towpath.core.commands import MAX_LEFT, PROMOTE, Claim, Claimed, Want
 from towpath.core.job import READY, RUNNING, SUSPECT, ClaimedJob, Job, State
-from towpath.core.lanes import narrowed
+from towpath.core.lanes import named_queues, narrowed
 from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import PartRow, QueueRow, Transaction, is_limited
+
+Terms = tuple[str, int]
+"""Owner and lease."""
 
 
 class _QueueCandidates(msgspec.Struct):
@@ -33,16 +36,22 @@ def claim(tx: Transaction, command: Claim) -> Claimed:
     taken: list[Job] = []
     bare: list[Job] = []
     finish.expire(tx, PROMOTE)
+    if len(command.wants) > 1:
+        # One read for the queues of all wants.
+        tx.load_queues(named_queues(command))
     for each in command.wants:
         want = narrowed(command, each, taken)
         if want is None:
             continue
-        queues = _wanted_queues(tx, want)
-        chosen = _take_at_once(tx, command, queues, want)
+        queues = [row for row in _wanted_queues(tx, want) if row.ready]
+        if not queues:
+            continue
+        terms = command.terms(want)
+        chosen = _take_at_once(tx, terms, queues, want)
         if not chosen:
-            by_queue = [_candidates_of(tx, command, row, want) for row in queues]
+            by_queue = [_candidates_of(tx, terms, row, want) for row in queues]
             chosen = _all_of(by_queue, want) or list(_merged(by_queue, want))
-            _take(tx, command, chosen)
+            _take(tx, terms, chosen)
             for candidates in by_queue:
                 _charge(tx, candidates)
             bare += chosen
@@ -51,19 +60,19 @@ def claim(tx: Transaction, command: Claim) -> Claimed:
     return Claimed(tuple([ClaimedJob(job) for job in taken]))
 
 
-def _take_at_once(tx: Transaction, command: Claim, queues: Sequence[QueueRow], want: Want) -> list[Job]:
+def _take_at_once(tx: Transaction, terms: Terms, queues: Sequence[QueueRow], want: Want) -> list[Job]:
     """Claim from one queue without limits by `Db.take_best`, with the bodies. Empty if the claim is not of
     this form, or if the database has no such statement."""
-    if len(queues) != 1:
+    if not tx.db.takes_best or len(queues) != 1 or want.without:
         return []
     (row,) = queues
-    if row.paused or not row.ready or row.next_at > tx.now or is_limited(row):
+    if row.paused or row.next_at > tx.now or is_limited(row):
         return []
     if want.suspects != 0 and _suspects(tx, row.name):
         return []
     single = want.once is None or want.once >= want.n
-    args = (row.name, want.n, tx.now, command.owner, tx.now + command.lease, command.lease, single)
-    chosen = tx.db.take_best(args)
+    owner, lease = terms
+    chosen = tx.db.take_best((row.name, want.n, tx.now, owner, tx.now + lease, lease, single))
     _count(tx, chosen)
     return chosen
 
@@ -91,8 +100,8 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
     return len(due)
 
 
-def _candidates_of(tx: Transaction, command: Claim, row: QueueRow, want: Want) -> _QueueCandidates:
-    if row.paused or not row.ready:
+def _candidates_of(tx: Transaction, terms: Terms, row: QueueRow, want: Want) -> _QueueCandidates:
+    if row.paused:
         return _QueueCandidates(row, [], [])
     room = permits(row.next_at, row.rate, tx.now, want.n)
     if row.cap is not None:
@@ -102,10 +111,11 @@ def _candidates_of(tx: Transaction, command: Claim, row: QueueRow, want: Want) -
     suspects = _suspects(tx, row.name)
     hidden = passed_over(suspects, want.suspects)
     most = 0 if not suspects else room if want.suspects is None else min(room, want.suspects)
-    # A part whose ready jobs are all passed over must not take the place of another part.
+    # A part with only skipped ready jobs must not take the place of another part.
     parts = _open_parts(tx, row, room + len(hidden)) if row.ready > row.loose else []
     if not parts:
-        found = _fetch(tx, command, row, {None: room}, most)[None] if row.loose else []
+        without = want.without if row.loose <= MAX_LEFT else ()
+        found = _fetch(tx, terms, row, {None: room}, most, without)[None] if row.loose else []
         return _QueueCandidates(row, found[:room], [])
     turns = [
         PartTurn(part.name, part.served, part.weight, _room(part, tx.now, room, hidden.get(part.name, 0)))
@@ -113,7 +123,7 @@ def _candidates_of(tx: Transaction, command: Claim, row: QueueRow, want: Want) -
     ]
     if loose := row.loose - hidden.get(None, 0):
         turns.append(PartTurn(None, row.served, 1, loose))
-    return _rotate(tx, command, row, share(turns, row.clock, room), most)
+    return _rotate(tx, terms, row, share(turns, row.clock, room), most)
 
 
 def _suspects(tx: Transaction, queue: str) -> dict[str | None, int]:
@@ -133,15 +143,23 @@ def _room(part: PartRow, now: int, most: int, hidden: int) -> int:
 
 
 def _fetch(
-    tx: Transaction, command: Claim, row: QueueRow, counts: Mapping[str | None, int], suspects: int
+    tx: Transaction,
+    terms: Terms,
+    row: QueueRow,
+    counts: Mapping[str | None, int],
+    suspects: int,
+    without: Sequence[str] = (),
 ) -> dict[str | None, list[Job]]:
-    """The best ready jobs of each part (None: without a part) and, in addition, at most `suspects` suspects,
-    in claim order and with the values that they have after the claim."""
-    now, lease = tx.now, command.lease
+    """The best ready jobs of each part (None: without a part, and not of a kind in `without`) and, in
+    addition, at most `suspects` suspects, in claim order and with the values that they have after the
+    claim."""
+    now, (owner, lease) = tx.now, terms
     found: dict[str | None, list[Job]] = {part: [] for part in counts}
     named = {part: n for part, n in counts.items() if part is not None}
-    rest = (now, command.owner, now + lease, lease)
-    if None in counts:
+    rest = (now, owner, now + lease, lease)
+    if None in counts and without:
+        found[None] += tx.db.rows("offer_other", (row.name, counts[None], *rest, array(without)), Job)
+    elif None in counts:
         found[None] += tx.db.rows("offer_loose", (row.name, counts[None], *rest), Job)
     if named:
         for job in tx.db.rows("offer_parted", (row.name, max(named.values()), *rest, array(named)), Job):
@@ -156,10 +174,10 @@ def _fetch(
 
 
 def _rotate(
-    tx: Transaction, command: Claim, row: QueueRow, picks: Sequence[Pick], suspects: int
+    tx: Transaction, terms: Terms, row: QueueRow, picks: Sequence[Pick], suspects: int
 ) -> _QueueCandidates:
     """Give each pick the next job of its part."""
-    waiting = _fetch(tx, command, row, Counter(pick.part for pick in picks), suspects)
+    waiting = _fetch(tx, terms, row, Counter(pick.part for pick in picks), suspects)
     for found in waiting.values():
         found.reverse()
     candidates = _QueueCandidates(row, [], [])
@@ -213,11 +231,11 @@ def _merged(by_queue: Sequence[_QueueCandidates], want: Want) -> Iterator[Job]:
             heapq.heappush(heads, (_order(candidates.jobs[candidates.at]), at))
 
 
-def _take(tx: Transaction, command: Claim, chosen: Sequence[Job]) -> None:
+def _take(tx: Transaction, terms: Terms, chosen: Sequence[Job]) -> None:
     if chosen:
-        until = tx.now + command.lease
+        owner, lease = terms
         seqs = array([job.seq for job in chosen])
-        tx.db.run("take", (command.owner, until, command.lease, tx.now, seqs))
+        tx.db.run("take", (owner, tx.now + lease, lease, tx.now, seqs))
         _count(tx, chosen)
 
 

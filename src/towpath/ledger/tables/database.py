@@ -6,18 +6,22 @@ The rules are written once, in this package. The statements are written per dial
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from towpath.core.commands import Command, Selector, Settle, Settled
-from towpath.core.job import RUNNING, Job, Reason, State
+from towpath.core.job import BODIES, DONE, RUNNING, Job, Reason, State
 from towpath.core.views import Query
 from towpath.errors import Refused
+from towpath.escapes import get_logger
+
+log = get_logger("towpath.ledger")
 
 T = TypeVar("T")
 Args = Sequence[Any]
@@ -26,6 +30,7 @@ Body = tuple[int, int, bytes]
 """(seq, what, data)"""
 
 TABLES: Mapping[str, tuple[str, ...]] = {
+    "attempt": ("seq", "number", "counted", "started_at", "ended_at", "owner", "outcome", "error"),
     "edge": ("src", "dst", "run_anyway"),
     "gate": ("src", "dst", "run_anyway", "outcome"),
     "proxy": ("id", "seq", "grp", "job", "counted"),
@@ -63,6 +68,9 @@ class HeldRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Db(Protocol):
+    takes_best: bool
+    """Whether the database has the statement of `take_best`."""
+
     def rows(self, name: str, args: Args, type: type[T]) -> list[T]:
         """All rows of a named statement as values of `type`; for a single column, its values."""
         ...
@@ -123,6 +131,15 @@ class Db(Protocol):
     def is_command_error(self, error: Exception) -> bool:
         """Whether a command or a defect caused the error, and not the database or the machine."""
         ...
+
+
+def set_body(job: Job, what: int, data: bytes) -> None:
+    """Set a body of a freshly read job: the frozen struct is changed. A done job has no error. The row of an
+    earlier attempt's error is kept, because its deletion would cost each end of a job a statement."""
+    if what == ERROR:
+        force_setattr(job, "error", None if job.state is DONE else data.decode())
+    else:
+        force_setattr(job, BODIES[what], msgspec.json.decode(data) if what == HEADERS else data)
 
 
 def array(values: Iterable[Any]) -> str:
@@ -201,8 +218,8 @@ def settle_with_functions(
     commands: Sequence[Settle],
     run: Callable[[Transaction, Sequence[Settle]], list[Settled | Refused]],
 ) -> list[Settled | Refused]:
-    """Call the commit functions, then apply by `run` the settles whose function returned or that have
-    none."""
+    """Call the commit functions, then apply by `run` the settles without a function and the settles with a
+    function that returned."""
     started = time.monotonic()
     called, refused = _call(tx, commands)
     tx.called = tx.called[0] + len(called), tx.called[1] + time.monotonic() - started
@@ -222,7 +239,7 @@ def settle_with_functions(
 
 
 def _call(tx: Transaction, commands: Sequence[Settle]) -> tuple[set[str], dict[tuple[str, int], Refused]]:
-    """The jobs whose functions were called, and the refusals by id and fence. The function of a claim that is
+    """The jobs with called functions, and the refusals by id and fence. The function of a claim that is
     lost or already settled is not called."""
     tx.flush()
     first: dict[str, Settle] = {}
@@ -243,3 +260,44 @@ def _call(tx: Transaction, commands: Sequence[Settle]) -> tuple[set[str], dict[t
         refused[id, first[id].fence] = failure
     tx.wrote = tx.wrote or len(functions) > 0
     return {id for id, _ in functions}, refused
+
+
+class FastPathRefused(Exception):
+    """A rule keeps the batch from the fast path. Nothing has been written. `reason` is a metric label: one of
+    a few constants, never data."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class FastPaths:
+    """Counters of the fast paths of one ledger object: how often each was taken, refused by a rule, or
+    failed. `taken` and `failed` are by path, `refused` by path and reason.
+
+    An error inside a fast path is a defect: the batch is rolled back and takes the general path, so without
+    these counters the only sign of the defect would be lower speed. They are written under the ledger's write
+    lock and may be read from any thread."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def take(self, path: str) -> None:
+        self.taken[path] += 1
+
+    def refuse(self, path: str, reason: str) -> None:
+        self.refused[path, reason] += 1
+
+    def fail(self, path: str, error: Exception) -> None:
+        """Count the error; log the first one of each path with its traceback."""
+        self.failed[path] += 1
+        if self.failed[path] == 1:
+            log.error(
+                "fast path %s failed and the general path is used: please report this defect: %s: %s",
+                path,
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )

@@ -36,11 +36,12 @@ from towpath.core.commands import (
     token_of,
 )
 from towpath.core.job import ClaimedJob, Spec, State
+from towpath.core.lanes import named_queues
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
 from towpath.ledger.tables import append, settings, settle, upkeep
 from towpath.ledger.tables import claim as claims
-from towpath.ledger.tables.transaction import Transaction, by_id
+from towpath.ledger.tables.transaction import ReadAhead, Transaction, by_id
 
 READ_AHEAD = 5000
 Executor = Callable[[Transaction, Sequence[Command]], list[Answer]]
@@ -108,6 +109,16 @@ def first_specs(commands: Sequence[Command]) -> list[Spec]:
             break
         found += command.specs
     return found
+
+
+def read_ahead(commands: Sequence[Command]) -> ReadAhead:
+    settled: list[str] = []
+    for command in commands:
+        if type(command) is not Settle or command.spawn or command.notes:
+            break
+        settled.append(command.id)
+    claims = [command for command in commands if type(command) is Claim]
+    return ReadAhead(first_specs(commands), settled, [name for each in claims for name in named_queues(each)])
 
 
 def check_commands(commands: Sequence[Command]) -> None:

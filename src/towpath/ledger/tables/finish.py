@@ -11,14 +11,24 @@ from msgspec.structs import replace
 
 from towpath.core.commands import GroupState, OnFailure
 from towpath.core.facts import Origin, namespace
-from towpath.core.ids import derived
+from towpath.core.ids import callback_id
 from towpath.core.job import FINISHED, Job, Reason, State
-from towpath.core.lifecycle import awaken, counter_of, group_outcome, purge_time
+from towpath.core.lifecycle import (
+    HISTORY,
+    Change,
+    attempt_outcome,
+    awaken,
+    counter_of,
+    group_outcome,
+    purge_time,
+)
 from towpath.ledger.tables import append
 from towpath.ledger.tables.database import HeldRow, array
 from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, moved, recount
 
 Ending = tuple[list[int], State, Reason]
+AttemptEnd = tuple[Job | HeldRow, Change, str | None]
+"""A running job, its change, and the error of the attempt. The attempt did not end done."""
 
 
 class Dependent(NamedTuple):
@@ -44,7 +54,7 @@ def finish_sets(tx: Transaction, sets: Iterable[Ending]) -> None:
 
 
 def expire(tx: Transaction, limit: int) -> int:
-    """End at most `limit` waiting jobs whose time to live is over. Returns how many."""
+    """End at most `limit` waiting jobs that are past their time to live. Returns how many."""
     if not tx.expired:
         return 0
     seqs = tx.db.rows("expired_jobs", (tx.now, limit), int)
@@ -89,7 +99,7 @@ class ProxyRow(NamedTuple):
 
 
 def _count_proxies(tx: Transaction, ended: Sequence[Job], state: State, reason: Reason) -> set[str]:
-    """Count ended jobs in the groups whose members they represent. Returns these groups."""
+    """Count ended jobs in the groups in which they represent members. Returns these groups."""
     keyed = [job.seq for job in ended if job.key is not None]
     rows = (
         [row for row in tx.db.rows("proxies_of", (array(keyed),), ProxyRow) if row.counted == "unfinished"]
@@ -119,6 +129,21 @@ def _end(tx: Transaction, jobs: Sequence[Job], state: State, reason: Reason) -> 
         tx.db.run("end_jobs", (state, reason, tx.now, purge_at, array(seqs)))
     tx.move(moved(jobs, state))
     free_keys(tx, jobs)
+
+
+def end_attempts(tx: Transaction, ends: Sequence[AttemptEnd]) -> None:
+    """Write these ends to the histories of the jobs, by the rule of `core.lifecycle.end_attempt`. The
+    statement reads the rows of the jobs, so it runs before the statements that give the jobs back or end
+    them."""
+    if not ends:
+        return
+    rows = [
+        (job.seq, int(change.attempts == job.attempts), attempt_outcome(job, change), error)
+        for job, change, error in ends
+    ]
+    tx.db.run("end_attempts", (tx.now, array(rows)))
+    if old := [(job.seq, job.attempts - HISTORY) for job, _, _ in ends if job.attempts > HISTORY]:
+        tx.db.run("forget_attempts", (array(old),))
 
 
 def purge_of(tx: Transaction, job: Job | HeldRow, state: State) -> int | None:
@@ -210,7 +235,7 @@ def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
     if specs := thens.pop(outcome, []):
         # Removed, so that a group that is reopened and ends again does not append the specs twice.
         tx.db.put("then", [(group.id, append.encode_then(thens))])
-        follow = [replace(spec, id=derived(group.id, f"then:{outcome}", n)) for n, spec in enumerate(specs)]
+        follow = [replace(spec, id=callback_id(group.id, outcome, n)) for n, spec in enumerate(specs)]
         admission = append.insert_admitted(tx, append.decide(tx, follow, Origin()))
         tx.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
         # Superseded jobs end after the work that this group has already queued.

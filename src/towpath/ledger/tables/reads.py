@@ -1,16 +1,26 @@
-"""Reads of a table ledger: conditions on jobs as SQL, and the views of jobs, queues, parts and groups."""
+"""Reads of a table ledger: conditions on jobs as SQL, the views of jobs, queues, parts and groups, and the
+pool of connections that reads share. Reads never use the writing connection: a read waits for no commit, and
+a commit for no read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from towpath.core.checks import storable
-from towpath.core.commands import Selector
+from towpath.core.commands import GroupState, Selector
 from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
+from towpath.core.ids import prefix_range, short_seq
 from towpath.core.job import Job, Reason, State
 from towpath.core.views import (
+    AttemptRecord,
     Counts,
+    GroupPage,
+    GroupQuery,
     GroupView,
     NoteView,
     Page,
@@ -18,10 +28,13 @@ from towpath.core.views import (
     Query,
     QueueView,
     Winner,
+    group_page,
+    page_id,
     page_seq,
     page_token,
+    prefix_end,
 )
-from towpath.errors import UnknownJob
+from towpath.errors import ReadersBusy, UnknownJob
 from towpath.ledger.tables.database import Db, array
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
@@ -119,12 +132,29 @@ def _by_id(db: Db, ids: Iterable[str]) -> dict[str, Job]:
     return {job.id: job for job in db.rows("read_by_id", (array(filter(storable, ids)),), Job)}
 
 
+def lookup(db: Db, text: str, limit: int) -> list[Job]:
+    """One range of the index on ids; a text in the form of a short id is also read by its seq."""
+    if not storable(text):
+        return []
+    found = db.rows("read_by_prefix", (*prefix_range(text), limit), Job)
+    if found and found[0].id == text:
+        return found[:1]
+    seq = short_seq(text)
+    numbered = [] if seq is None else db.rows("read_by_seq", (seq,), Job)
+    found += [job for job in numbered if job.short_id == text]
+    return sorted(found, key=lambda job: job.id)[:limit]
+
+
 def find(db: Db, query: Query) -> Page:
     found = db.find(query, query.limit + 1)
     page = found[: query.limit]
     if query.bodies:
         db.fill(page)
     return Page(tuple(page), page_token(page[-1].seq) if len(found) > query.limit else None)
+
+
+def attempts(db: Db, id: str) -> list[AttemptRecord]:
+    return db.rows("attempts_of", (id,), AttemptRecord) if storable(id) else []
 
 
 def queues(db: Db) -> dict[str, QueueView]:
@@ -183,6 +213,19 @@ def group(db: Db, id: str) -> GroupView | None:
     return group_view(found[0]) if found else None
 
 
+def groups(db: Db, query: GroupQuery) -> GroupPage:
+    first, end = query.prefix, prefix_end(query.prefix)
+    mark = None if query.page is None else page_id(query.page)
+    states = array(query.states or GroupState)
+    outcomes = array(query.outcomes) if query.outcomes else None
+    wanted = (states, outcomes, query.limit + 1)
+    if query.descending:
+        rows = db.rows("groups_before", (first, end if mark is None else min(end, mark), *wanted), GroupRow)
+    else:
+        rows = db.rows("groups_after", (first, mark or "", end, *wanted), GroupRow)
+    return group_page(query, [group_view(row) for row in rows])
+
+
 def winners(db: Db, job: str, group: str) -> list[Winner]:
     name, about = ("winners_in", group) if group else ("winners_for", job)
     found = db.rows(name, (about,), tuple[str, int, str | None, str]) if storable(about) else []
@@ -204,7 +247,7 @@ def explain_job(db: Db, id: str, now: int) -> Explanation:
     if id not in found:
         raise UnknownJob(id=id)
     job = found[id]
-    if job.reason is Reason.REFUSED:
+    if job.reason is Reason.REFUSED or (job.state is State.READY and job.fence):
         db.fill([job])
     (queue,) = db.rows("queues_by_name", (array([job.queue]),), QueueRow)
     facts = JobFacts(job=job, queue=queue_view(queue, None))
@@ -237,11 +280,29 @@ def _add_gates(db: Db, facts: JobFacts, job: Job, queue: QueueRow) -> None:
         facts.ahead = db.one("ahead_parted", (job.queue, job.part, job.priority, job.seq, AHEAD))[0]
 
 
-class GroupReads:
-    """The reads of parts and groups, which all table ledgers share."""
+class SharedReads:
+    """The reads of jobs, attempts, queues, parts and groups, which all table ledgers share."""
 
     def _reads(self, read: Callable[[Db], T]) -> T:
         raise NotImplementedError
+
+    def get(self, id: str) -> Job | None:
+        return self._reads(lambda db: get(db, id))
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        return self._reads(lambda db: get_many(db, ids, bodies))
+
+    def find(self, query: Query) -> Page:
+        return self._reads(lambda db: find(db, query))
+
+    def queues(self) -> dict[str, QueueView]:
+        return self._reads(queues)
+
+    def lookup(self, text: str, limit: int = 10) -> list[Job]:
+        return self._reads(lambda db: lookup(db, text, limit))
+
+    def attempts(self, id: str) -> list[AttemptRecord]:
+        return self._reads(lambda db: attempts(db, id))
 
     def parts(self, queue: str) -> dict[str, PartView]:
         return self._reads(lambda db: parts(db, queue))
@@ -249,5 +310,134 @@ class GroupReads:
     def group(self, id: str) -> GroupView | None:
         return self._reads(lambda db: group(db, id))
 
+    def groups(self, query: GroupQuery) -> GroupPage:
+        return self._reads(lambda db: groups(db, query))
+
     def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
         return self._reads(lambda db: winners(db, job, group))
+
+
+READERS: Final = 4
+"""Read connections of an open ledger, at most."""
+GROW_AFTER: Final = 0.01
+"""Seconds that a read waits for an open connection before another one is opened. Short reads of several
+threads take turns on one connection, so a process without long reads holds one."""
+RECHECK: Final = 1.0
+"""Seconds after which a waiting thread checks for a reader that was lost by an interrupt."""
+
+C = TypeVar("C")
+
+
+class Reader(Generic[C]):
+    """A place for a connection. Its lock is held during a read, and by a thread that closes it or forks."""
+
+    __slots__ = ("__weakref__", "connection", "lock")
+
+    def __init__(self) -> None:
+        self.connection: C | None = None
+        """Opened by the first read and replaced after a loss, both by the function given to `run`."""
+        self.lock = threading.Lock()
+
+
+class _Waiter(Generic[C]):
+    __slots__ = ("reader", "woken")
+
+    def __init__(self) -> None:
+        self.reader: Reader[C] | None = None
+        self.woken = threading.Lock()
+        """Released when `reader` is set."""
+        self.woken.acquire()
+
+
+class ReadPool(Generic[C]):
+    """Waiting threads get the readers in the order of their arrival. After `timeout` seconds without a reader
+    `ReadersBusy` is raised.
+
+    An interrupt can lose a reader between two statements. No reference to it is left then: the set of all
+    readers is weak, so that another one takes its place."""
+
+    def __init__(self, place: str, timeout: float, size: int = READERS) -> None:
+        self._place, self._timeout, self._size = place, timeout, size
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[Reader[C]] = weakref.WeakSet()
+        self._idle: list[Reader[C]] = []
+        """Empty while a thread waits."""
+        self._waiters: deque[_Waiter[C]] = deque()
+
+    def run(self, use: Callable[..., T], *args: Any) -> T:
+        """Call `use(reader, *args)` with a reader that no other thread uses."""
+        with self._lock:
+            reader = self._idle.pop() if self._idle else None
+        if reader is None:
+            reader = self._wait()
+        try:
+            with reader.lock:
+                return use(reader, *args)
+        finally:
+            with self._lock:
+                if self._waiters:
+                    self._give(reader)
+                else:
+                    self._idle.append(reader)
+
+    def _give(self, reader: Reader[C]) -> None:
+        if self._waiters:
+            waiter = self._waiters.popleft()
+            waiter.reader = reader
+            waiter.woken.release()
+        else:
+            self._idle.append(reader)
+
+    def _wait(self) -> Reader[C]:
+        """A reader that another thread has returned, or a new one."""
+        waiter: _Waiter[C] = _Waiter()
+        began = time.monotonic()
+        try:
+            while True:
+                with self._lock:
+                    if waiter.reader is not None:
+                        return waiter.reader
+                    waited = time.monotonic() - began
+                    if self._idle or self._may_grow(waited):
+                        self._forget(waiter)
+                        return self._idle.pop() if self._idle else self._add()
+                    if waited >= self._timeout:
+                        raise ReadersBusy(path=self._place, count=self._size, seconds=self._timeout)
+                    if waiter not in self._waiters:
+                        self._waiters.append(waiter)
+                pause = GROW_AFTER if waited < GROW_AFTER else RECHECK
+                waiter.woken.acquire(timeout=min(pause, self._timeout - waited))
+        except BaseException:
+            with self._lock:
+                self._forget(waiter)
+                if waiter.reader is not None:
+                    self._give(waiter.reader)
+            raise
+
+    def _may_grow(self, waited: float) -> bool:
+        return not self._all or (waited >= GROW_AFTER and len(self._all) < self._size)
+
+    def _add(self) -> Reader[C]:
+        reader: Reader[C] = Reader()
+        self._all.add(reader)
+        return reader
+
+    def _forget(self, waiter: _Waiter[C]) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    def locks(self) -> Iterator[threading.Lock]:
+        """The locks that no other thread must hold during a fork. After the first one is acquired, no read
+        begins, and the running reads end before the others can be acquired."""
+        yield self._lock
+        for reader in list(self._all):
+            yield reader.lock
+
+    def close(self, end: Callable[[C], object]) -> None:
+        """Wait for the running reads and call `end` with each connection. The caller must have made sure that
+        later reads use no connection."""
+        for reader in list(self._all):
+            with reader.lock:
+                connection, reader.connection = reader.connection, None
+                if connection is not None:
+                    end(connection)

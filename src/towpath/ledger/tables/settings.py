@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET
 
 from towpath.core.commands import (
     Abort,
@@ -20,8 +19,9 @@ from towpath.core.commands import (
     SetQueue,
     Unseal,
 )
-from towpath.core.limits import reason_after
-from towpath.errors import NoteConflict, Refused, UnknownGroup
+from towpath.core.limits import period_of
+from towpath.core.views import NotePlan, NoteView, given_settings, plan_notes
+from towpath.errors import Refused, UnknownGroup
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.append import encode_then
 from towpath.ledger.tables.database import array
@@ -75,13 +75,7 @@ def set_queue(tx: Transaction, command: SetQueue) -> QueueSet:
     tx.wrote = True
     tx.hold_queues([command.queue])
     row = tx.change_queue(command.queue)
-    _set_gate(row, command)
-    if command.capacity is not UNSET:
-        row.capacity = command.capacity
-    if command.retention is not UNSET:
-        row.retention = command.retention
-    if command.keep is not UNSET:
-        row.keep = command.keep
+    _set(row, command)
     return QueueSet(command.queue)
 
 
@@ -90,79 +84,44 @@ def set_part(tx: Transaction, command: SetPart) -> QueueSet:
     tx.hold_queues([command.queue])
     row = tx.change_part(command.queue, command.part)
     row.configured = 1
-    _set_gate(row, command)
-    if command.weight is not UNSET:
-        row.weight = command.weight
-    if command.capacity is not UNSET:
-        row.capacity = command.capacity
-    if command.append_rate is not UNSET:
-        rate = command.append_rate
-        limits = (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
-        row.append_count, row.append_period, row.append_burst = limits
+    _set(row, command)
     tx.quotas = True
     return QueueSet(command.queue, command.part)
 
 
-def _set_gate(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
-    row.why = reason_after(row.why, bool(row.paused), command.paused, command.why)
-    if command.paused is not UNSET:
-        row.paused = int(command.paused)
-    if command.cap is not UNSET:
-        row.cap = command.cap
-    if command.rate is not UNSET:
-        rate = command.rate
-        row.rate_count, row.rate_period, row.rate_burst = (
-            (None,) * 3 if rate is None else (rate.count, rate.period, rate.burst)
-        )
-    if command.not_before is not UNSET:
-        row.next_at = command.not_before
-
-
-class NoteDecision(msgspec.Struct):
-    answers: list[Noted]
-    puts: dict[str, tuple[str, bytes, int, int, int | None]]
-    drops: set[str]
-    next_version: int
+def _set(row: QueueRow | PartRow, command: SetQueue | SetPart) -> None:
+    for field, value in given_settings(row.why, bool(row.paused), command).items():
+        if field in ("rate", "append_rate"):
+            name = field.removesuffix("_rate")
+            limits = (None,) * 3 if value is None else (value.count, period_of(value), value.burst)
+            for part, limit in zip(("count", "period", "burst"), limits, strict=True):
+                setattr(row, f"{name}_{part}", limit)
+        else:
+            setattr(row, field, value)
+    row.paused = int(row.paused)
 
 
 def note(tx: Transaction, command: Note) -> Noted:
-    decided = decide(tx, [command])
-    write(tx, decided)
+    plan = decide(tx, [command])
+    write(tx, plan)
     for gate in command.gates:
         set_gate(tx, gate)
-    return decided.answers[0]
+    return plan[0][1]
 
 
-def decide(tx: Transaction, commands: Sequence[Note]) -> NoteDecision:
-    """Decide a sequence of notes; each sees the ones before it. Raises `NoteConflict`; writes nothing."""
+def decide(tx: Transaction, commands: Sequence[Note]) -> NotePlan:
+    """Decide a sequence of notes; each reads the results of the earlier ones. Raises `NoteConflict`; writes
+    nothing."""
     tx.hold_relations()
     found = tx.db.rows("live_notes", (array({n.key for n in commands}), tx.now), tuple[str, int, int])
-    live: dict[str, tuple[int, int]] = {key: (version, fence) for key, version, fence in found}
-    decided = NoteDecision([], {}, set(), tx.next_version)
-    for command in commands:
-        version, fence = live.get(command.key, (0, 0))
-        if command.expect is not None and command.expect != version:
-            raise NoteConflict(key=command.key, version=version, expect=command.expect)
-        if command.value is None:
-            live.pop(command.key, None)
-            decided.puts.pop(command.key, None)
-            decided.drops.add(command.key)
-            decided.answers.append(Noted(command.key, version, fence))
-            continue
-        version = decided.next_version
-        decided.next_version += 1
-        fence = fence or version
-        live[command.key] = version, fence
-        expires = None if command.ttl is None else tx.now + command.ttl
-        decided.puts[command.key] = command.key, command.value, version, fence, expires
-        decided.drops.discard(command.key)
-        decided.answers.append(Noted(command.key, version, fence))
-    return decided
+    live = {key: NoteView(key, b"", version, fence, None) for key, version, fence in found}
+    return plan_notes(live, commands, tx.next_version, tx.now)
 
 
-def write(tx: Transaction, decided: NoteDecision) -> None:
+def write(tx: Transaction, plan: NotePlan) -> None:
     tx.wrote = True
-    tx.next_version = decided.next_version
-    if decided.drops:
-        tx.db.run("delete_notes", (array(decided.drops),))
-    tx.db.put("note", decided.puts.values())
+    written = {answer.key: new for new, answer in plan}
+    tx.next_version += sum([new is not None for new, _ in plan])
+    if deleted := [key for key, new in written.items() if new is None]:
+        tx.db.run("delete_notes", (array(deleted),))
+    tx.db.put("note", [msgspec.structs.astuple(new) for new in written.values() if new is not None])

@@ -15,21 +15,19 @@ from towpath.core.job import (
     FINISHED,
     RUNNING,
     Done,
-    FailOutcome,
     Job,
     Outcome,
     Reason,
     Refuse,
     Release,
-    RetryOutcome,
     State,
-    Stop,
 )
 from towpath.core.lifecycle import Change, settle
 from towpath.core.limits import spend
 from towpath.errors import LostClaim, Refused
 from towpath.ledger.tables import append, finish, settings
 from towpath.ledger.tables.database import CURSOR, ERROR, RESULT, Body, HeldRow, array, settle_with_functions
+from towpath.ledger.tables.finish import AttemptEnd
 from towpath.ledger.tables.transaction import PartRow, QueueRow, Transaction, by_id, flush_queues
 
 Settling = Job | HeldRow
@@ -42,6 +40,7 @@ class _Gathered(msgspec.Struct):
     over: list[tuple[Settling, Change]] = []
     """Failed or canceled jobs without dependents and without a group."""
     again: list[tuple[Settling, Change]] = []
+    ends: list[AttemptEnd] = []
     bodies: list[Body] = []
     with_edges: list[int] = []
 
@@ -78,7 +77,7 @@ def _gather_run(
 ) -> tuple[_Gathered, str | None]:
     """Gather settles from the start as far as they can be written together. Returns also the job group, if
     any, that the last settle leaves without unfinished members."""
-    gathered = _Gathered([], [], [], [], [])
+    gathered = _Gathered([], [], [], [], [], [])
     plain: list[Settle] = []
     for command in commands:
         if command.spawn or command.notes:
@@ -86,7 +85,7 @@ def _gather_run(
         plain.append(command)
     if not plain:
         return gathered, None
-    held = {job.id: job for job in tx.db.rows("held", (array([c.id for c in plain]),), HeldRow)}
+    held = {job.id: job for job in _held(tx, [command.id for command in plain])}
     proxied = _proxied(tx, held.values())
     settled: dict[tuple[str, int], State] = {}
     for command in plain:
@@ -123,6 +122,12 @@ def _gather_run(
     return gathered, None
 
 
+def _held(tx: Transaction, ids: Sequence[str]) -> Sequence[HeldRow]:
+    if not tx.wrote and tx.settled == ids:
+        return tx.held
+    return tx.db.rows("held", (array(ids),), HeldRow)
+
+
 def _proxied(tx: Transaction, jobs: Iterable[HeldRow]) -> set[int]:
     """The jobs that represent members of groups: each of them is settled alone."""
     keyed = [job.seq for job in jobs if job.edges and job.key is not None]
@@ -134,9 +139,15 @@ def _gather(tx: Transaction, gathered: _Gathered, job: Settling, change: Change,
         gathered.done.append(job)
     else:
         (gathered.over if change.state in FINISHED else gathered.again).append((job, change))
+        gathered.ends.append((job, change, _error(outcome)))
         if type(outcome) is Release or type(outcome) is Refuse:
             _refund(tx, job)
     gathered.bodies += _bodies(job, outcome)
+
+
+def _error(outcome: Outcome) -> str | None:
+    error: str | None = getattr(outcome, "error", None)
+    return error
 
 
 def _is_last(tx: Transaction, group: str) -> bool:
@@ -148,9 +159,8 @@ def _is_last(tx: Transaction, group: str) -> bool:
 def _bodies(job: Settling, outcome: Outcome) -> list[Body]:
     if type(outcome) is Done:
         return [] if outcome.result is None else [(job.seq, RESULT, outcome.result)]
-    if isinstance(outcome, RetryOutcome | Refuse | FailOutcome | Stop) and outcome.error is not None:
-        return [(job.seq, ERROR, outcome.error.encode())]
-    return []
+    error = _error(outcome)
+    return [] if error is None else [(job.seq, ERROR, error.encode())]
 
 
 def _refund(tx: Transaction, job: Settling) -> None:
@@ -177,6 +187,7 @@ def _not_held(tx: Transaction, job: Settling | None, command: Settle) -> Settled
 
 
 def _write(tx: Transaction, gathered: _Gathered) -> None:
+    finish.end_attempts(tx, gathered.ends)
     moves: Counter[tuple[str, str | None, State | None, State | None]] = Counter()
     alike: dict[tuple[str, str | None, int | None], list[Settling]] = {}
     for job in gathered.done:
@@ -248,12 +259,14 @@ def _change(tx: Transaction, job: Job, command: Settle) -> Settled:
     tx.wrote = True
     tx.db.put_bodies(_bodies(job, command.outcome))
     if change.state in FINISHED:
+        if change.state is not DONE:
+            finish.end_attempts(tx, [(job, change, _error(command.outcome))])
         tx.db.run("settle_end", (change.attempts, change.failures, change.state, job.seq))
         if type(command.outcome) is Release or type(command.outcome) is Refuse:
             _refund(tx, job)
         finish.finish(tx, [job.seq], change.state, change.reason)
     else:
-        gathered = _Gathered([], [], [], [], [])
+        gathered = _Gathered([], [], [], [], [], [])
         _gather(tx, gathered, job, change, command.outcome)
         gathered.bodies = []
         _write(tx, gathered)

@@ -1,22 +1,22 @@
 """One transaction: its time, its counters, and its cached rows of queues, parts and groups.
 
-Counter rows are read once, changed in memory and written together by `flush`. Code that reads those tables by
+Counter rows are read once, changed in memory and written together by `flush`. Code that reads these tables by
 SQL inside the transaction must flush first."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from towpath.core.commands import GroupState, OnFailure
-from towpath.core.job import READY, RUNNING, SERIAL, Job, Reason, Spec, State
+from towpath.core.job import READY, RUNNING, SERIAL, WAITING, Job, Reason, Spec, State
 from towpath.core.lifecycle import Jumps, counter_of
-from towpath.core.limits import Rate
+from towpath.core.limits import Rate, stored_rate
 from towpath.errors import Refused
-from towpath.ledger.tables.database import Db, array
+from towpath.ledger.tables.database import Db, HeldRow, array
 
 
 class QueueRow(msgspec.Struct, array_like=True):
@@ -79,15 +79,11 @@ class PartRow(msgspec.Struct, array_like=True):
 
     @property
     def append_rate(self) -> Rate | None:
-        if self.append_count is None or self.append_period is None or self.append_burst is None:
-            return None
-        return Rate(self.append_count, self.append_period, self.append_burst)
+        return stored_rate(self.append_count, self.append_period, self.append_burst)
 
 
 def rate_of(row: QueueRow | PartRow) -> Rate | None:
-    if row.rate_count is None or row.rate_period is None or row.rate_burst is None:
-        return None
-    return Rate(row.rate_count, row.rate_period, row.rate_burst)
+    return stored_rate(row.rate_count, row.rate_period, row.rate_burst)
 
 
 class GroupRow(msgspec.Struct, array_like=True):
@@ -107,10 +103,20 @@ class GroupRow(msgspec.Struct, array_like=True):
     why: str | None = None
 
 
+class ReadAhead(NamedTuple):
+    """The arguments of the first read of a transaction: the specs of the appends at the start of the batch,
+    the ids of the settles at its start, and the queues that its claims name."""
+
+    specs: Sequence[Spec] = ()
+    settled: Sequence[str] = ()
+    queues: Sequence[str] = ()
+
+
 class StartFacts(msgspec.Struct):
-    """The facts that are read when a transaction begins. `queues` are the rows of the queues of its first
-    specs; `known`: whether any of their ids is known. `expired`: whether a waiting job may be past its time
-    to live. `suspects`: whether a suspect may be ready. `quotas`: whether a part may limit its appends."""
+    """The facts that are read when a transaction begins. `queues` are rows of queues that it needs; `known`:
+    whether any id of its first specs is known. `expired`: whether a waiting job may be past its time to live.
+    `suspects`: whether a suspect may be ready. `quotas`: whether a part may limit its appends. `held` are the
+    known jobs among the ids `settled`."""
 
     schema: int
     min_schema: int
@@ -122,35 +128,39 @@ class StartFacts(msgspec.Struct):
     expired: bool = True
     suspects: bool = True
     quotas: bool = True
+    settled: Sequence[str] = ()
+    held: Sequence[HeldRow] = ()
 
 
 class Transaction:
     """`now` is the ledger's time. `wrote`: whether anything changed."""
 
     def __init__(
-        self, db: Db, now: int, jumps: Jumps, ground: StartFacts, first: Sequence[Spec] = ()
+        self, db: Db, now: int, jumps: Jumps, start_facts: StartFacts, first: Sequence[Spec] = ()
     ) -> None:
-        """`first`: specs that the batch begins with, about which `ground` tells already."""
+        """`first`: specs that the batch begins with; `start_facts` contains their facts."""
         self.db = db
         self.jumps = jumps
-        self.schema, self.min_schema = ground.schema, ground.min_schema
-        self.next_seq, self.next_version = ground.next_seq, ground.next_version
-        self.now = max(now, ground.last)
+        self.schema, self.min_schema = start_facts.schema, start_facts.min_schema
+        self.next_seq, self.next_version = start_facts.next_seq, start_facts.next_version
+        self.now = max(now, start_facts.last)
         self.queues: dict[str, QueueRow] = {name: QueueRow(name) for name in {spec.queue for spec in first}}
-        self.queues.update({row.name: row for row in ground.queues})
-        self.absent: set[str] = set() if ground.known else {spec.id for spec in first}
+        self.queues.update({row.name: row for row in start_facts.queues})
+        self.absent: set[str] = set() if start_facts.known else {spec.id for spec in first}
         """Ids without a job or tombstone, as long as nothing is written."""
-        self.expired = ground.expired
-        self.suspicious = ground.suspects
+        self.settled, self.held = start_facts.settled, start_facts.held
+        """Ids at the start of the batch and their jobs, as long as nothing is written."""
+        self.expired = start_facts.expired
+        self.suspicious = start_facts.suspects
         """Whether a suspect may be ready."""
-        self.quotas = ground.quotas
+        self.quotas = start_facts.quotas
         """Whether a part may limit its appends."""
         self.wrote = False
         self.outage: Callable[[], bool] = bool
         """Called before leases are reaped. Returns whether their holders may have been unable to renew them;
         that time is then recorded as a clock jump."""
         self.failed_functions: dict[str, Refused] = {}
-        """The answers, by job id, to settles whose commit function must not be called again: see
+        """The answers, by job id, to settles with a commit function that must not be called again: see
         `FunctionUndone`."""
         self.called = 0, 0.0
         """The number of commit functions that were called, and their duration in seconds."""
@@ -246,6 +256,8 @@ class Transaction:
                 self._count(queue, part, old, -count)
             if new is not None:
                 self._count(queue, part, new, count)
+                if old is not None and new in WAITING:
+                    self.expired = self.suspicious = True
 
     def _count(self, queue: str, part: str | None, state: State, count: int) -> None:
         row: Any = self.change_queue(queue)

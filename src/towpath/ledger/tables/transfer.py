@@ -40,6 +40,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 _KEYS: Mapping[str, int] = {
+    "attempt": 3,
     "then": 1,
     "edge": 2,
     "gate": 2,

@@ -25,6 +25,7 @@ from towpath.core.commands import (
     Upkept,
 )
 from towpath.core.facts import namespace, node
+from towpath.core.finish import GroupGate
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
 from towpath.core.lifecycle import (
     RETENTION,
@@ -32,8 +33,9 @@ from towpath.core.lifecycle import (
     awaken,
     counter_of,
     lose,
+    may_have_history,
 )
-from towpath.core.revival import DEAD, GroupGate, revive_obstacle, shut_gates
+from towpath.core.revival import DEAD, revive_all, shut_gates
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.database import array
@@ -43,7 +45,7 @@ from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, rec
 def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
     tx.flush()
     left = command.limit
-    reaped = _reap(tx, command.dead, left)
+    reaped, failed = _reap(tx, command.dead, left)
     left -= reaped
     expired = finish.expire(tx, left) if left else 0
     left -= expired
@@ -54,29 +56,32 @@ def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
     swept = _sweep(tx, left) if left else 0
     left -= swept
     tx.flush()
-    return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(tx))
+    return Upkept(reaped, expired, woken, purged, swept, left == 0, _next_due(tx), failed)
 
 
-def _reap(tx: Transaction, dead: Sequence[str], limit: int) -> int:
-    """Reap the jobs of dead owners first, then the jobs whose lease has ended. Returns how many."""
-    reaped = _lose(tx, tx.db.rows("orphaned_jobs", (array(dead), limit), Job)) if dead else 0
-    if reaped < limit:
-        late = _late(tx, limit - reaped)
-        if late and tx.outage():
-            late = _late(tx, limit - reaped)
-        reaped += _lose(tx, late)
-    return reaped
+def _reap(tx: Transaction, dead: Sequence[str], limit: int) -> tuple[int, tuple[str, ...]]:
+    """Reap the jobs of dead owners first, then the jobs with an ended lease. Returns how many, and the ids
+    of the jobs that have failed."""
+    orphans = tx.db.rows("orphaned_jobs", (array(dead), limit), Job) if dead else []
+    failed, left = _lose(tx, orphans), limit - len(orphans)
+    late = _late(tx, left) if left else []
+    if late and tx.outage():
+        late = _late(tx, left)
+    failed += _lose(tx, late)
+    return len(orphans) + len(late), tuple(sorted(failed))
 
 
 def _late(tx: Transaction, limit: int) -> list[Job]:
     return tx.db.rows("late_jobs", (tx.now, array(tx.jumps.recorded), limit), Job)
 
 
-def _lose(tx: Transaction, lost: Sequence[Job]) -> int:
+def _lose(tx: Transaction, lost: Sequence[Job]) -> list[str]:
+    """Take back these jobs; return the ids of the jobs that have failed."""
     if not lost:
-        return 0
+        return []
     tx.wrote = True
     changes = [(job, lose(job, tx.now)) for job in lost]
+    finish.end_attempts(tx, [(job, change, None) for job, change in changes])
     tx.db.run("count_losses", (array([job.seq for job in lost]),))
     back = [(job, change) for job, change in changes if change.state in WAITING]
     _give_back(tx, back)
@@ -84,7 +89,7 @@ def _lose(tx: Transaction, lost: Sequence[Job]) -> int:
     finish.hold(tx, [(job.seq, job.queue, job.part, change.state) for job, change in held])
     ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
     finish.finish_sets(tx, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
-    return len(lost)
+    return [job.id for job, change in changes if change.state is State.FAILED]
 
 
 def _by_reason(changes: Iterable[tuple[Job, Change]], state: State) -> dict[Reason, list[int]]:
@@ -245,8 +250,10 @@ def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
     if not jobs:
         return
     until = tx.now + TOMBSTONE
-    tombs = [(job.id, job.seq, job.state, job.settled_fence, None, until) for job in jobs]
-    tx.db.put("tombstone", tombs)
+    tombstones = [(job.id, job.seq, job.state, job.settled_fence, None, until) for job in jobs]
+    tx.db.put("tombstone", tombstones)
+    if claimed := [job.seq for job in jobs if may_have_history(job)]:
+        tx.db.run("delete_attempts", (array(claimed),))
     seqs = array([job.seq for job in jobs])
     for statement in (
         "delete_out_edges",
@@ -262,16 +269,7 @@ def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
 
 def revive(tx: Transaction, command: Revive) -> Revived:
     found, more = _matching(tx, command, () if command.where.ids else DEAD)
-    revived: set[int] = set()
-    refused: dict[int, tuple[str, str]] = {}
-    for job in sorted(found, key=lambda job: (job.reason is Reason.DEPENDENCY, job.seq)):
-        if job.seq in revived:
-            continue
-        if why := revive_obstacle(job, TableRevival(tx)):
-            refused[job.seq] = job.id, why
-        else:
-            revived |= _revive_with_dependents(tx, job)
-    return Revived(len(revived), tuple(refused[seq] for seq in sorted(refused)), more)
+    return Revived(*revive_all(found, TableRevivals(tx)), more)
 
 
 class GateRow(NamedTuple):
@@ -280,8 +278,8 @@ class GateRow(NamedTuple):
     outcome: State | None
 
 
-class TableRevival:
-    """The reads of `core.revival` in a transaction."""
+class TableRevivals:
+    """The revivals of `core.revival` in a transaction."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -319,6 +317,12 @@ class TableRevival:
     def downstream(self, name: str) -> frozenset[str]:
         return downstream(self._tx, {name}).get(name, frozenset())
 
+    def by_seq(self, seqs: Sequence[int]) -> list[Job]:
+        return by_seq(self._tx, seqs)
+
+    def revive(self, job: Job) -> set[int]:
+        return _revive_one(self._tx, job)
+
 
 def _group(tx: Transaction, id: str) -> GroupRow:
     row = tx.group(id)
@@ -332,29 +336,12 @@ def _proxies(tx: Transaction, job: Job) -> list[finish.ProxyRow]:
     return [row for row in found if _group(tx, row.group).state is not GroupState.ABORTING]
 
 
-def _revive_with_dependents(tx: Transaction, job: Job) -> set[int]:
-    """Revive a job and, level by level, the jobs that ended only because of it. Returns their numbers."""
-    revived = {job.seq}
-    needing = _revive_one(tx, job)
-    while needing:
-        level, needing = sorted(needing), set()
-        for dependent in by_seq(tx, level):
-            if (
-                dependent.state in DEAD
-                and dependent.reason is Reason.DEPENDENCY
-                and revive_obstacle(dependent, TableRevival(tx)) is None
-            ):
-                needing |= _revive_one(tx, dependent)
-                revived.add(dependent.seq)
-    return revived
-
-
 def _revive_one(tx: Transaction, job: Job) -> set[int]:
     """Revive one job. Returns the jobs that may have ended only because of it."""
     tx.db.run("drop_met_edges", (job.seq,))
-    reads = TableRevival(tx)
+    reads = TableRevivals(tx)
     if shut := shut_gates(job, reads):
-        # The members because of which the group ended badly are deleted: nothing is left to wait for.
+        # The failed members of the group are deleted: no member is left to wait for.
         tx.db.run("delete_gates", (array([(group, job.seq) for group, _, _ in shut]),))
     waits = tx.db.one("open_waits", (job.seq,))[0] + finish.is_open(tx, job.group)
     waits += sum(reads.group_state(group)[1] is None for group, _ in reads.gates(job))

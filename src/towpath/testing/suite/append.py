@@ -1,4 +1,4 @@
-"""Append: what a new job looks like, dependencies, capacity."""
+"""Append: the record of a new job, dependencies, capacity."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ class AppendSuite(Suite):
             (spec("a", payload=b"1"), spec("b"), spec("a", payload=b"2")),
             (spec("a"), spec("a", key=unique("k"))),
         ):
-            with harness.unchanged(), pytest.raises(InvalidInput, match=r"a.*each id once"):
+            with harness.unchanged(), pytest.raises(InvalidInput, match=r"a.*used once"):
                 harness.append(*twice)
         claim = harness.started("p")
-        with harness.unchanged(), pytest.raises(InvalidInput, match=r"c.*each id once"):
+        with harness.unchanged(), pytest.raises(InvalidInput, match=r"c.*used once"):
             harness.done(claim, [spec("c"), spec("c")])
 
     def test_an_id_in_two_appends_of_one_batch_is_one_job(self, harness: Harness) -> None:
@@ -157,7 +157,7 @@ class AppendSuite(Suite):
 
 
 class DependencySuite(Suite):
-    """What waits for what."""
+    """Dependencies of new jobs."""
 
     def test_a_dependent_waits_and_runs_in_its_turn(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b", after=["a"]), spec("c", after=["a", "b"]))

@@ -23,7 +23,7 @@ from towpath.core.commands import (
     Upkeep,
     Want,
 )
-from towpath.core.job import Done, FailOutcome, State
+from towpath.core.job import Done, FailOutcome, Release, State
 from towpath.errors import LostClaim, NoteConflict, UnknownDependency, UnknownGroup
 from towpath.ledger import Ledger
 from towpath.testing.clock import START, ManualClock
@@ -72,6 +72,30 @@ class BatchSuite(Suite):
         )
         assert isinstance(answer, Claimed)
         assert ids(answer.claims) == ["b"]
+
+    def test_a_claim_skips_what_expired_and_was_given_back_in_its_batch(self, harness: Harness) -> None:
+        claim = harness.started("a", ttl=SECOND)
+        harness.advance(2 * SECOND)
+        harness.add("b")
+        take = Claim(owner="w", wants=(Want("q", 9),), lease=LEASE)
+        _, claimed = harness.ask(Settle("a", claim.fence, Release()), take)
+        assert isinstance(claimed, Claimed)
+        assert ids(claimed.claims) == ["b"]
+        assert harness.at("a") == "failed/expired"
+
+    def test_a_claim_counts_a_suspect_that_was_given_back_in_its_batch(self, harness: Harness) -> None:
+        harness.append(spec("a"))
+        for _ in range(2):
+            harness.take()
+            harness.lose()
+        harness.jump(SECOND)
+        held = harness.take()
+        harness.add("b")
+        release = Settle("a", held.fence, Release())
+        for wanted, expected in ((Want("q", 9, suspects=0), ["b"]), (Want("q", 9, suspects=1), ["a"])):
+            _, claimed = harness.ask(release, Claim(owner="w", wants=(wanted,), lease=LEASE))
+            assert isinstance(claimed, Claimed)
+            assert ids(claimed.claims) == expected
 
     def test_time_never_runs_backwards(self, harness: Harness) -> None:
         harness.add("a")
@@ -143,7 +167,7 @@ class BatchSuite(Suite):
         assert not waiter.is_alive()
         assert len(woken) == 1
         assert woken != [seen]
-        if not ledger.capabilities.remote:  # a ledger on a server may be told of more than its own commits
+        if not ledger.capabilities.remote:  # A ledger on a server may receive notifications of other commits.
             assert woken == [ledger.version()]
 
 

@@ -1,4 +1,4 @@
-"""Cancel and Purge, and how a bulk command chooses."""
+"""Cancel and Purge, and the selection of bulk commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from towpath.testing.suite.harness import Harness, Suite, anyway, spec, unique, 
 
 
 class CancelSuite(Suite):
-    """What waits is canceled, what runs is asked to stop."""
+    """Waiting jobs are canceled, running jobs are asked to stop."""
 
     def test_waiting_jobs_are_canceled(self, harness: Harness) -> None:
         harness.started("run")
@@ -109,7 +109,7 @@ class CancelSuite(Suite):
 
 
 class PurgeSuite(Suite):
-    """What is finished can be deleted; a tombstone stays for an hour."""
+    """Finished jobs can be deleted; a tombstone stays for an hour."""
 
     def test_only_finished_jobs_are_deleted(self, harness: Harness) -> None:
         harness.done(harness.started("done"))

@@ -1,11 +1,11 @@
-"""Claim: which jobs, in which order, and what being claimed means."""
+"""Claim: which jobs, in which order, and the record of a claimed job."""
 
 from __future__ import annotations
 
 from towpath.core.checks import SECOND
-from towpath.core.commands import PROMOTE, Claim, Claimed, Want
-from towpath.core.job import Outcome, Refuse, Release, RetryOutcome, SnoozeOutcome, Spec, State
-from towpath.core.lifecycle import LONGEST_SUSPICION, suspicion
+from towpath.core.commands import PROMOTE, Append, Claim, Claimed, Settle, Want
+from towpath.core.job import Done, Outcome, Refuse, Release, RetryOutcome, SnoozeOutcome, Spec, State
+from towpath.core.lifecycle import MAX_SUSPECT_DELAY, suspect_delay
 from towpath.core.limits import Rate
 from towpath.core.views import Counts
 from towpath.testing.clock import START
@@ -46,6 +46,34 @@ class ClaimSuite(Suite):
         harness.append(*[spec(f"x{n}", "x") for n in range(4)])
         assert ids(harness.claim(Want("x", 1), Want("x", 2))) == ["x0", "x1", "x2"]
 
+    def test_a_want_may_have_an_owner_and_a_lease_of_its_own(self, harness: Harness) -> None:
+        harness.append(*[spec(f"{queue}{n}", queue) for queue in "xy" for n in range(2)])
+        wants = (
+            Want("x", 1, owner="near", lease=7 * LEASE),
+            Want("x", 1),
+            Want("y", 1, lease=2 * LEASE),
+            Want("y", 1, upto=9, owner="far"),
+        )
+        claims = harness.do(Claimed, Claim(owner="w", wants=wants, lease=LEASE)).claims
+        assert [(job.id, job.owner, job.lease_len) for job in [claim.job for claim in claims]] == [
+            ("x0", "near", 7 * LEASE),
+            ("x1", "w", LEASE),
+            ("y0", "w", 2 * LEASE),
+            ("y1", "far", LEASE),
+        ]
+        assert all(claim.job == harness.ledger.get(claim.id) for claim in claims)
+
+    def test_one_want_with_an_owner_of_its_own(self, harness: Harness) -> None:
+        want = Want("q", owner="near", lease=7 * LEASE)
+        harness.append(spec("a"))
+        (claim,) = harness.claim(want)
+        harness.ask(Settle("a", claim.fence, Done()), Append((spec("b"),)))
+        (second,) = harness.claim(want)
+        [_, third] = harness.ask(Append((spec("c"),)), Claim(owner="w", wants=(want,), lease=LEASE))
+        assert isinstance(third, Claimed)
+        for each in (claim, second, *third.claims):
+            assert (each.job.owner, each.job.lease_len) == ("near", 7 * LEASE)
+
     def test_upto_bounds_a_want_and_those_before_it_together(self, harness: Harness) -> None:
         harness.append(*[spec(f"{queue}{n}", queue) for queue in "xy" for n in range(4)])
         wants = (
@@ -69,6 +97,24 @@ class ClaimSuite(Suite):
         assert ids(harness.do(Claimed, claim).claims) == ["x0", "x1", "x2", "y0"]
         claim = Claim(owner="w", wants=(Want("y", 9, 5),), lease=LEASE, once=0)
         assert ids(harness.do(Claimed, claim).claims) == []
+
+    def test_kinds_are_left_for_others(self, harness: Harness) -> None:
+        harness.append(*[spec(f"{kind}{n}", kind=kind) for n in range(3) for kind in "kl"])
+        assert ids(harness.claim(Want("q", 2, without=("k", "m")))) == ["l0", "l1"]
+        assert ids(harness.claim(Want("q", 9, upto=9, without=("k",)))) == ["l2"]
+        assert harness.claim(Want("q", 9, without=("k",))) == []
+        assert ids(harness.claim(Want("q", 2))) == ["k0", "k1"]
+
+    def test_kinds_are_left_in_each_queue_of_a_pattern(self, harness: Harness) -> None:
+        harness.append(*[spec(f"{queue}{kind}", f"t/{queue}", kind=kind) for queue in "xy" for kind in "kl"])
+        harness.append(spec("yp", "t/y", kind="k", part="p"))
+        assert sorted(ids(harness.claim(Want("t/*", 9, without=("k",))))) == ["xl", "yk", "yl", "yp"]
+
+    def test_an_appended_job_of_such_a_kind_is_left(self, harness: Harness) -> None:
+        claim = Claim(owner="w", wants=(Want("q", 1, without=("k",)),), lease=LEASE)
+        assert harness.ask(Append((spec("a", kind="k"),)), claim)[1] == Claimed(())
+        harness.ask(Append((spec("b", kind="l"),)), claim)
+        assert (harness.at("a"), harness.at("b")) == ("ready", "running")
 
     def test_a_job_is_only_claimed_once(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"))
@@ -197,7 +243,7 @@ class ClaimSuite(Suite):
 
 
 class QueueGateSuite(Suite):
-    """What a queue allows."""
+    """The limits of a queue."""
 
     def test_a_paused_queue_gives_nothing(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b", "t"))
@@ -242,7 +288,7 @@ class QueueGateSuite(Suite):
 
     def test_a_rate_bounds_the_starts(self, harness: Harness) -> None:
         harness.append(*[spec(f"j{n}") for n in range(9)])
-        harness.set_queue(rate=Rate(2, SECOND))
+        harness.set_queue(rate=Rate(2))
         assert ids(harness.claim(n=9)) == ["j0"]
         assert harness.queue().next_at == START + SECOND // 2
         assert harness.claim(n=9) == []
@@ -251,7 +297,7 @@ class QueueGateSuite(Suite):
 
     def test_a_burst_may_come_at_once(self, harness: Harness) -> None:
         harness.append(*[spec(f"j{n}") for n in range(9)])
-        harness.set_queue(rate=Rate(1, SECOND, burst=3))
+        harness.set_queue(rate=Rate(1, burst=3))
         assert len(harness.claim(n=9)) == 3
         harness.jump(SECOND)
         assert len(harness.claim(n=9)) == 1
@@ -260,8 +306,8 @@ class QueueGateSuite(Suite):
 
     def test_release_and_refuse_give_the_permit_back(self, harness: Harness) -> None:
         harness.add("a", part="p")
-        harness.set_queue(rate=Rate(1, SECOND))
-        harness.set_part("p", rate=Rate(1, 2 * SECOND))
+        harness.set_queue(rate=Rate(1))
+        harness.set_part("p", rate=Rate(1, 2))
         for outcome in (Release(), Refuse()):
             claim = harness.take()
             assert (harness.queue().next_at, harness.part("p").next_at) == (
@@ -273,7 +319,7 @@ class QueueGateSuite(Suite):
 
     def test_retry_and_snooze_keep_the_permit(self, harness: Harness) -> None:
         harness.add("a")
-        harness.set_queue(rate=Rate(1, SECOND))
+        harness.set_queue(rate=Rate(1))
         harness.settle(harness.take(), RetryOutcome())
         assert harness.claim() == []
         harness.jump(SECOND)
@@ -288,8 +334,8 @@ class QueueGateSuite(Suite):
 
     def test_a_rate_is_spent_by_what_was_taken_only(self, harness: Harness) -> None:
         harness.append(spec("a", "t/1"), spec("b", "t/2", priority="low"))
-        harness.set_queue("t/1", rate=Rate(1, SECOND, burst=5))
-        harness.set_queue("t/2", rate=Rate(1, SECOND, burst=5))
+        harness.set_queue("t/1", rate=Rate(1, burst=5))
+        harness.set_queue("t/2", rate=Rate(1, burst=5))
         assert ids(harness.claim("t/*", n=1)) == ["a"]
         assert harness.queue("t/1").next_at == START - 4 * SECOND + SECOND
         assert harness.queue("t/2").next_at == 0
@@ -321,12 +367,12 @@ def _lose_twice(harness: Harness, *specs: Spec) -> None:
     for _ in range(2):
         harness.claim(*[Want(queue, len(specs)) for queue in sorted({spec.queue for spec in specs})])
         harness.lose()
-        harness.jump(LONGEST_SUSPICION)
+        harness.jump(MAX_SUSPECT_DELAY)
 
 
 class SuspectSuite(Suite):
-    """Jobs that lost their lease twice: they come back late and apart, and a claim says how many of them it
-    takes."""
+    """Jobs that lost their lease twice: they return after different delays, and a claim limits how many of
+    them it takes."""
 
     def test_a_second_loss_is_followed_by_a_delay(self, harness: Harness) -> None:
         harness.started("a")
@@ -336,7 +382,7 @@ class SuspectSuite(Suite):
         upkept = harness.lose()
         job = harness.job("a")
         assert (job.state, job.reason, job.losses, job.owner) == (State.SCHEDULED, "lost", 2, None)
-        assert job.ready_at == harness.now + suspicion("a", 2)
+        assert job.ready_at == harness.now + suspect_delay("a", 2)
         assert upkept.next_due == job.ready_at
         assert harness.claim() == []
         harness.jump(job.ready_at - harness.now)

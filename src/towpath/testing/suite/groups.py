@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from towpath.core.checks import SECOND
 from towpath.core.commands import Abort, Append, GroupSet, GroupState, OnFailure, Open, Seal
 from towpath.core.ids import derived
 from towpath.core.job import Reason, RetryOutcome, State
-from towpath.core.views import Counts, GroupView
-from towpath.errors import GroupClosed, UnknownGroup
+from towpath.core.views import Counts, GroupQuery, GroupView
+from towpath.errors import GroupClosed, InvalidInput, UnknownGroup
 from towpath.testing.clock import START
 from towpath.testing.suite.harness import Harness, Suite, anyway, ids, replace, spec, whole_group
 
 
 class CascadeSuite(Suite):
-    """What the end of one job does to those that wait for it."""
+    """The consequences of an end for the dependents."""
 
     def test_a_failure_takes_all_that_need_it(self, harness: Harness) -> None:
         harness.append(
@@ -93,7 +96,7 @@ def group_of(harness: Harness, members: int = 2, **fields: object) -> None:
 
 
 class GroupSuite(Suite):
-    """Nothing of an unsealed group runs; a group ends once."""
+    """No job of an unsealed group runs; a group ends once."""
 
     def test_a_new_group_is_open(self, harness: Harness) -> None:
         harness.open("g", on_failure=OnFailure.ABORT)
@@ -324,7 +327,7 @@ class GroupSuite(Suite):
 
 
 class ThenSuite(Suite):
-    """What follows the end of a group."""
+    """The jobs that follow the end of a group."""
 
     @pytest.mark.parametrize("ending", ["done", "failed", "canceled"])
     def test_then_is_appended_when_the_group_ends_so(self, harness: Harness, ending: str) -> None:
@@ -390,3 +393,80 @@ class ThenSuite(Suite):
         harness.done(harness.take())
         harness.done(harness.take())
         assert harness.counts("t") == Counts(ready=1)
+
+
+class GroupListSuite(Suite):
+    """Groups by state, outcome and prefix, in pages."""
+
+    @pytest.mark.parametrize(
+        ("query", "expected"),
+        [
+            ({}, ["a%", "a_", "ab", "b", "c", "é", "\U0010ffff"]),
+            ({"prefix": "a"}, ["a%", "a_", "ab"]),
+            ({"prefix": "a%"}, ["a%"]),
+            ({"prefix": "A"}, []),
+            ({"prefix": "é"}, ["é"]),
+            ({"prefix": "\U0010ffff"}, ["\U0010ffff"]),
+            ({"prefix": "\ud7ff"}, []),
+            ({"states": ("open",)}, ["a%", "a_"]),
+            ({"states": (GroupState.SEALED, GroupState.CLOSED)}, ["ab", "b", "c", "é", "\U0010ffff"]),
+            ({"states": ("closed",), "prefix": "a"}, []),
+            ({"outcomes": ("done",)}, ["b", "é", "\U0010ffff"]),
+            ({"outcomes": (State.DONE, State.CANCELED)}, ["b", "c", "é", "\U0010ffff"]),
+            ({"outcomes": ("failed",)}, []),
+            ({"states": ("open",), "outcomes": ("done",)}, []),
+        ],
+    )
+    def test_groups_by_every_condition(
+        self, harness: Harness, query: dict[str, Any], expected: list[str]
+    ) -> None:
+        for id in ("c", "ab", "b", "a_", "a%", "é", "\U0010ffff"):
+            harness.open(id)
+        harness.add("member", group="ab")
+        harness.seal("ab")
+        for id in ("b", "é", "\U0010ffff"):
+            harness.seal(id)
+        harness.abort("c")
+        for descending in (False, True):
+            page = harness.ledger.groups(GroupQuery(**query, descending=descending))
+            assert [group.id for group in page.groups] == (expected[::-1] if descending else expected)
+            assert page.groups == tuple(harness.group(group.id) for group in page.groups)
+            assert page.next is None
+
+    @pytest.mark.parametrize("descending", [False, True])
+    def test_pages_of_groups_have_no_doubles_or_gaps_while_others_open_groups(
+        self, harness: Harness, descending: bool
+    ) -> None:
+        before = [f"g{n:02}" for n in range(10)]
+        for id in [*before, "f", "h"]:
+            harness.open(id)
+        harness.seal("g04")
+        query = GroupQuery(prefix="g", states=(GroupState.OPEN,), limit=3, descending=descending)
+        seen: list[str] = []
+        page = harness.ledger.groups(query)
+        while True:
+            seen += [group.id for group in page.groups]
+            harness.open(f"{seen[-1]}-new")
+            if page.next is None:
+                break
+            page = harness.ledger.groups(msgspec.structs.replace(query, page=page.next))
+        old = [id for id in seen if not id.endswith("-new")]
+        assert (len(seen), old) == (len(set(seen)), [id for id in old if id in before])
+        assert sorted(old, reverse=descending) == old
+        assert set(old) == set(before) - {"g04"}
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"states": ("shut",)},
+            {"outcomes": ("ready",)},
+            {"prefix": "\0"},
+            {"limit": 0},
+            {"limit": 1001},
+            {"page": "czE"},
+            {"page": "x"},
+        ],
+    )
+    def test_a_wrong_query_of_groups_is_refused(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(InvalidInput):
+            GroupQuery(**fields)

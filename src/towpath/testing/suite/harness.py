@@ -1,4 +1,4 @@
-"""A ledger, a time and terse verbs, so that a test reads like the sentence it checks."""
+"""A ledger, a time and short methods for all commands, so that a test is as short as the rule it checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from towpath.ledger import Answer, Ledger
 from towpath.testing.clock import START, ManualClock
 
 LEASE = 60 * SECOND
-"""The lease of every claim that does not name another."""
+"""The default lease of claims."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Refused)
@@ -90,7 +90,7 @@ def ids(claims: Sequence[Held]) -> list[str]:
 
 @contextmanager
 def checked(ledger: Ledger) -> Iterator[Ledger]:
-    """For a ledger's fixture: hand it to the test, demand afterwards that everything adds up, and close
+    """For a ledger's fixture: yield the ledger, assert afterwards that `check()` returns nothing, and close
     it."""
     try:
         yield ledger
@@ -100,8 +100,8 @@ def checked(ledger: Ledger) -> Iterator[Ledger]:
 
 
 class HarnessBase:
-    """A ledger and a time, to ask and to look. `now` is passed with every batch; only `jump` and `advance`
-    move it."""
+    """A ledger and a time, with methods that apply commands and methods that read. `now` is passed with every
+    batch; only `jump` and `advance` move it."""
 
     def __init__(self, ledger: Ledger, now: int = START) -> None:
         self.ledger = ledger
@@ -110,30 +110,30 @@ class HarnessBase:
     # Time
 
     def jump(self, micros: int) -> None:
-        """Only the time moves; nothing is applied on the way."""
+        """Move the time without applying anything on the way."""
         self.now += micros
 
     def advance(self, micros: int, step: int = LEASE // 4) -> None:
-        """Time passes as it does for a ledger that lives: in steps too small to look like a jump, each of
-        them applied (with a heartbeat for nothing, which writes nothing)."""
+        """Move the time as in a ledger in use: in steps too small to count as a clock jump, each applied with
+        an empty heartbeat, which writes nothing."""
         until = self.now + micros
         while self.now < until:
             self.now = min(until, self.now + step)
             self.ask(Renew((), 1))
 
-    # Asking
+    # Commands
 
     def ask(self, *commands: Command) -> list[Answer]:
         return self.ledger.apply(commands, self.now)
 
     def do(self, kind: type[T], command: Command) -> T:
-        """The answer, which must be of this kind."""
+        """Apply a command; return its answer, which must be of this type."""
         (answer,) = self.ask(command)
         assert isinstance(answer, kind), answer
         return answer
 
     def refusal(self, kind: type[E], command: Command) -> E:
-        """The refusal, which must be of this kind and must have changed nothing."""
+        """Apply a command; return its refusal, which must be of this type and must have changed nothing."""
         with self.unchanged():
             (answer,) = self.ask(command)
         assert type(answer) is kind, answer
@@ -149,11 +149,11 @@ class HarnessBase:
         return self.do(Upkept, Upkeep(limit, tuple(dead)))
 
     def lose(self, lease: int = LEASE) -> Upkept:
-        """Let every lease of this length run out and reap what was held."""
+        """Let every lease of this length end, and reap the held jobs."""
         self.advance(lease + 1, step=lease // 4)
         return self.upkeep()
 
-    # Looking
+    # Reads
 
     def job(self, id: str) -> Job:
         job = self.ledger.get(id)
@@ -180,19 +180,19 @@ class HarnessBase:
         return group
 
     def found(self, **query: Any) -> list[str]:
-        """The ids of the first page, oldest first unless the query says otherwise."""
+        """The ids of the first page, oldest first unless the query has another order."""
         return [job.id for job in self.ledger.find(Query(**{"oldest_first": True, **query})).jobs]
 
 
 class Harness(HarnessBase):
-    """A harness with a method for every command. A verb demands its answer; `refusal` is for what should be
-    refused."""
+    """A harness with a method for every command. Each asserts that the command is not refused; `refusal`
+    asserts that it is."""
 
     def append(self, *specs: Spec) -> tuple[Placed, ...]:
         return self.do(_Appended, Append(specs)).jobs
 
     def add(self, id: str, queue: str = "q", **fields: Any) -> Job:
-        """Append one job and look at it."""
+        """Append one job and read it."""
         (placed,) = self.append(spec(id, queue, **fields))
         assert placed.id == id
         return self.job(id)
@@ -211,7 +211,7 @@ class Harness(HarnessBase):
         return list(self.do(Claimed, Claim(owner=owner, wants=chosen, lease=lease, token=token)).claims)
 
     def take(self, queue: str = "q", owner: str = "worker", lease: int = LEASE) -> Held:
-        """Claim one, which must be there."""
+        """Claim one job; there must be one."""
         (claim,) = self.claim(queue, owner=owner, lease=lease)
         return claim
 
@@ -265,7 +265,7 @@ class Harness(HarnessBase):
 
 
 class Suite:
-    """What every class of the suite starts from. A subclass for a ledger adds the fixture `ledger`, which may
+    """The base of every class of the suite. A subclass for a ledger adds the fixture `ledger`, which may
     use `clock`."""
 
     @pytest.fixture

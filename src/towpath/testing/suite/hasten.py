@@ -1,4 +1,4 @@
-"""Hasten: what has waited long becomes urgent, so that nothing waits for ever."""
+"""Hasten: jobs that have waited long become urgent, so that none waits for ever."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from towpath.testing.suite.harness import Harness, Suite, ids, spec
 
 
 class HastenSuite(Suite):
-    """Of the ready ones those that are old enough, and no others."""
+    """Ready jobs that have waited long enough are raised, and no others."""
 
     def hasten(
         self, harness: Harness, queue: str = "q", waited: int = 10 * SECOND, limit: int = 1000
@@ -83,8 +83,9 @@ class HastenSuite(Suite):
         assert harness.claim(n=9) == []
 
     def test_low_is_never_starved(self, harness: Harness) -> None:
-        """One job a second is run and two of high priority come in: without ageing the low one would never
-        run. With 10 s of it only those of high priority that were appended before it can still come first."""
+        """One job a second is run and two of high priority are appended: without ageing the job of low
+        priority would never run. With an ageing of 10 s only jobs of high priority that were appended before
+        it run first."""
         harness.append(*[spec(f"before{n}", priority="high") for n in range(15)], spec("low", priority="low"))
         started = None
         for second in range(60):

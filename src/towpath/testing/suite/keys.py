@@ -21,7 +21,7 @@ from towpath.testing.suite.harness import (
 
 
 class UniqueSuite(Suite):
-    """The second append answers the first job."""
+    """The second append returns the first job."""
 
     def test_the_holder_answers_for_the_second(self, harness: Harness) -> None:
         harness.add("a", key=unique("k"))
@@ -135,7 +135,7 @@ class UniqueSuite(Suite):
 
 
 class ReplaceSuite(Suite):
-    """The newest wins."""
+    """The newest job replaces the older ones."""
 
     def test_a_waiting_job_is_superseded(self, harness: Harness) -> None:
         harness.add("a", key=replace("k"))

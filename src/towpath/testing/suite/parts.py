@@ -7,7 +7,7 @@ from collections import Counter
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Want
 from towpath.core.job import Release, RetryOutcome
-from towpath.core.limits import TURN, Rate
+from towpath.core.limits import TURN, Rate, interval_of
 from towpath.errors import PartFull, QueueFull, TooManyAppends
 from towpath.testing.clock import START
 from towpath.testing.suite.harness import Harness, Suite, ids, need, serial, spec
@@ -128,7 +128,7 @@ class PartSuite(Suite):
 
     def test_a_rate_bounds_a_part(self, harness: Harness) -> None:
         _fill(harness, a=3, b=3)
-        harness.set_part("a", rate=Rate(1, SECOND))
+        harness.set_part("a", rate=Rate(1))
         assert ids(harness.claim(n=9)) == ["a0", "b0", "b1", "b2"]
         assert harness.part("a").next_at == START + SECOND
         assert harness.claim(n=9) == []
@@ -241,7 +241,7 @@ class PartSuite(Suite):
 
     def test_a_rate_is_exact_over_time(self, harness: Harness) -> None:
         _fill(harness, a=200)
-        harness.set_part("a", rate=Rate(7, SECOND, 3))
+        harness.set_part("a", rate=Rate(7, 1, 3))
         started = []
         for _ in range(1001):
             started += [harness.now for _ in harness.claim(n=9)]
@@ -257,7 +257,8 @@ class PartSuite(Suite):
 
 
 class QuotaSuite(Suite):
-    """The capacity and the append rate of a part: one tenant's flood is refused, and no one else's jobs."""
+    """The capacity and the append rate of a part: appends of one tenant beyond its limits are refused, and no
+    others."""
 
     def test_a_part_takes_as_many_as_its_capacity(self, harness: Harness) -> None:
         harness.set_part("p", capacity=3)
@@ -291,7 +292,7 @@ class QuotaSuite(Suite):
         harness.append(spec("a", part="p"))
 
     def test_children_are_not_refused(self, harness: Harness) -> None:
-        harness.set_part("p", capacity=1, append_rate=Rate(1, SECOND))
+        harness.set_part("p", capacity=1, append_rate=Rate(1))
         claim = harness.started("a", part="p")
         harness.append(spec("b", part="r"))
         harness.done(claim, spawn=[spec("c", part="p"), spec("d", part="p")])
@@ -308,7 +309,7 @@ class QuotaSuite(Suite):
         assert [isinstance(answer, PartFull) for answer in answers] == [False, False, True, True]
 
     def test_a_rate_of_appends(self, harness: Harness) -> None:
-        harness.set_part("p", append_rate=Rate(2, SECOND, 2))
+        harness.set_part("p", append_rate=Rate(2, 1, 2))
         harness.append(spec("a", part="p"), spec("b", part="p"))
         refusal = harness.refusal(TooManyAppends, Append((spec("c", part="p"),)))
         assert refusal.details == {"queue": "q", "part": "p", "rate": "2/s:2", "asked": 1, "retry_after": 0.5}
@@ -319,7 +320,7 @@ class QuotaSuite(Suite):
         harness.refusal(TooManyAppends, Append((spec("f", part="p"),)))
 
     def test_more_than_a_burst_needs_the_whole_burst_and_pays_for_the_rest(self, harness: Harness) -> None:
-        harness.set_part("p", append_rate=Rate(1, SECOND, 2))
+        harness.set_part("p", append_rate=Rate(1, 1, 2))
         harness.append(*[spec(f"a{n}", part="p") for n in range(5)])
         harness.jump(3 * SECOND)
         assert harness.refusal(TooManyAppends, Append((spec("b", part="p"),))).retry_after == 1.0
@@ -327,11 +328,11 @@ class QuotaSuite(Suite):
         harness.append(spec("b", part="p"))
 
     def test_limits_are_seen_and_lifted(self, harness: Harness) -> None:
-        harness.set_part("p", capacity=1, append_rate=Rate(3, SECOND))
+        harness.set_part("p", capacity=1, append_rate=Rate(3))
         view = harness.part("p")
-        assert (view.capacity, view.append_rate, view.append_at) == (1, Rate(3, SECOND), 0)
+        assert (view.capacity, view.append_rate, view.append_at) == (1, Rate(3), 0)
         harness.append(spec("a", part="p"))
-        assert harness.part("p").append_at == harness.now + Rate(3, SECOND).interval
+        assert harness.part("p").append_at == harness.now + interval_of(Rate(3))
         harness.set_part("p", capacity=None, append_rate=None)
         harness.append(spec("b", part="p"), spec("c", part="p"))
 

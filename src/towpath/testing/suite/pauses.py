@@ -1,4 +1,4 @@
-"""Unseal: a paused group is one that is open again."""
+"""Unseal: a paused group is open again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from towpath.testing.suite.harness import Harness, Suite, spec
 
 
 class PauseSuite(Suite):
-    """Nothing of a paused group starts, also what comes back from running."""
+    """No job of a paused group starts, not even a retry of a running one."""
 
     def test_an_unsealed_group_is_paused(self, harness: Harness) -> None:
         harness.open("g")
@@ -35,7 +35,7 @@ class PauseSuite(Suite):
 
     def test_a_pause_has_a_reason_until_it_is_over(self, harness: Harness) -> None:
         group_of(harness)
-        assert not harness.group("g").paused, "it is open, but nobody paused it"
+        assert not harness.group("g").paused, "it is open and was never paused"
         harness.seal("g")
         harness.unseal("g", "a new disk")
         assert (harness.group("g").paused, harness.group("g").why) == (True, "a new disk")

@@ -11,7 +11,7 @@ from towpath.testing.suite.harness import Harness, Suite, anyway, replace, spec,
 
 
 class ProxySuite(Suite):
-    """A group waits for the winner and counts it; its result has the place of the refused member."""
+    """A group waits for the winner and counts it; its result has the position of the refused member."""
 
     def joined(self, harness: Harness, **fields: object) -> None:
         """A sealed group g of a, of one that w represents, and of b."""

@@ -1,4 +1,4 @@
-"""Reads: get, find, counts, groups; and explain, gate by gate."""
+"""Reads: get, find, counts, groups; and explain for each gate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from towpath.core.checks import SECOND
+from towpath.core.checks import SECOND, optional_utc
 from towpath.core.explain import OF_WORKERS, Explanation, GateName, when
 from towpath.core.job import Refuse, RetryOutcome, State
 from towpath.core.limits import Rate
@@ -18,7 +18,7 @@ from towpath.testing.suite.harness import LEASE, Harness, Suite, anyway, spec, u
 
 
 class ReadSuite(Suite):
-    """Looking changes nothing."""
+    """Reads change nothing."""
 
     def test_what_is_not_there(self, ledger: Ledger) -> None:
         assert ledger.get("nowhere") is None
@@ -36,6 +36,27 @@ class ReadSuite(Suite):
         assert ledger.get_many(["b", "nowhere", "a", "b"]) == {"a": ledger.get("a"), "b": ledger.get("b")}
         bare = ledger.get_many(["b"], bodies=False)["b"]
         assert (bare.id, bare.size, bare.payload, dict(bare.headers)) == ("b", bare.size, b"", {})
+
+    def test_lookup(self, harness: Harness, ledger: Ledger) -> None:
+        """An id denotes only its job, even if other ids begin with it."""
+        uuids = [f"0199aa00-0000-7000-8000-00000000{n:x}abc" for n in (0x2, 0x1)]
+        harness.append(*[spec(id, payload=b"p") for id in (*uuids, "order-1", "order-17", "order-é", "7")])
+        second, first = [ledger.get_many(uuids)[id] for id in uuids]
+        assert (first.short_id, second.short_id) == (f"{first.seq}-1abc", f"{second.seq}-2abc")
+
+        def found(text: str, limit: int = 10) -> list[str]:
+            return [job.id for job in ledger.lookup(text, limit)]
+
+        assert found(second.id) == found(second.short_id) == found(second.id[:33]) == [second.id]
+        assert found("0199aa") == [first.id, second.id]
+        assert found("0199aa", limit=1) == [first.id]
+        assert found("order-") == ["order-1", "order-17", "order-é"]
+        assert found("order-1") == ["order-1"]
+        assert found("order-é") == ["order-é"]
+        assert found("7") == ["7"]
+        wrong = ["", "0199a", "order", "order-2", f"{first.seq}-2abc", f"{first.seq}", "99-1abc", "a\0b", "%"]
+        assert [found(text) for text in wrong] == [[]] * len(wrong)
+        assert ledger.lookup("7")[0].payload == b""
 
     def test_reads_change_nothing(self, harness: Harness, ledger: Ledger) -> None:
         harness.started("a", ttl=SECOND)
@@ -200,10 +221,11 @@ class ReadSuite(Suite):
 
 
 class ExplainSuite(Suite):
-    """The one true reason, gate by gate."""
+    """The reason why a job does not run, for each gate."""
 
     def explain(self, harness: Harness, id: str, gate: GateName, sentence: str, **fields: Any) -> None:
-        expected = Explanation(id, gate, f"job {id}: {sentence}", **fields)
+        until = optional_utc(fields.pop("until", None))
+        expected = Explanation(id, gate, f"job {id}: {sentence}", **fields, until=until)
         assert harness.ledger.explain(id, harness.now) == expected
 
     def test_explain_unknown(self, ledger: Ledger) -> None:
@@ -359,7 +381,7 @@ class ExplainSuite(Suite):
         )
 
     def test_explain_queue_rate(self, harness: Harness) -> None:
-        harness.set_queue(rate=Rate(1, 2 * SECOND))
+        harness.set_queue(rate=Rate(1, 2))
         harness.append(spec("a"), spec("b"))
         harness.take()
         until = START + 2 * SECOND
@@ -416,7 +438,7 @@ class ExplainSuite(Suite):
         )
 
     def test_explain_part_rate(self, harness: Harness) -> None:
-        harness.set_part("p", rate=Rate(5, SECOND))
+        harness.set_part("p", rate=Rate(5))
         harness.append(spec("a", part="p"), spec("b", part="p"))
         harness.take()
         until = START + SECOND // 5

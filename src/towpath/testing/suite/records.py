@@ -47,7 +47,7 @@ SPECS = (
 
 
 class RecordSuite(Suite):
-    """One rule, one record: a ledger that repeats a rule in SQL repeats all of it."""
+    """SQL that repeats a rule writes the same record as the rule, in every column."""
 
     @pytest.mark.parametrize("fields", SPECS, ids=("plain", "part", "headers"))
     def test_an_append_stores_the_new_job(self, harness: Harness, fields: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Revive: dead letters come back, and with them what failed only because of them."""
+"""Revive: dead letters wait again, and so do the jobs that failed only because of them."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class ReviveSuite(Suite):
 
 
 class ReopenSuite(Suite):
-    """A group whose member is revived waits again, and what follows it follows the new outcome."""
+    """A group with a revived member waits again, and its callbacks follow the new outcome."""
 
     def closed(self, harness: Harness, *more: Spec, **fields: Any) -> None:
         """A group g of a and b, of which a failed and b is done, and other jobs."""

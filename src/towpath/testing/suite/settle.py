@@ -1,4 +1,4 @@
-"""Settle, Renew and Progress: what may be said about a running job, and by whom."""
+"""Settle, Renew and Progress: the writes about a running job, each guarded by its fence."""
 
 from __future__ import annotations
 
@@ -144,8 +144,20 @@ class SettleSuite(Suite):
         harness.settle(harness.started("a"), RetryOutcome(error="first"))
         harness.settle(harness.take(), RetryOutcome())
         assert harness.job("a").error == "first"
-        harness.settle(harness.take(), Done())
+        harness.settle(harness.take(), Stop())
         assert harness.job("a").error == "first"
+
+    def test_a_done_job_has_no_error_of_an_earlier_attempt(self, harness: Harness) -> None:
+        harness.open("g")
+        harness.append(spec("a", "plain"), spec("b", "grouped", group="g"), spec("c", after=["b"]))
+        harness.seal("g")
+        for queue, id in (("plain", "a"), ("grouped", "b")):
+            harness.settle(harness.take(queue), RetryOutcome(error="first"))
+            again = harness.take(queue)
+            assert again.job.error == "first"
+            harness.settle(again, Done(b"1"))
+            job = harness.job(id)
+            assert (job.state, job.error, job.result) == (State.DONE, None, b"1")
 
     def test_the_fence_decides_not_the_time(self, harness: Harness) -> None:
         claim = harness.started("a")

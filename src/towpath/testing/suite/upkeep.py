@@ -13,7 +13,7 @@ from towpath.testing.suite.harness import LEASE, Harness, Suite, anyway, ids, sp
 
 
 class ReapSuite(Suite):
-    """Leases that ran out."""
+    """Leases that have ended."""
 
     def test_a_lost_job_is_ready_again_at_once(self, harness: Harness) -> None:
         harness.started("a")
@@ -46,9 +46,9 @@ class ReapSuite(Suite):
         harness.add("a", max_losses=2)
         harness.add("b", "o", after=["a"])
         harness.take()
-        harness.lose()
+        assert harness.lose().failed == ()
         harness.take()
-        harness.lose()
+        assert harness.lose().failed == ("a",)
         assert harness.at("a", "b") == "failed/lost failed/dependency"
         assert (harness.job("a").losses, harness.job("a").purge_at, harness.job("a").finished_at) == (
             2,
@@ -134,7 +134,7 @@ class ReapSuite(Suite):
 
 
 class DeadOwnerSuite(Suite):
-    """Jobs of owners whose process has ended."""
+    """Jobs of owners with an ended process."""
 
     def test_they_are_lost_before_their_lease_is_over(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"), spec("c"))
@@ -180,7 +180,7 @@ class DeadOwnerSuite(Suite):
 
 
 class UpkeepSuite(Suite):
-    """The rest, in order, never more than asked."""
+    """Expire, wake, purge and sweep, in this order, at most `limit` rows."""
 
     def test_nothing_to_do_writes_nothing(self, harness: Harness) -> None:
         harness.add("a")
@@ -297,7 +297,8 @@ class UpkeepSuite(Suite):
 
     def test_upkeep_at_its_own_next_due_reaps_in_the_end(self, harness: Harness) -> None:
         harness.started("a")
-        # Once the idle time up to it looks like a jump; the second time it does not help any more.
+        # The idle time before the first upkeep counts as a clock jump; the second upkeep is not delayed
+        # again.
         for _ in range(2):
             due = harness.upkeep().next_due
             assert due is not None
@@ -329,7 +330,7 @@ class UpkeepSuite(Suite):
         assert sorted(harness.ledger.parts("q")) == ["busy", "configured"]
 
     def test_a_part_with_a_rate_in_use_is_configured(self, harness: Harness) -> None:
-        harness.set_part("p", rate=Rate(1, HOUR))
+        harness.set_part("p", rate=Rate(1, 3600))
         harness.done(harness.started("a", part="p"))
         harness.upkeep()
         assert harness.part("p").next_at == START + HOUR
@@ -357,7 +358,7 @@ class UpkeepSuite(Suite):
 
 
 class DueSuite(Suite):
-    """When somebody should look again."""
+    """The time at which the next upkeep is due."""
 
     def test_a_lease(self, harness: Harness) -> None:
         harness.started("a")
@@ -392,7 +393,7 @@ class DueSuite(Suite):
         assert harness.upkeep().next_due == START + SECOND
 
     def test_a_rate_with_ready_jobs_behind_it(self, harness: Harness) -> None:
-        harness.set_queue(rate=Rate(1, SECOND))
+        harness.set_queue(rate=Rate(1))
         harness.append(spec("a"), spec("b"))
         claim = harness.take()
         assert harness.upkeep().next_due == START + SECOND

@@ -1,4 +1,4 @@
--- The ledger. "towpath" stands for the schema it lives in. Times are microseconds. Text is compared by bytes.
+-- The ledger. "towpath" stands for its schema. Times are microseconds. Text is compared by bytes.
 
 -- bounded: the queues that have a capacity.
 CREATE TABLE towpath.meta (
@@ -9,17 +9,19 @@ CREATE TABLE towpath.meta (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 INSERT INTO towpath.meta VALUES (1, 0, 1);
 
--- Counters that only grow, outside transactions: a row for them would be a queue that every commit stands in.
+-- Counters that only grow, outside of transactions: every commit would wait for the lock of a row.
 CREATE SEQUENCE towpath.job_seq;
 CREATE SEQUENCE towpath.version_seq;
 CREATE SEQUENCE towpath.last_time MINVALUE 0 START 0;
 
--- The small columns of a job, in the order of core.job.COLUMNS. Some change with every claim and settle, and none of those is in an
--- index: such a row is written again in the place it has, and no index hears of it. (So half of every page is left free.) What would
--- be an index on them is a table of its own below, kept by whoever holds the job's row.
--- sourced: something depends on it, or did. complete: when it was appended all of it was here, and nothing in `body`; payload: one so
--- small that it is no burden here (as the last column it is not logged again when the row changes). (There are no CHECKs: the server reads them anew for every statement, which costs a
--- single append a quarter of its time. `towpath ledger check` has them.)
+-- The small columns of a job, in the order of core.job.COLUMNS. Some change with every claim and settle,
+-- and none of those is in an index: such an update stays on its page and changes no index. (So half of
+-- every page is left free.) Tables of their own below replace indexes on these columns; the transaction
+-- that has locked the row of the job writes them.
+-- sourced: another row depends on the job, or did. complete: when the job was appended, it had no row in
+-- `body`. payload: a small payload; as the last column it is not logged again when the row changes. There
+-- are no CHECKs: the server reads them again for every statement, which costs a single append a quarter of
+-- its time. `towpath ledger check` has them.
 CREATE TABLE towpath.job (
     id               text COLLATE "C" NOT NULL UNIQUE,
     seq              bigint PRIMARY KEY,
@@ -69,7 +71,8 @@ CREATE INDEX job_group       ON towpath.job ("group") WHERE "group" IS NOT NULL;
 CREATE INDEX job_key         ON towpath.job (key) WHERE key IS NOT NULL;
 CREATE INDEX job_correlation ON towpath.job (correlation_id) WHERE correlation_id IS NOT NULL;
 
--- What is scheduled (ripe 0) or ready: without a part and since it was appended (1), or otherwise (2): see `marks`. part: '' for none.
+-- Scheduled jobs (ripe 0) and ready jobs: without a part and ready since the append (1), all others (2).
+-- See `ready_scan`. part: '' for none.
 CREATE TABLE towpath.turn (
     seq        bigint PRIMARY KEY,
     queue      text COLLATE "C" NOT NULL,
@@ -82,21 +85,21 @@ CREATE TABLE towpath.turn (
 CREATE INDEX turn_ready     ON towpath.turn (queue, part, ripe, priority, seq, ready_at) WHERE ripe > 0;
 CREATE INDEX turn_scheduled ON towpath.turn (queue, ready_at, seq) WHERE ripe = 0;
 
--- What is unfinished and has a time after which it is not begun any more.
+-- Unfinished jobs that expire.
 CREATE TABLE towpath.expiry (
     at  bigint NOT NULL,
     seq bigint NOT NULL,
     PRIMARY KEY (at, seq)
 );
 
--- Until when jobs are leased: a row for each time that some were claimed or renewed. One that nobody is held by is swept (`stale`).
+-- Ends of leases: one row per claim or renewal. A row without a running job is deleted by `stale`.
 CREATE TABLE towpath.lease (
     until bigint   NOT NULL,
     seqs  bigint[] NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lease_until ON towpath.lease (until);
 
--- When what is over may be deleted: a row for each time that some ended.
+-- Finished jobs by the time of their deletion: one row per batch that ended jobs.
 CREATE TABLE towpath.past (
     queue    text COLLATE "C" NOT NULL,
     purge_at bigint   NOT NULL,
@@ -105,7 +108,7 @@ CREATE TABLE towpath.past (
     PRIMARY KEY (queue, purge_at, n)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- What has failed.
+-- Failed jobs.
 CREATE TABLE towpath.dead (
     queue text COLLATE "C" NOT NULL,
     seq   bigint NOT NULL,
@@ -159,7 +162,8 @@ CREATE TABLE towpath."group" (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX group_closed ON towpath."group" (closed_at) WHERE state = 'closed';
 
--- What follows when a group closes; apart, because the counters beside it change with every member.
+-- The callbacks of a group. A table of its own, because the counters of the group change with every
+-- member.
 CREATE TABLE towpath."then" (
     id    text COLLATE "C" PRIMARY KEY,
     specs text NOT NULL
@@ -176,9 +180,9 @@ CREATE TABLE towpath.key (
 );
 CREATE INDEX key_until ON towpath.key (until) WHERE until > 0;
 
--- Counts as they were when they were last folded; the rest is in towpath.tally. loose: ready jobs without a part.
--- folded: the tallies of transactions before this one are in the counts, and no longer there.
--- listed: there were jobs in it or it was set. Otherwise the row is there for its parts, or to be locked.
+-- Counts as of the last fold; later changes are in towpath.tally. loose: ready jobs without a part.
+-- folded: the tallies of transactions before this id are in the counts, and deleted.
+-- listed: the queue had jobs or settings. Otherwise the row exists for its parts, or as a lock.
 CREATE TABLE towpath.queue (
     name        text COLLATE "C" PRIMARY KEY,
     blocked     bigint NOT NULL DEFAULT 0,
@@ -227,8 +231,9 @@ CREATE INDEX part_open ON towpath.part (queue, served, name)
 CREATE INDEX part_held ON towpath.part (next_at) WHERE ready > 0;
 CREATE INDEX part_idle ON towpath.part (queue, name) WHERE ready = 0 AND running = 0 AND configured = 0;
 
--- What a transaction did to the counts of a queue, or of a part of it: only ever inserted, so that nobody waits for anybody.
--- active: something of the part was ready or running, if only for a moment.
+-- The changes of one transaction to the counts of a queue or part. Rows are only inserted, so that no
+-- transaction waits for another.
+-- active: a job of the part was ready or running during the transaction.
 CREATE TABLE towpath.tally (
     queue     text COLLATE "C" NOT NULL,
     part      text COLLATE "C",
@@ -244,7 +249,7 @@ CREATE TABLE towpath.tally (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX tally_queue ON towpath.tally (queue, xid);
 
--- The counts as they are.
+-- The present counts.
 CREATE VIEW towpath.queue_now AS
 SELECT n.name, coalesce(q.blocked, 0) + t.blocked AS blocked, coalesce(q.scheduled, 0) + t.scheduled AS scheduled,
     coalesce(q.ready, 0) + t.ready AS ready, coalesce(q.running, 0) + t.running AS running, coalesce(q.done, 0) + t.done AS done,
@@ -285,8 +290,8 @@ CREATE TABLE towpath.note (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX note_expires ON towpath.note (expires_at) WHERE expires_at IS NOT NULL;
 
--- One note by itself. `written` is NULL where a process that knows this schema must not write. In a function, because what is
--- read after the lock must be what is there after it.
+-- Writes one note. `written` is NULL if a process that knows this schema must not write. It is a function,
+-- because the note must be read after the lock was taken.
 CREATE FUNCTION towpath.put_note(
     name text, content bytea, expect bigint, ttl bigint, known bigint, at bigint,
     OUT now bigint, OUT version bigint, OUT fence bigint, OUT written boolean
@@ -316,7 +321,7 @@ BEGIN
     PERFORM setval('towpath.last_time', now);
 END $$;
 
--- What is left of a deleted job, or of an id that was refused in favour of another (alias).
+-- The remains of a deleted job, or of an id that was refused because of another (alias).
 CREATE TABLE towpath.tombstone (
     id            text COLLATE "C" PRIMARY KEY,
     seq           bigint NOT NULL,
@@ -327,7 +332,7 @@ CREATE TABLE towpath.tombstone (
 );
 CREATE INDEX tombstone_until ON towpath.tombstone (until);
 
--- Answers kept by token, so that every command may be applied twice.
+-- Results by token, so that every command may be applied twice.
 CREATE TABLE towpath.reply (
     token  text COLLATE "C" PRIMARY KEY,
     answer text   NOT NULL,
@@ -335,8 +340,9 @@ CREATE TABLE towpath.reply (
 );
 CREATE INDEX reply_until ON towpath.reply (until);
 
--- Appends with keys, dependencies or groups that came in a transaction of the user's: the next batch plays them, in this order.
--- failure: what is wrong with one that cannot even be read.
+-- Appends of user transactions with keys, dependencies or groups. The next batch applies them, in this
+-- order.
+-- failure: the error of an append that cannot be applied.
 CREATE TABLE towpath.inbox (
     seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ids     text[] COLLATE "C" NOT NULL,
@@ -345,7 +351,7 @@ CREATE TABLE towpath.inbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX inbox_new ON towpath.inbox (seq) WHERE failure IS NULL;
 
--- While a function of the user's runs inside a settle there is a row here that no COMMIT passes.
+-- While a commit function runs, this table has a row with which COMMIT fails.
 CREATE TABLE towpath.guest (
     one int REFERENCES towpath.meta (one) DEFERRABLE INITIALLY DEFERRED
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

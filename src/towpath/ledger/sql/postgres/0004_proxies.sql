@@ -1,5 +1,5 @@
--- A member of a group that was refused for its key, and the job that represents it. seq: its place among the members. counted: the
--- counter of the group in which it is.
+-- A member of a group that was refused because of its key, and the job that represents it. seq: its
+-- position among the members. counted: the counter of the group that includes it.
 CREATE TABLE towpath.proxy (
     id      text COLLATE "C" PRIMARY KEY,
     seq     bigint NOT NULL,
@@ -18,9 +18,9 @@ CREATE TABLE towpath.name (
     PRIMARY KEY (dst, id)
 );
 
--- The outcome that a callback of a group follows. Gates outlive the end of their group, which may be reopened: a process that
--- deletes them must not write any more.
+-- The outcome that a callback of a group follows. Gates are kept after the end of their group, which may
+-- be reopened: an older process would delete them, so it must not write any more.
 ALTER TABLE towpath.gate ADD COLUMN outcome text COLLATE "C";
 UPDATE towpath.meta SET min_schema = 4;
--- A group whose member was revived after its end waits for it from now on.
+-- A closed group whose member was revived waits for this member from now on.
 UPDATE towpath."group" SET state = 'sealed', outcome = NULL, closed_at = NULL WHERE state = 'closed' AND unfinished > 0;

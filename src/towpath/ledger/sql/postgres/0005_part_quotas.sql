@@ -1,8 +1,8 @@
--- Parts may limit appends: how many jobs wait, and how many are appended in a time.
+-- Parts can limit appends: the number of waiting jobs, and the appends per time.
 ALTER TABLE towpath.part ADD COLUMN capacity bigint, ADD COLUMN append_count bigint, ADD COLUMN append_period bigint,
     ADD COLUMN append_burst bigint, ADD COLUMN append_at bigint NOT NULL DEFAULT 0;
 CREATE INDEX part_quota ON towpath.part (queue) WHERE capacity IS NOT NULL OR append_count IS NOT NULL;
--- To count what is scheduled or blocked in a part. `waits` changes in jobs that are blocked, and in no others.
+-- For the number of scheduled and blocked jobs of a part. `waits` changes only in blocked jobs.
 CREATE INDEX turn_part_scheduled ON towpath.turn (queue, part) WHERE ripe = 0 AND part > '';
 CREATE INDEX job_part_blocked ON towpath.job (queue, part) WHERE part IS NOT NULL AND waits > 0;
 CREATE OR REPLACE VIEW towpath.part_now AS

@@ -1,4 +1,4 @@
--- The ledger. Every table is prefixed, so that the user's own tables may live in the same file.
+-- The ledger. Every table has a prefix, so that the user's own tables can be in the same file.
 -- Times are microseconds. Text is compared by bytes.
 
 CREATE TABLE towpath_meta (
@@ -71,7 +71,7 @@ CREATE TABLE towpath_job (
     CHECK ((state = 'done' OR state = 'failed' OR state = 'canceled') = (finished_at IS NOT NULL)),
     CHECK (settled_fence <= fence AND attempts >= 0 AND waits >= 0)
 ) STRICT;
--- ready_at rides along so that the oldest ready job of a queue is found without touching the table.
+-- ready_at is in the index so that the oldest ready job of a queue is found without a read of the table.
 CREATE INDEX towpath_job_ready     ON towpath_job (queue, priority, seq, ready_at) WHERE state = 'ready' AND part IS NULL;
 CREATE INDEX towpath_job_parted    ON towpath_job (queue, part, priority, seq, ready_at) WHERE state = 'ready' AND part IS NOT NULL;
 CREATE INDEX towpath_job_scheduled ON towpath_job (queue, ready_at) WHERE state = 'scheduled';
@@ -125,7 +125,8 @@ CREATE TABLE towpath_group (
 
 CREATE INDEX towpath_group_closed ON towpath_group (closed_at) WHERE state = 'closed';
 
--- What follows when a group closes; apart, because the counters beside it change with every member.
+-- The callbacks of a group. A table of its own, because the counters of the group change with every
+-- member.
 CREATE TABLE towpath_then (
     id    TEXT PRIMARY KEY,
     specs TEXT NOT NULL
@@ -142,7 +143,7 @@ CREATE TABLE towpath_key (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX towpath_key_until ON towpath_key (until) WHERE until > 0;
 
--- Exact counts per state, kept in the transaction that changes them. loose: ready jobs without a part.
+-- Exact counts per state, updated in the transaction that changes them. loose: ready jobs without a part.
 CREATE TABLE towpath_queue (
     name        TEXT    PRIMARY KEY,
     blocked     INTEGER NOT NULL CHECK (blocked >= 0),
@@ -184,7 +185,7 @@ CREATE TABLE towpath_part (
     configured  INTEGER NOT NULL CHECK (configured IN (0, 1)),
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
--- A part whose cap is reached is not in the index: claims never step over it.
+-- A part whose cap is reached is not in the index, so that claims do not scan it.
 CREATE INDEX towpath_part_open ON towpath_part (queue, served, name)
     WHERE ready > 0 AND paused = 0 AND (cap IS NULL OR running < cap);
 CREATE INDEX towpath_part_held ON towpath_part (next_at) WHERE ready > 0;
@@ -199,7 +200,7 @@ CREATE TABLE towpath_note (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX towpath_note_expires ON towpath_note (expires_at) WHERE expires_at IS NOT NULL;
 
--- What is left of a deleted job, or of an id that was refused in favour of another (alias).
+-- The remains of a deleted job, or of an id that was refused because of another (alias).
 CREATE TABLE towpath_tombstone (
     id            TEXT    PRIMARY KEY,
     seq           INTEGER NOT NULL,

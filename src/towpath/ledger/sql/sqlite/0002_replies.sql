@@ -1,4 +1,4 @@
--- Answers kept by token, so that every command may be applied twice; correlation ids become searchable.
+-- Results by token, so that every command may be applied twice. An index on correlation ids.
 CREATE TABLE towpath_reply (
     token  TEXT    PRIMARY KEY,
     answer TEXT    NOT NULL,

@@ -1,7 +1,8 @@
--- Suspects, jobs that lost their lease twice or more, wait before they come back and are found by an index of their own.
+-- Suspects, jobs that lost their lease twice or more, return after a delay and have an index of their own.
 
--- A scheduled job may have the reason `lost`. A CHECK is no part of what is stored, so its text is changed in place, as the
--- documentation of ALTER TABLE describes it; the new indexes below change the version of the schema.
+-- A scheduled job may have the reason `lost`. A CHECK does not affect the stored rows, so its text is
+-- changed in place, as the documentation of ALTER TABLE describes; the new indexes below change the
+-- version of the schema.
 PRAGMA writable_schema = ON;
 UPDATE sqlite_schema SET sql = replace(sql,
     'WHEN ''scheduled'' THEN reason = ''delay'' OR', 'WHEN ''scheduled'' THEN reason = ''delay'' OR reason = ''lost'' OR')

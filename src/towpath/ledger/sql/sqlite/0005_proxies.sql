@@ -1,5 +1,5 @@
--- A member of a group that was refused for its key, and the job that represents it. seq: its place among the members. counted: the
--- counter of the group in which it is.
+-- A member of a group that was refused because of its key, and the job that represents it. seq: its
+-- position among the members. counted: the counter of the group that includes it.
 CREATE TABLE towpath_proxy (
     id      TEXT    PRIMARY KEY,
     seq     INTEGER NOT NULL,
@@ -18,9 +18,9 @@ CREATE TABLE towpath_name (
     PRIMARY KEY (dst, id)
 ) STRICT, WITHOUT ROWID;
 
--- The outcome that a callback of a group follows. Gates outlive the end of their group, which may be reopened: a process that
--- deletes them must not write any more.
+-- The outcome that a callback of a group follows. Gates are kept after the end of their group, which may
+-- be reopened: an older process would delete them, so it must not write any more.
 ALTER TABLE towpath_gate ADD COLUMN outcome TEXT;
 UPDATE towpath_meta SET min_schema = 5;
--- A group whose member was revived after its end waits for it from now on.
+-- A closed group whose member was revived waits for this member from now on.
 UPDATE towpath_group SET state = 'sealed', outcome = NULL, closed_at = NULL WHERE state = 'closed' AND unfinished > 0;

@@ -1,4 +1,4 @@
--- Parts may limit appends: how many jobs wait, and how many are appended in a time.
+-- Parts can limit appends: the number of waiting jobs, and the appends per time.
 ALTER TABLE towpath_part ADD COLUMN capacity INTEGER;
 ALTER TABLE towpath_part ADD COLUMN append_count INTEGER;
 ALTER TABLE towpath_part ADD COLUMN append_period INTEGER;

@@ -1,15 +1,21 @@
 -- Named statements of the SQLite ledger. A statement that lists rows returns a single JSON array (see
 -- sqlite/statements.py). {job} is a job j as a JSON array of its columns without bodies; {taken} is the same
--- with the values after a claim. {queue}, {part} and {group} are a row of these tables as a JSON array.
+-- with the values after a claim; {held} is the part of it that a settle needs. {queue}, {part} and {group}
+-- are a row of these tables as a JSON array.
 
 -- name: begin_batch
--- The facts that most transactions need, in one step: the ledger's own row, the rows of some queues, and how
--- many of some ids are known.
+-- The facts that most transactions need, in one step: the ledger's own row, the rows of the queues ?1, how
+-- many of the ids ?2 are known, the jobs ?3 for their settles, and whether at ?4 a waiting job has expired or
+-- a suspect is ready.
 SELECT schema, min_schema, next_seq, next_version, last,
     (SELECT json_group_array({queue})
      FROM json_each(?1) v CROSS JOIN towpath_queue q ON q.name = v.value),
     (SELECT count(*) FROM json_each(?2) v WHERE EXISTS (SELECT 1 FROM towpath_job j WHERE j.id = v.value)
-        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value))
+        OR EXISTS (SELECT 1 FROM towpath_tombstone t WHERE t.id = v.value)),
+    (SELECT json_group_array({held}) FROM json_each(?3) v CROSS JOIN towpath_job j ON j.id = v.value),
+    EXISTS (SELECT 1 FROM towpath_job WHERE expires_at IS NOT NULL
+        AND state IN ('blocked', 'scheduled', 'ready') AND expires_at <= max(?4, last)),
+    EXISTS (SELECT 1 FROM towpath_job INDEXED BY towpath_job_suspect WHERE state = 'ready' AND losses >= 2)
 FROM towpath_meta;
 
 -- name: append_start
@@ -43,14 +49,11 @@ SELECT schema, min_schema, next_seq, next_version, last,
     EXISTS (SELECT 1 FROM towpath_job WHERE id = ?2) OR EXISTS (SELECT 1 FROM towpath_tombstone WHERE id = ?2)
 FROM towpath_meta;
 
--- name: count_appended_ready
-UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1 WHERE name = ?2;
-
--- name: count_appended_running
-UPDATE towpath_queue SET running = running + 1 WHERE name = ?;
-
--- name: count_appended_scheduled
-UPDATE towpath_queue SET scheduled = scheduled + ?1 WHERE name = ?2;
+-- name: finish_append
+-- The counters of queue ?4 and the ledger's row, as one call: a lone enqueue waits for each call.
+UPDATE towpath_queue SET ready = ready + ?1, loose = loose + ?1, scheduled = scheduled + ?2,
+    running = running + ?3 WHERE name = ?4;
+UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
 
 -- name: write_meta
 UPDATE towpath_meta SET next_seq = ?, next_version = ?, last = ?;
@@ -74,7 +77,7 @@ SELECT json_group_array({part} ORDER BY queue, name)
 FROM towpath_part WHERE ?1 IS NULL OR queue = ?1;
 
 -- name: waiting_parts
--- How many jobs of these parts are blocked or scheduled.
+-- The number of blocked and scheduled jobs of these parts.
 SELECT json_group_array(json_array(v.value ->> 0, v.value ->> 1, (
     SELECT count(*) FROM towpath_job WHERE queue = v.value ->> 0 AND part IS NOT NULL AND part = v.value ->> 1
         AND state IN ('blocked', 'scheduled'))))
@@ -90,6 +93,22 @@ FROM (SELECT * FROM towpath_part
 -- name: groups_by_id
 SELECT json_group_array({group})
 FROM json_each(?) v CROSS JOIN towpath_group g ON g.id = v.value;
+
+-- name: groups_after
+-- Groups from id ?1 and after ?2, before ?3, in one of the states ?4,
+-- with one of the outcomes ?5 (NULL: any).
+SELECT json_group_array({group}) FROM (SELECT * FROM towpath_group
+    WHERE id >= ?1 AND id > ?2 AND id < ?3 AND state IN (SELECT value FROM json_each(?4))
+        AND (?5 IS NULL OR outcome IN (SELECT value FROM json_each(?5)))
+    ORDER BY id LIMIT ?6) g;
+
+-- name: groups_before
+-- Groups from id ?1 and before ?2, the last first, in one of the states ?3,
+-- with one of the outcomes ?4 (NULL: any).
+SELECT json_group_array({group}) FROM (SELECT * FROM towpath_group
+    WHERE id >= ?1 AND id < ?2 AND state IN (SELECT value FROM json_each(?3))
+        AND (?4 IS NULL OR outcome IN (SELECT value FROM json_each(?4)))
+    ORDER BY id DESC LIMIT ?5) g;
 
 -- name: all_groups
 SELECT json_group_array({group} ORDER BY g.id) FROM towpath_group g;
@@ -362,6 +381,25 @@ DELETE FROM towpath_gate WHERE dst IN (SELECT value FROM json_each(?));
 -- name: delete_names
 DELETE FROM towpath_name WHERE dst IN (SELECT value FROM json_each(?));
 
+-- name: delete_attempts
+DELETE FROM towpath_attempt WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: end_attempts
+INSERT OR REPLACE INTO towpath_attempt (seq, number, counted, started_at, ended_at, owner, outcome, error)
+SELECT j.seq, j.attempts, v.value ->> 1, j.started_at, ?, j.owner, v.value ->> 2, v.value ->> 3
+FROM json_each(?) v CROSS JOIN towpath_job j ON j.seq = v.value ->> 0;
+
+-- name: forget_attempts
+DELETE FROM towpath_attempt WHERE (seq, number, counted) IN (
+    SELECT a.seq, a.number, a.counted FROM json_each(?) v CROSS JOIN towpath_attempt a
+        ON a.seq = v.value ->> 0 AND a.number <= v.value ->> 1);
+
+-- name: attempts_of
+SELECT json_group_array(json_array(number, json(iif(counted, 'true', 'false')), started_at, ended_at, owner,
+    outcome, error)) FROM (
+    SELECT a.* FROM towpath_job j CROSS JOIN towpath_attempt a ON a.seq = j.seq WHERE j.id = ?
+    ORDER BY a.number, a.counted);
+
 -- name: delete_bodies
 DELETE FROM towpath_body WHERE slot IN (
     SELECT b.slot FROM json_each(?) v CROSS JOIN towpath_body b ON b.slot BETWEEN v.value * 8192
@@ -421,7 +459,7 @@ DELETE FROM towpath_note WHERE key IN (
         ORDER BY expires_at, key LIMIT ?);
 
 -- name: closed_windows
--- Keys whose window is over, and whether an unfinished job still holds them.
+-- Keys with an ended window, and whether an unfinished job still holds them.
 SELECT json_group_array(json_array(namespace, key, held)) FROM (
     SELECT k.namespace, k.key, EXISTS (SELECT 1 FROM towpath_job j WHERE j.seq = k.seq
         AND j.state NOT IN ('done', 'failed', 'canceled')) AS held
@@ -570,18 +608,36 @@ SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j
 -- name: read_by_id
 SELECT json_group_array({job}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
 
+-- name: read_by_prefix
+SELECT json_group_array({job})
+    FROM (SELECT * FROM towpath_job WHERE id >= ? AND id < ? ORDER BY id LIMIT ?) j;
+
+-- name: read_by_seq
+SELECT json_group_array({job}) FROM towpath_job j WHERE j.seq = ?;
+
 -- name: held
-SELECT json_group_array(json_array(j.id, j.seq, j.queue, j.part, j.state, j.attempts, j.failures, j.losses,
-    j.max_attempts, j.fence,
-    j.settled_fence, j.settled_as, j.cancel_requested, j.retention, j."group", j.key,
-    EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)
-        OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq))))
-FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
+SELECT json_group_array({held}) FROM json_each(?) v CROSS JOIN towpath_job j ON j.id = v.value;
 
 -- name: offer_loose
 SELECT json_group_array({taken}) FROM (
     SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
     AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2) j;
+
+-- name: offer_other
+-- As offer_loose, without the jobs of the kinds ?7.
+SELECT json_group_array({taken}) FROM (
+    SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
+    AND (expires_at IS NULL OR expires_at > ?3) AND kind NOT IN (SELECT value FROM json_each(?7))
+    ORDER BY priority, seq LIMIT ?2) j;
+
+-- name: offer_best
+-- As offer_loose, with the payloads of at most ?7 bytes, and whether a job has other bodies.
+SELECT json_group_array({taken}), CAST(group_concat(j.data, '') AS BLOB), json_group_array(j.more) FROM (
+    SELECT o.*, b.data, EXISTS (SELECT 1 FROM towpath_body c
+        WHERE c.slot BETWEEN o.seq * 8192 + (o.size <= ?7) AND o.seq * 8192 + 8191) AS more
+    FROM (SELECT * FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL AND losses < 2
+        AND (expires_at IS NULL OR expires_at > ?3) ORDER BY priority, seq LIMIT ?2) o
+    LEFT JOIN towpath_body b ON b.slot = o.seq * 8192 AND o.size <= ?7) j;
 
 -- name: offer_parted
 SELECT json_group_array({taken}) FROM json_each(?7) p CROSS JOIN towpath_job j ON j.seq IN (

@@ -1,8 +1,9 @@
-"""The fast paths of the PostgreSQL ledger: plain appends, a note, and the claim and the upkeep of an idle
-fleet.
+"""The fast paths of the PostgreSQL ledger: plain appends, the ends and the next claim of a worker, a note,
+and the claim and the upkeep of an idle fleet.
 
-Each writes what the general path would write. A spec with a key, a dependency, a group, a part or headers, a
-queue with a capacity and a known id take the general path."""
+Each writes what the general path would write. These take the general path: a spec with a key, a dependency, a
+group, a part or headers; an append to a queue with a capacity, or of a known id; an end that affects other
+jobs; a claim from a queue with limits."""
 
 from __future__ import annotations
 
@@ -31,32 +32,47 @@ from towpath.core.commands import (
     Noted,
     Placed,
     Settle,
+    Settled,
     Upkeep,
     Upkept,
+    Want,
+    plain_end,
 )
 from towpath.core.facts import is_plain
-from towpath.core.job import READY, SCHEDULED, Reason, Spec, runs_of
+from towpath.core.job import DONE, READY, SCHEDULED, ClaimedJob, Job, Reason, Spec, runs_of
+from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
 from towpath.core.views import NoteView
 from towpath.errors import NoteConflict
-from towpath.ledger.postgres.connection import end
-from towpath.ledger.postgres.fast_worker import Applied, FastWorker
+from towpath.ledger import Answer
+from towpath.ledger.postgres.connection import end, steps
 from towpath.ledger.postgres.locks import RowsTaken
-from towpath.ledger.postgres.migrations import steps
-from towpath.ledger.postgres.rows import PostgresDb, add_plain, append_plain, end_open, take_seqs
+from towpath.ledger.postgres.rows import (
+    PostgresDb,
+    ReadyScan,
+    add_plain,
+    append_plain,
+    end_open,
+    received,
+    take_seqs,
+)
 from towpath.ledger.postgres.statements import PLAIN, SMALL
-from towpath.ledger.tables.database import PAYLOAD, Body, array
-from towpath.ledger.tables.fast_path import FastPathRefused, FastPaths
+from towpath.ledger.tables.database import PAYLOAD, Args, Body, FastPathRefused, FastPaths, array
 
+SKIPPED_AFTER_MISS = 16
+"""After a refusal, skip the fast path for this many batches of the queue: each would run both paths."""
+MOST_QUEUES = 10_000
 MOST_BY_INSERT = 60
 """Specs that one INSERT appends; COPY is faster for more."""
 # fmt: off
 _FIELDS = (
-    "id", "queue", "kind", "priority", "delay", "ready_at", "max_attempts", "max_losses", "timeout", "retention", "parent",
-    "generation", "correlation_id", "content_type",
+    "id", "queue", "kind", "priority", "delay", "ready_at", "max_attempts", "max_losses", "timeout",
+    "retention", "parent", "generation", "correlation_id", "content_type",
 )
 # fmt: on
 
+Applied = tuple[int, list[Answer]]
+"""The ledger's time, and the answers."""
 Numbered = tuple[int, Sequence[int]]
 """The ledger's time, and the numbers of the specs."""
 DEFECTS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
@@ -133,6 +149,8 @@ def _attempt(paths: FastPaths, path: str, run: Callable[[], T]) -> T | None:
 
 
 def _is_plain(spec: Spec) -> bool:
+    """Is the spec plain by the rule of `core`? Headers and a time to live are left to the general path: the
+    statements of these paths do not write their columns."""
     return is_plain(spec) and not spec.headers and spec.ttl is None
 
 
@@ -214,6 +232,92 @@ def read_note(db: PostgresDb, key: str, now: int | None) -> NoteView | None:
     return None if row is None else NoteView(*row)
 
 
+class FastWorker:
+    """Plain ends and the next claim as one statement, which commits itself."""
+
+    def __init__(self) -> None:
+        self._skipped: dict[str, int] = {}
+        """Batches to skip, by queue."""
+
+    def apply(self, db: PostgresDb, commands: Sequence[Command], now: int | None) -> Applied:
+        """The time, and the answers to all commands or to all but the claim."""
+        last = commands[-1]
+        claim, settles = (last, commands[:-1]) if type(last) is Claim else (None, commands)
+        want = None if claim is None else _single_want(claim)
+        ends = _plain_ends(settles)
+        queue = "" if want is None else want.queue
+        if self._is_skipped(queue):
+            raise FastPathRefused("skipped")
+        by = ("", 0) if claim is None or want is None else claim.terms(want)
+        found = _settle_and_claim(db, want, by, (now, *ends))
+        if found is None:
+            if len(self._skipped) >= MOST_QUEUES:
+                self._skipped.clear()
+            self._skipped[queue] = SKIPPED_AFTER_MISS
+            raise FastPathRefused("relations_or_limits")
+        present, jobs = found
+        answers: list[Answer] = [Settled(command.id, DONE) for command in settles if type(command) is Settle]
+        if claim is not None and jobs is not None:
+            answers.append(Claimed(tuple([ClaimedJob(job) for job in jobs])))
+        if not answers:
+            raise FastPathRefused("single_attempt")
+        return present, answers
+
+    def _is_skipped(self, queue: str) -> bool:
+        left = self._skipped.pop(queue, 0)
+        if left > 1:
+            self._skipped[queue] = left - 1
+        return left > 0
+
+
+def _settle_and_claim(
+    db: PostgresDb, want: Want | None, by: tuple[str, int], ended: Args
+) -> tuple[int, list[Job] | None] | None:
+    """Run the statement; `by`: owner and lease. The time and the claimed jobs, None for the jobs if the
+    general path must choose them; None if the statement refuses."""
+    queue, most, single = (
+        ("", 0, False) if want is None else (want.queue, want.n, want.once is None or want.once >= want.n)
+    )
+    scan = ReadyScan(queue, most, single, db.positions.spans(queue), time.monotonic())
+    suspects = want is not None and want.suspects != 0
+    rows = db.rows(
+        "settle_and_claim", (queue, most, *by, single, array(scan.spans), *ended, suspects, True), tuple
+    )
+    if not rows:
+        return None
+    now, oldest, following, picked = rows[0][-4:]
+    db.positions.begin(oldest, following)
+    if rows[0][0] is None:
+        rows.clear()
+    return now, None if want is None or (picked and not rows) else received(db, rows, scan)
+
+
+def _single_want(claim: Claim) -> Want:
+    """The want of a claim from one queue."""
+    if claim.token or len(claim.wants) > 1 or claim.wants[0].without:
+        raise FastPathRefused("not_plain")
+    want = narrowed(claim, claim.wants[0], ())
+    if want is None or "*" in want.queue or "," in want.queue:
+        raise FastPathRefused("not_plain")
+    return want
+
+
+def _plain_ends(settles: Sequence[Command]) -> tuple[object, ...]:
+    """Ids, fences, results if there are any, and the retention of plain ends."""
+    fences: dict[str, int] = {}
+    results: list[bytes | None] = []
+    for command in settles:
+        if type(command) is not Settle or (done := plain_end(command)) is None:
+            raise FastPathRefused("not_plain")
+        fences[command.id] = command.fence
+        results.append(done.result)
+    if len(fences) < len(settles):
+        raise FastPathRefused("not_plain")
+    if results.count(None) == len(results):
+        results.clear()
+    return array(fences), array(fences.values()), results, RETENTION
+
+
 BLOCK = 64
 """Rows per message: the server inserts them while the next are encoded."""
 _start = struct.Struct(">hiqiqi?i").pack
@@ -262,9 +366,10 @@ class SpecRun:
         # fmt: off
         return b"".join([
             _text(model.queue), _text(model.kind), _int(model.priority), _text(SCHEDULED if waits else READY),
-            _text(Reason.DELAY if waits else Reason.NONE), _bigint(due), _int(model.max_attempts), _int(model.max_losses),
-            _bigint(model.timeout), _bigint(model.retention), _int(0), _text(model.parent), _bigint(model.generation),
-            _text(model.correlation_id), _bigint(now), _text(model.content_type),
+            _text(Reason.DELAY if waits else Reason.NONE), _bigint(due), _int(model.max_attempts),
+            _int(model.max_losses), _bigint(model.timeout), _bigint(model.retention), _int(0),
+            _text(model.parent), _bigint(model.generation), _text(model.correlation_id),
+            _bigint(now), _text(model.content_type),
         ])
         # fmt: on
 
@@ -309,7 +414,7 @@ def append(db: PostgresDb, runs: Sequence[SpecRun], now: int | None) -> tuple[in
         end(db.connection)
         raise
     except BaseException:
-        # The first error is raised, not that of a lost connection.
+        # The first error is raised, not the error of a lost connection.
         with suppress(psycopg.OperationalError):
             end_open(db)
         raise
@@ -322,7 +427,7 @@ def _time(db: PostgresDb, ids: Sequence[str], queues: set[str], now: int | None)
     if row is None:
         raise FastPathRefused("capacity")
     present, perhaps_known = row
-    # Generated ids are greater than those before them: seldom is one in this range, and each is looked up.
+    # Generated ids grow, so an id in this range is rare; only then is each id looked up.
     if perhaps_known and db.one("any_known", (array(ids),))[0]:
         raise FastPathRefused("known_id")
     return int(present)
