@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.engine import expire
 from tests.support.running import working
-from tests.support.waiting import WAIT
+from tests.support.waiting import WAIT, in_thread
 from towpath import App
 from towpath.core.breaker import Breaker
 from towpath.core.commands import Append, Claim, SetQueue, Settle, Want
@@ -131,7 +132,7 @@ def test_the_states_of_breakers_are_the_fleets() -> None:
         committer.close()
 
 
-def test_a_ledger_that_cannot_be_read_is_down_and_the_rest_is_still_told(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_read_is_down_and_other_metrics_are_exported(tmp_path: Path) -> None:
     bus, ledger, registry = Bus(), SqliteLedger(tmp_path / "w.db"), CollectorRegistry()
     metrics.install(bus, ledger, registry)
     bus.publish(settled("done", "done"))
@@ -184,7 +185,7 @@ def test_what_else_is_counted() -> None:
         LeaseLost(id="1", kind="mail", queue="q", attempt=1, owner="w"),
         HandlerBlocked(id="1", kind="mail", seconds=2.0, where="a.py:1"),
         QueueFullSeen(queue="q", depth=10, capacity=10),
-        ScheduleFired(name="nightly", id="1", due=0),
+        ScheduleFired(name="nightly", id="1", due=datetime.now(UTC)),
         BatchFailed(commands=2, error="locked", retryable=True),
         UpkeepDone(reaped=3, expired=2),
     )
@@ -237,7 +238,27 @@ def test_serving_over_http() -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_without_prometheus_it_says_what_to_install() -> None:
+def test_the_health_of_a_process_does_not_depend_on_the_ledger() -> None:
+    """A ledger with reads that never return, as in an outage without a reply of the server."""
+    stuck = threading.Event()
+
+    class Stuck:
+        def collect(self) -> list[Metric]:
+            assert stuck.wait(WAIT)
+            return []
+
+    registry = CollectorRegistry()
+    registry.register(Stuck())
+    stop = metrics.serve(0, registry=registry)
+    scrape = in_thread(lambda: urllib.request.urlopen(stop.url, timeout=WAIT).read())
+    with urllib.request.urlopen(stop.url.replace("/metrics", "/healthz"), timeout=WAIT) as answer:
+        assert (answer.status, answer.read()) == (200, b"ok\n")
+    stuck.set()
+    scrape()
+    stop()
+
+
+def test_without_prometheus_the_error_names_the_package() -> None:
     program = "import sys; sys.modules['prometheus_client'] = None; import towpath.observe.metrics"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "pip install 'towpath[metrics]'" in ended.stderr.splitlines()[-1]
@@ -288,7 +309,7 @@ def test_a_worker_from_its_first_job_to_a_lost_lease(tmp_path: Path) -> None:
             lost = slow.enqueue()
             assert started.wait(WAIT)
             app.engine.call(SetQueue(queue="sums", paused=True))
-            expire(app.ledger, lost.status())
+            expire(app.ledger, lost.record())
             seen = scraped(stop.url)
             go_on.set()
             losses.expect(timeout=WAIT)

@@ -1,5 +1,5 @@
-"""The trace of whoever enqueued goes on in whoever runs, by the real OpenTelemetry SDK; and nothing happens
-without it."""
+"""The trace of the enqueueing code continues in the handler, with the real OpenTelemetry SDK; without the SDK
+nothing happens."""
 
 from __future__ import annotations
 
@@ -96,6 +96,16 @@ def test_a_word_of_the_handler_is_no_error() -> None:
     span = finished()["mail process"]
     assert span.status.status_code is StatusCode.UNSET
     assert span.events == ()
+
+
+def test_an_error_without_a_text_ends_the_span_and_stays_the_error() -> None:
+    class TextlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(TextlessError), tracing.span("mute", {}, {}):
+        raise TextlessError
+    assert finished()["mute process"].status.description == "TextlessError"
 
 
 def test_handlers_side_by_side_do_not_mix() -> None:

@@ -1,4 +1,4 @@
-"""Real streams through `Bandwidth`: what comes out is what went in, no faster than allowed."""
+"""Real streams through `Bandwidth`: the same bytes, no faster than allowed."""
 
 from __future__ import annotations
 
@@ -93,29 +93,40 @@ def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
     """Over 1.5 s the credit of 0.1 s is 7 % and a busy machine may take as much: 15 %. The 5 % over 10 s are
     tested with a clock moved by hand, and by bench/flow.py without --quick in real time. The rate is so low
     that a stream's turns are 40 ms apart: a thread that gets its processor some milliseconds late loses none
-    of them."""
-    limits, seconds = Bandwidth(down="200kB/s"), 1.5
+    of them. A thread of a loaded machine may get it later than that, so a run that is slow or uneven is
+    repeated; none may be too fast."""
+    for _ in range(10):
+        had, wanted = bytes_of_eight_streams(200_000, 1.5)
+        assert sum(had) < 1.15 * wanted
+        if sum(had) > 0.85 * wanted and min(had) > 0.7 * wanted / 8 and max(had) < 1.3 * wanted / 8:
+            break
+    else:
+        raise AssertionError(f"slow or uneven ten times, at last {had}")
+
+
+def bytes_of_eight_streams(rate: int, seconds: float) -> tuple[list[int], float]:
+    """The bytes that four threads and four coroutines read meanwhile, and their sum at the exact rate."""
+    limits = Bandwidth(down=rate)
     had = [0] * 8
-    start = threading.Barrier(5)
+    ends: list[float] = []
+    start = threading.Barrier(5, lambda: ends.append(time.monotonic() + seconds))
 
     def thread(number: int) -> None:
         stream = limits.download(io.BytesIO(bytes(8_000_000)))
         start.wait()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < ends[0]:
             had[number] += len(stream.read(1_000 if number % 2 else 300))
 
-    async def task(number: int, end: float) -> None:
+    async def task(number: int) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(bytes(8_000_000))
         stream = limits.adownload(reader)
-        while time.monotonic() < end:
+        while time.monotonic() < ends[0]:
             had[number] += len(await stream.read(1_000))
 
     async def loop() -> None:
         await asyncio.to_thread(start.wait)
-        end = time.monotonic() + seconds
-        await asyncio.gather(*(task(number, end) for number in range(4, 8)))
+        await asyncio.gather(*(task(number) for number in range(4, 8)))
 
     threads = [threading.Thread(target=thread, args=(number,)) for number in range(4)]
     for each in threads:
@@ -123,13 +134,10 @@ def test_threads_and_an_event_loop_share_one_rate_evenly() -> None:
     asyncio.run(loop())
     for each in threads:
         each.join()
-    wanted = 200_000 * seconds
-    assert abs(sum(had) - wanted) < 0.15 * wanted
-    assert min(had) > 0.7 * wanted / 8
-    assert max(had) < 1.3 * wanted / 8
+    return had, rate * seconds
 
 
-def test_a_change_wakes_those_who_wait() -> None:
+def test_a_change_wakes_the_waiting_streams() -> None:
     """At one byte a second the read would take a day."""
     limits = Bandwidth(down="1B/s")
     asked = threading.Event()
@@ -149,7 +157,7 @@ def test_a_change_wakes_those_who_wait() -> None:
     assert limits.limits == BandwidthLimits()
 
 
-def test_who_is_cancelled_holds_up_nobody() -> None:
+def test_a_cancelled_stream_delays_no_other() -> None:
     async def main() -> None:
         limits = Bandwidth(down="1B/s")
 

@@ -28,7 +28,7 @@ X = Breaker("platform-x", failures=3, window=60, cooldown=30, probes=2)
 
 
 class Platform:
-    """Somebody else's service."""
+    """A service that can be down."""
 
     def __init__(self) -> None:
         self.down = False
@@ -83,7 +83,7 @@ def test_an_outage_touches_no_job_that_waits(bench: Bench, platform: Platform) -
         assert str(jobs[9].explain()).endswith(
             "breaker platform-x is open until 2023-11-14T22:13:50.000Z (3 failures in 60 s)"
         )
-        # Two probes: the first that fails opens it again.
+        # Two probes: the first failure opens it again.
         bench.advance(30)
         assert platform.calls == 4
         platform.down = False
@@ -98,7 +98,7 @@ def test_an_outage_touches_no_job_that_waits(bench: Bench, platform: Platform) -
 
 def test_limits_set_by_hand_outlive_an_outage(bench: Bench, platform: Platform) -> None:
     part = bench.app.queue("default").part("breaker:platform-x")
-    part.configure(cap=7, rate=Rate(1000, SECOND, 1000), weight=3)
+    part.configure(cap=7, rate=Rate(1000, 1, 1000), weight=3)
     platform.down = True
     for n in range(5):
         bench.app.tasks["fetch"].enqueue(n)
@@ -106,8 +106,8 @@ def test_limits_set_by_hand_outlive_an_outage(bench: Bench, platform: Platform) 
     assert (part.stats().cap, part.stats().why) == (2, "breaker platform-x: 3 failures in 60 s")
     platform.down = False
     bench.advance(60)
-    assert (part.stats().cap, part.stats().why, part.stats().rate) == (7, None, Rate(1000, SECOND, 1000))
-    # One that is set meanwhile stays, too.
+    assert (part.stats().cap, part.stats().why, part.stats().rate) == (7, None, Rate(1000, 1, 1000))
+    # A limit that is set meanwhile stays, too.
     bench.app.breakers.open("platform-x")
     part.configure(cap=5)
     bench.app.breakers.close("platform-x")
@@ -163,28 +163,28 @@ def test_a_call_inside_a_handler(bench: Bench, platform: Platform) -> None:
 
 def test_words_of_the_handler_are_no_verdict(platform: Platform) -> None:
     app = App("memory://")
-    said: list[Exception] = []
+    errors: list[Exception] = []
     one = Breaker("one", failures=1)
 
     @app.task(breaker=one, max_attempts=50)
     def by_task() -> None:
-        if said:
-            raise said.pop()
+        if errors:
+            raise errors.pop()
 
     @app.task(name="by_call", max_attempts=50)
     def by_call() -> None:
         with towpath.breaker(Breaker("two", failures=1)):
-            if said:
-                raise said.pop()
+            if errors:
+                raise errors.pop()
 
     with app.testing() as bench:
         for task, name in ((by_task, "one"), (by_call, "two")):
             for word in (Snooze(1), towpath.Cancel(), towpath.Fail()):
-                said.append(word)
+                errors.append(word)
                 task.enqueue()
                 bench.drain()
             assert [record.breaker.name for record in app.breakers.list() if record.status.trips] == []
-            said.append(Retry(after=1))
+            errors.append(Retry(after=1))
             task.enqueue()
             bench.drain()
             assert app.breakers.phase(name) is Phase.OPEN
@@ -208,7 +208,7 @@ def test_jobs_with_parts_have_the_queue_as_the_gate(platform: Platform) -> None:
         assert {job.status().state for job in jobs} == {State.DONE}
         assert bench.ledger.queues()["reports"].cap is None
 
-    with pytest.raises(InvalidInput, match=r"breaker is .*: a queue of its own beside part="):
+    with pytest.raises(InvalidInput, match=r"share queue .* needs a queue of its own"):
 
         @app.task(queue="reports")
         def stranger() -> None: ...
@@ -217,15 +217,17 @@ def test_jobs_with_parts_have_the_queue_as_the_gate(platform: Platform) -> None:
 def test_bad_input(bench: Bench) -> None:
     app = bench.app
     for verb in (app.breakers.phase, app.breakers.open, app.breakers.close, app.breakers.reset):
-        with pytest.raises(InvalidInput, match=r"breaker is 'y': the name of a breaker \(platform-x\)"):
+        with pytest.raises(
+            InvalidInput, match=r"breaker is 'y'; it must be the name of a breaker \(platform-x\)"
+        ):
             verb("y")
-    with pytest.raises(InvalidInput, match=r"breaker is Breaker.*: the same settings as at task fetch"):
+    with pytest.raises(InvalidInput, match=r"breaker is Breaker.*; it must be set as at task fetch"):
         app.task(name="twice", breaker="platform-x")(lambda: None)
     with pytest.raises(InvalidInput, match="failures is 0"):
         app.task(breaker=Breaker("y", failures=0))
     with pytest.raises(InvalidInput, match="breaker is 'no name'"):
         app.task(name="y", breaker="no name")(lambda: None)
-    with pytest.raises(InvalidInput, match="part is 'p'"):
+    with pytest.raises(InvalidInput, match="task fetch takes no part here"):
         app.tasks["fetch"].options(part="p")
     with pytest.raises(InvalidInput, match="for_ is -1"):
         app.breakers.open("platform-x", for_=-1)
@@ -243,8 +245,8 @@ def test_bad_input(bench: Bench) -> None:
     typo.enqueue()
     bench.drain()
     assert (
-        "breaker is 'platform-z': the breaker of a task of this app (platform-x), or a Breaker(...)"
-        in str(seen[0])
+        "breaker is 'platform-z'; it must be the breaker of a task of this app (platform-x), "
+        "or a Breaker(...)" in str(seen[0])
     )
 
 
@@ -424,7 +426,7 @@ def test_failures_among_many_successes_do_not_open_it(
         assert (record.status.phase(app.engine.clock.now()), record.status.trips) == (Phase.CLOSED, 0)
 
 
-def test_the_log_says_why_a_breaker_closed(
+def test_the_log_has_the_reason_of_a_closed_breaker(
     bench: Bench, platform: Platform, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "towpath.breakers")
@@ -437,19 +439,20 @@ def test_the_log_says_why_a_breaker_closed(
     bench.advance(60)
     bench.app.breakers.open("platform-x", "maintenance")
     bench.app.breakers.close("platform-x")
-    told = [record.getMessage() for record in caplog.records if record.name == "towpath.breakers"]
-    assert [line for line in told if "half-open" not in line] == [
+    lines = [record.getMessage() for record in caplog.records if record.name == "towpath.breakers"]
+    assert [line for line in lines if "half-open" not in line] == [
         "breaker platform-x is open (3 failures in 60 s)",
         "breaker platform-x is open (a probe failed)",
         "breaker platform-x is closed (2 probes succeeded)",
         "breaker platform-x is open (by hand: maintenance)",
         "breaker platform-x is closed (by hand)",
     ]
-    assert "breaker platform-x is half-open (it was opened by: 3 failures in 60 s)" in told
+    assert "breaker platform-x is half-open (it was opened by: 3 failures in 60 s)" in lines
 
 
 def test_a_worker_opens_it_and_gives_back_what_it_had_claimed(tmp_path: Path) -> None:
-    """A real worker with real time: what lies claimed in front of it goes back, and everything ends well."""
+    """A real worker with real time: claimed jobs that have not started are released, and all jobs end as
+    done."""
     app = App(f"sqlite:///{tmp_path / 'work.db'}")
     calls: list[int] = []
 
@@ -504,7 +507,7 @@ def test_the_exception_is_for_catching() -> None:
 
 
 def test_attempts_in_processes_count(tmp_path: Path) -> None:
-    """By what the process said, and by a process that said nothing."""
+    """A failure that the process reports, and a process that dies without a report."""
     with handlers.app as app:
 
         async def run() -> None:

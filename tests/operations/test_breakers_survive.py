@@ -1,5 +1,5 @@
-"""What a breaker must survive: ledgers that fail for a moment, clocks that are set back, hands that reach
-into its gates, and races."""
+"""Breakers after outages of the ledger, clocks that are set back, changes of their gates by hand, and
+races."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 import towpath
-from towpath import App, Breaker, Retry, Spec, State, Throttled
-from towpath.commands import Append, Claim, Claimed, Note, SetPart, Settle, Upkeep, Want
+from towpath import App, Breaker, Retry, State, Throttled
+from towpath.commands import Append, Claim, Claimed, Note, SetPart, Settle, Spec, Upkeep, Want
 from towpath.core import breaker as rules
 from towpath.core.breaker import INDEX, Phase, Record
 from towpath.core.checks import SECOND
@@ -77,7 +77,7 @@ def _gate(bench: Bench) -> Any:
 def test_a_ledger_that_fails_for_a_moment_does_not_silence_it(
     bench: Bench, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happened meanwhile is lost, what happens then is not: it opens one failure later."""
+    """Reports during the outage are lost, later ones are not: the breaker opens one failure later."""
     breakers, service.error = bench.app.engine.components.breakers, ConnectionError("down")
     real, calls = breakers.view, iter([True])
 
@@ -115,11 +115,13 @@ def test_one_that_opens_while_it_is_reset_leaves_no_gate_shut(
     assert next(calls, None) is None
     assert bench.app.breakers.list() == []
     part = _gate(bench).stats()
-    assert (part.cap, part.next_at, part.why) == (None, 0, None)
+    assert (part.cap, part.next_at, part.why) == (None, None, None)
 
 
-def test_who_was_turned_away_asks_again_although_it_is_open_for_ever(bench: Bench, service: Service) -> None:
-    """Closed by hand, it lets them through soon: also what came in by another way than its gate."""
+def test_a_refused_caller_asks_again_although_the_breaker_is_open_for_ever(
+    bench: Bench, service: Service
+) -> None:
+    """After a close by hand all jobs start soon, also jobs that did not wait in its gate."""
     service.error = ConnectionError("down")
     jobs = [bench.app.tasks["enrich"].enqueue(n) for n in range(4)]
     bench.drain()
@@ -150,7 +152,7 @@ def test_a_clock_that_is_set_back_while_it_is_half_open(bench: Bench, service: S
 
 
 def test_a_clock_that_is_set_back_does_not_make_it_blind(bench: Bench, service: Service) -> None:
-    """It was closed in what is now the future; failures after that count."""
+    """The breaker was closed at a time that is now in the future; later failures count."""
     service.error = ConnectionError("down")
     for n in range(2):
         bench.app.tasks["enrich"].enqueue(n)
@@ -176,8 +178,8 @@ def test_a_service_that_was_asked_too_much_is_not_down(bench: Bench, service: Se
 
 
 def test_a_call_that_does_not_answer_is_a_failure() -> None:
-    """The handler's time was up while it waited; a handler that is cancelled for another reason says
-    nothing."""
+    """A timeout of the handler inside the block is a failure; a cancellation for another reason is not
+    reported."""
     app = App("memory://")
     began = asyncio.Event()
 
@@ -211,7 +213,7 @@ def test_a_call_that_does_not_answer_is_a_failure() -> None:
 
 
 def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
-    """Nobody declares the breaker of a call: the code that uses it brings its settings."""
+    """The breaker of a call is not declared: the code that uses it has its settings."""
     breakers, now = bench.app.engine.components.breakers, bench.clock.now()
     breakers.report(Breaker("y", failures=9), None, False, now, now)
     breakers.report(Breaker("y", failures=2), None, False, now, now)
@@ -221,7 +223,7 @@ def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
 
 
 def test_a_name_that_was_lost_is_written_again(bench: Bench, service: Service) -> None:
-    """Whoever writes a note may be killed before it writes the name into the list."""
+    """A process may be killed between the note and the index."""
     bench.app.engine.call(Note(key=INDEX, value=None))
     assert bench.app.breakers.list() == []
     _out(bench, service)
@@ -232,7 +234,7 @@ def test_a_name_that_was_lost_is_written_again(bench: Bench, service: Service) -
 
 
 def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, service: Service) -> None:
-    """A worker that starts writes the limits of its settings down, whatever a breaker is doing just then."""
+    """A worker that starts stores the limits of its settings, in any state of a breaker."""
     _out(bench, service, 40)
     for _ in range(2):
         _gate(bench).configure(cap=20)
@@ -247,7 +249,7 @@ def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, servi
     assert service.calls == calls
     bench.advance(60)
     assert {job.state for job in bench.jobs()} == {State.DONE}
-    assert (_gate(bench).stats().cap, _gate(bench).stats().next_at) == (20, 0)
+    assert (_gate(bench).stats().cap, _gate(bench).stats().next_at) == (20, None)
 
 
 def test_a_gate_that_is_opened_by_hand_does_not_make_jobs_go_round_and_round(
@@ -283,7 +285,7 @@ def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, serv
     assert limits == [2, 4, 4, 2]
 
 
-def test_a_note_that_cannot_be_read_is_begun_anew(
+def test_a_note_that_cannot_be_decoded_is_overwritten(
     bench: Bench, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.app.engine.call(Note(key=rules.key("x"), value=b"not a record"))

@@ -1,5 +1,5 @@
 """`app.progress()`, `app.show_progress()` and `app.history()` with real workers. Handlers wait for the test,
-so every picture is exact."""
+so every snapshot is exact."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import towpath
 from tests.support.running import working
 from tests.support.waiting import WAIT
-from towpath import App, ClaimedJob, Lane
-from towpath.commands import Progress
+from towpath import App, Lane
+from towpath.commands import ClaimedJob, Progress
 from towpath.errors import UnknownGroup
 from towpath.events import JobSettled
 from towpath.operations.display import drawn, sentence
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 class Transfers:
-    """Two kinds of transfers that stand still until they are let go."""
+    """Two kinds of transfers that wait until the test continues them."""
 
     def __init__(self, app: App) -> None:
         self.go_on = threading.Event()
@@ -72,7 +72,7 @@ def test_a_picture_of_what_runs_and_waits(app: App) -> None:
         assert seen.in_flight == 3 * 350_000_000 + 5 * 5
         assert seen.in_flight_total == 3 * 700_000_000 + 5 * 10
         assert seen.summary(named(transfers)).startswith("3 downloading (2.1 GB), 5 uploading (50 B), ")
-        # Besides those that run, a claim may lie ahead of the slots: it waits no longer.
+        # Besides the running jobs, one claim may be prefetched: it does not count as waiting.
         assert 12 - 1 <= seen.waits <= 12
         assert {job.attempt for job in seen.running} == {1}
         with app.bus.collect(JobSettled) as settled:
@@ -107,7 +107,7 @@ def test_what_runs_is_counted_by_lane_and_kind(app: App) -> None:
     assert app.progress().lanes == {}
 
 
-def test_nobody_listens_before_somebody_asks(app: App) -> None:
+def test_nothing_is_measured_before_the_first_snapshot(app: App) -> None:
     assert not app.bus.wants(JobSettled)
     app.progress()
     assert app.bus.wants(JobSettled)
@@ -259,14 +259,14 @@ def test_sizes_for_people(count: float, text: str) -> None:
     assert size_of(count) == text
 
 
-def test_what_a_handler_in_another_process_says_is_seen(app: App) -> None:
-    """It comes as a message through the pipe."""
+def fetch_apart() -> None:
+    raise NotImplementedError
 
-    @app.task(process=True)
-    def fetch() -> None:
-        raise NotImplementedError
 
-    job = msgspec.structs.replace(fetch.enqueue().status(), fence=1)
+def test_progress_of_a_handler_in_another_process_is_shown(app: App) -> None:
+    """The progress arrives as a message through the pipe."""
+    fetch = app.task(process=True)(fetch_apart)
+    job = msgspec.structs.replace(fetch.enqueue().record(), fence=1)
     attempt = Attempt(app._registry, ClaimedJob(job), fetch)
     assert attempt.receive(msgspec.msgpack.encode(Progress(job.id, job.fence, 4, 10))) is None
     assert attempt.running.at == (4, 10)

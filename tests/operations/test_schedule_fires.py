@@ -1,4 +1,4 @@
-"""Schedules: when they fire, exactly once, what becomes of missed fires, and edits while they run."""
+"""Schedules: times, exactly one fire each, missed fires, and edits at run time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def jobs(ledger: Ledger) -> list[Job]:
 
 
 def fired(ledger: Ledger) -> list[int]:
-    """The times that the jobs were meant for, in the order they came."""
+    """The scheduled times of the jobs, in the order of their append."""
     return [
         round(datetime.fromisoformat(job.headers[SCHEDULED_AT]).timestamp() * SECOND) for job in jobs(ledger)
     ]
@@ -374,7 +374,7 @@ class TestFiring:
         assert Scheduler(engine).due(clock.now()) == clock.now() + MINUTE
         assert len(jobs(engine.ledger)) == count
 
-    def test_a_note_that_nobody_can_read_stops_only_itself(
+    def test_a_note_that_cannot_be_decoded_stops_only_its_schedule(
         self, engine: BareEngine, clock: ManualClock
     ) -> None:
         register(engine, cron("* * * * *", name="broken"))

@@ -13,7 +13,8 @@ import pytest
 
 from tests.support import handlers
 from tests.support.running import claimed, worked
-from towpath import App, JobHandle, Query, State
+from towpath import App, JobHandle, State
+from towpath.commands import Query
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
 from towpath.operations.schedules import list_schedules
@@ -69,14 +70,14 @@ def test_processes() -> None:
             first, second = await handlers.pid.aenqueue(1), await handlers.slowly.aenqueue(5)
             n, pid = await first.aresult(60)
             assert (n, pid != os.getpid()) == (1, True)
-            assert (first.status().progress_done, first.status().cursor) == (1, b'{"n":1}')
+            assert (first.status().progress_done, first.status().cursor) == (1, {"n": 1})
             assert await second.aresult(60) == 5
-            for how, says in [
+            for how, message in [
                 ("error", "ValueError: error"),
                 ("exit", "exit code 3"),
                 ("commit", "in this process"),
             ]:
-                with pytest.raises(JobFailed, match=says):
+                with pytest.raises(JobFailed, match=message):
                     await (await handlers.breaks.aenqueue(how)).aresult(60)
             with pytest.raises(JobFailed, match=r"longer than 0\.5 s"):
                 await (await handlers.hangs.aenqueue()).aresult(60)
@@ -105,7 +106,7 @@ def test_a_process_that_died_idle_costs_the_next_job_nothing() -> None:
 
 
 def test_a_task_that_no_process_finds(app: App) -> None:
-    task = app.task(process=True, max_attempts=1)(lambda: None)
+    task = app.task(process=True, max_attempts=1)(double_nothing)
 
     async def main() -> None:
         with pytest.raises(JobFailed, match="top level"):
@@ -146,7 +147,7 @@ def test_cancelled(app: App) -> None:
                 await task
 
     asyncio.run(main())
-    assert app.engine.dispatcher._demands == {}
+    assert app.engine.dispatcher.waiting == 0
 
 
 def test_which_queues(app: App) -> None:
@@ -176,7 +177,8 @@ if __name__ == "__main__":
 
 
 def insist(process: subprocess.Popen[str]) -> None:
-    """The same signal again, until it is heard: within half a second it counts as an echo of the first."""
+    """Send the same signal until it has an effect: within half a second it counts as a repetition of the
+    first."""
     for _ in range(100):
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,10 +1,11 @@
-"""Workers as others see them: listed, paused, resumed and drained from code; settings that are read again."""
+"""Workers from another process: listed, paused, resumed and drained from code; settings that are reloaded."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from towpath.testing import ManualClock
 
 
 def soon(app: App) -> float:
-    """Seconds within which a worker obeys. A worker on PostgreSQL reads its orders every 5 s only."""
-    return 10.0 if app.engine.url.startswith("postgresql") else 1.0
+    """Seconds within which a worker applies an order. A worker on PostgreSQL is notified of the order;
+    without the notification it would read its orders after 5 s."""
+    return 3.0 if app.engine.url.startswith("postgresql") else 1.0
 
 
 def state_of(app: App) -> tuple[bool, bool]:
@@ -41,6 +43,7 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
         async with aworking(app, concurrency=3, queues=("default",)):
             await auntil(lambda: len(app.workers.list()) == 1)
             [view] = await app.workers.alist()
+            assert timedelta(0) <= view.seen_at - view.started_at < timedelta(hours=1)
             assert (view.name, view.queues, view.concurrency, view.paused) == (
                 "box-1",
                 ("default",),
@@ -54,7 +57,7 @@ def test_a_worker_is_paused_and_goes_on(app: App) -> None:
             assert app.workers.paused() == {"box-*": "a new disk"}
             handle = await task.aenqueue()
             assert await app.workers.aresume("other") == []
-            # Whoever looked after this commit has claimed nothing.
+            # A worker that read after this commit has claimed nothing.
             await auntil(lambda: handle.status().state is State.READY)
             with pytest.raises(TimeoutError):
                 await handle.afinished(0.2)
@@ -135,14 +138,14 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
         )
         await handle.acancel()
         async with aworking(app, concurrency=4, lanes=LANES):
-            await auntil(lambda: len(app.lanes.list()) == 2)
+            await auntil(lambda: len(app.workers.lanes.list()) == 2)
             asked = time.monotonic()
-            await app.lanes.apause("back", "a new disk")
+            await app.workers.lanes.apause("back", "a new disk")
             await auntil(lambda: [lane.paused for lane in app.workers.list()[0].lanes] == [False, True])
             assert time.monotonic() - asked < soon(app)
             handle = await bulk.aenqueue()
             assert await (await task.aenqueue()).aresult(20) == 1
-            [back, front] = await app.lanes.alist()
+            [back, front] = await app.workers.lanes.alist()
             assert (back.name, back.paused, back.why, back.queues, back.workers) == (
                 "back",
                 True,
@@ -157,44 +160,45 @@ def test_a_lane_is_paused_and_goes_on(app: App) -> None:
             )
             assert handle.status().attempts == 0
             asked = time.monotonic()
-            assert await app.lanes.aresume("back")
+            assert await app.workers.lanes.aresume("back")
             assert await handle.aresult(20) == 1
             assert time.monotonic() - asked < soon(app)
-            assert not app.lanes.resume("back")
+            assert not app.workers.lanes.resume("back")
 
     asyncio.run(main())
 
 
-def test_a_lane_is_paused_for_those_who_start_later_until_it_is_resumed(app: App) -> None:
+def test_a_lane_is_paused_for_later_workers_until_it_is_resumed(app: App) -> None:
     task = app.task(name="t", queue="bulk")(lambda: 1)
     app._configuration.settings = replace(app.settings, lanes=LANES)
-    app.lanes.pause("back")
-    assert [(lane.name, lane.paused, lane.workers) for lane in app.lanes.list()] == [("back", True, 0)]
+    app.workers.lanes.pause("back")
+    lanes = app.workers.lanes.list()
+    assert [(lane.name, lane.paused, lane.workers) for lane in lanes] == [("back", True, 0)]
     handle = task.enqueue()
 
     async def main() -> None:
         async with aworking(app):
             assert await task.options(queue="default").enqueue().aresult(20) == 1
             assert handle.status().attempts == 0
-            app.lanes.resume("back")
+            app.workers.lanes.resume("back")
             assert await handle.aresult(20) == 1
 
     asyncio.run(main())
 
 
-def test_an_unknown_lane_is_refused_with_those_that_exist(app: App) -> None:
-    with pytest.raises(InvalidInput, match=r"lane is 'bakc': .* none"):
-        app.lanes.pause("bakc")
+def test_an_unknown_lane_is_refused_with_the_existing_lanes(app: App) -> None:
+    with pytest.raises(InvalidInput, match=r"lane is 'bakc'; it must be .* none"):
+        app.workers.lanes.pause("bakc")
     app._configuration.settings = replace(app.settings, lanes=LANES)
-    for verb in (app.lanes.pause, app.lanes.resume):
+    for verb in (app.workers.lanes.pause, app.workers.lanes.resume):
         with pytest.raises(InvalidInput, match="back, front"):
             verb("bakc")
     with pytest.raises(InvalidInput, match="why"):
-        app.lanes.pause("back", "")
-    assert app.lanes.list() == []
+        app.workers.lanes.pause("back", "")
+    assert app.workers.lanes.list() == []
 
 
-def test_explain_knows_what_a_resource_is_waiting_for(app: App) -> None:
+def test_explain_has_the_wait_of_a_resource(app: App) -> None:
     app.resource("api", max=1)
     started, let_go = asyncio.Event(), asyncio.Event()
 
@@ -295,7 +299,7 @@ def test_a_worker_that_starts_while_it_is_paused_takes_nothing(app: App) -> None
     asyncio.run(main())
 
 
-def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> None:
+def test_drain_ends_the_present_workers_and_not_their_successors(app: App) -> None:
     task = app.task(name="t")(lambda: 1)
     app.engine.name = "box"
 
@@ -303,8 +307,8 @@ def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> No
         async with aworking(app) as (_, running):
             await auntil(lambda: bool(app.workers.list()))
             assert await app.workers.adrain("nobody") == []
-            [told] = await app.workers.adrain("box")
-            assert told.name == "box"
+            [drained] = await app.workers.adrain("box")
+            assert drained.name == "box"
             await asyncio.wait_for(running, 20)
         await auntil(lambda: not app.workers.list())
 
@@ -315,14 +319,14 @@ def test_drain_ends_those_who_are_there_and_not_their_successors(app: App) -> No
     asyncio.run(main())
 
 
-def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
+def test_a_killed_worker_is_gone_when_its_report_expires() -> None:
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
         for owner in ("a#1", "b#1"):
             registration = Registration(app.engine, owner)
             registration.register()
             registration.report(queues=("*",), concurrency=1, running=0)
-        app.engine.call(Upkeep())  # what was said before it is committed
+        app.engine.call(Upkeep())  # all earlier commands are committed
         assert [each.name for each in app.workers.list()] == ["a", "b"]
         clock.advance((TTL + 1) / 1_000_000)
         registration.report(queues=("*",), concurrency=1, running=0)
@@ -335,12 +339,12 @@ def test_who_is_killed_is_gone_when_its_report_runs_out() -> None:
         )
         clock.advance(1000)
         Registration(app.engine, "c#1").register()
-        assert not registration.instructions().drain, "who is gone is forgotten"
+        assert not registration.instructions().drain, "an expired registration is removed"
 
 
-def test_who_is_taken_for_gone_and_is_not_comes_back() -> None:
-    """Somebody comes whose clock is an hour ahead, or whose outage was shorter, before the first has said a
-    word."""
+def test_a_worker_that_was_taken_for_gone_comes_back() -> None:
+    """A second worker with a clock an hour ahead, or a shorter outage, starts before the first one has
+    reported."""
     clock = ManualClock()
     with App("memory://", clock=clock) as app:
         first, second = Registration(app.engine, "first#1"), Registration(app.engine, "second#1")
@@ -421,7 +425,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert [each.name for each in list_schedules(app.engine)] == ["nightly"]
                 assert app.settings.concurrency == 2
                 assert night.limits == BandwidthLimits(up=1_000_000)
-                for wrong, said in [
+                for wrong, field in [
                     ("concurrency = 0", "concurrency in"),
                     ("queues = [", "towpath.toml"),
                     ("[limits.extra]\ncap = -1", "cap of queue extra"),
@@ -439,7 +443,7 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                     file.write_text(wrong)
                     service.reload()
                     [record] = caplog.records
-                    assert said in record.getMessage()
+                    assert field in record.getMessage()
                     assert "last valid" in record.getMessage()
                     assert (app.settings.concurrency, app.queue("extra").stats().cap) == (2, 3)
                     assert night.limits == BandwidthLimits(up=1_000_000)

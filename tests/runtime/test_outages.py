@@ -1,5 +1,5 @@
-"""The ground under a worker gives way: a full disk, a ledger that is removed or replaced, a clock that steps,
-a name used twice."""
+"""Faults below a worker: a full disk, a ledger that is removed or replaced, a clock that jumps, a name used
+twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from tests.support.processes import enqueue, faulty_worker
 from tests.support.running import working
 from tests.support.shell import Shell
 from tests.support.waiting import WAIT, until
-from towpath import App, Query, State
+from towpath import App, State
+from towpath.commands import Query
 from towpath.core.checks import SECOND
 from towpath.errors import LedgerGone, OrphanedLog
 from towpath.operations.schedules import list_schedules
@@ -35,13 +36,13 @@ from towpath.operations.service import Service
 
 folder, how = sys.argv[1:]
 app = towpath.App(f"sqlite:///{folder}/work.db")
-told = threading.Event()
+logged = threading.Event()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 class Listener(logging.Handler):
     def emit(self, record):
         if "the disk or the allowed size is full" in record.getMessage():
-            told.set()
+            logged.set()
 
 logging.getLogger("towpath").addHandler(Listener())
 
@@ -79,7 +80,7 @@ handles = [works.enqueue(n) for n in range(8)]
 ready.wait(20)
 fill()
 go_on.set()
-assert told.wait(20)
+assert logged.wait(20)
 try:
     for n in range(1000):
         handles.append(works.enqueue(8 + n))
@@ -92,7 +93,7 @@ for n, handle in enumerate(handles):
     assert (handle.status().attempts, handle.status().failures) == (1, 0), handle.status()
 service.stop()
 thread.join(20)
-done = app.ledger.find(towpath.Query(states=(towpath.State.DONE,), limit=1000)).jobs
+done = app.ledger.find(towpath.commands.Query(states=(towpath.State.DONE,), limit=1000)).jobs
 print("done", len(done) == len(handles), app.ledger.integrity())
 app.close()
 """
@@ -158,7 +159,7 @@ def remove_log(path: Path) -> None:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "all slots taken"])
 @pytest.mark.parametrize("vanish", [remove, replace, move, remove_log])
-def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
+def test_a_worker_with_a_removed_ledger_logs_it_and_ends(
     tmp_path: Path, vanish: Callable[[Path], None], busy: bool
 ) -> None:
     path = tmp_path / "work.db"
@@ -174,11 +175,11 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
         vanish(path)
         assert worker.process.wait(WAIT) == 1
         assert worker.silent()
-    said = f"{path} was removed or replaced while it was open"
-    assert any(f"the worker stops because the ledger is lost: {said}" in line for line in worker.lines), (
+    reason = f"{path} was removed or replaced while it was open"
+    assert any(f"the worker stops because the ledger is lost: {reason}" in line for line in worker.lines), (
         worker.lines
     )
-    # Whoever else had it open is told as well, whatever he asks.
+    # Every other process that has it open gets the error too, with every call.
     for question in (
         lambda: enqueue(app, "pid"),
         lambda: app.ledger.get("x"),
@@ -192,11 +193,11 @@ def test_a_worker_whose_ledger_is_gone_says_so_and_ends(
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_nothing_is_acknowledged_after_a_file_was_removed(tmp_path: Path, suffix: str) -> None:
-    """From the first call on: the files are looked at before each answer, not now and then."""
+    """From the first call on: the files are checked before each answer, not at intervals."""
     path = tmp_path / "work.db"
     with App(f"sqlite:///{path}") as app:
         enqueue(app, "pid")
-        assert app.ledger.get("x") is None  # this one has looked at the names just now
+        assert app.ledger.get("x") is None  # this process has checked the files just now
         Path(f"{path}{suffix}").unlink()
         for _ in range(10):
             with pytest.raises(LedgerGone, match="was removed or replaced"):
@@ -240,22 +241,32 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, instead: bytes | Non
         assert app.ledger.check() == []
 
 
-def test_one_who_waits_for_a_result_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vanish", [remove, replace])
+def test_the_first_read_of_a_removed_ledger(tmp_path: Path, vanish: Callable[[Path], None]) -> None:
+    path = tmp_path / "work.db"
+    with closing(towpath.open_ledger(f"sqlite:///{path}")) as ledger:
+        ledger._presence.check_now()  # type: ignore[attr-defined]  # the next check is some time later
+        vanish(path)
+        with pytest.raises(LedgerGone):
+            ledger.get("a")
+
+
+def test_a_waiter_for_a_result_gets_the_error(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     with App(f"sqlite:///{path}") as app:
         handle = enqueue(app, "pid")
-        told: queue.Queue[BaseException] = queue.Queue()
+        errors: queue.Queue[BaseException] = queue.Queue()
 
         def wait() -> None:
             try:
                 handle.result(WAIT)
             except LedgerGone as error:
-                told.put(error)
+                errors.put(error)
 
         thread = threading.Thread(target=wait)
         thread.start()
         remove(path)
-        assert isinstance(told.get(timeout=WAIT), LedgerGone)
+        assert isinstance(errors.get(timeout=WAIT), LedgerGone)
         thread.join(WAIT)
 
 
@@ -282,12 +293,12 @@ def test_two_workers_of_one_name_share_the_work(tmp_path: Path) -> None:
     with hire(1) as first, hire(2) as second:
         assert first.engine.owner != second.engine.owner
         assert first.engine.owner.startswith("box#")
-        with working(second, concurrency=1, lease=0.3):
-            with working(first, concurrency=1, lease=0.3):
+        with working(second, concurrency=1, lease=3):
+            with working(first, concurrency=1, lease=3):
                 # The first two need a worker each.
                 handles = first.tasks["works"].enqueue_many([first.tasks["works"].of(n) for n in range(50)])
                 assert [each.result(WAIT) for each in handles] == list(range(50))
-            # One that leaves takes nothing of the other along.
+            # A worker that ends does not affect the other one.
             assert first.tasks["works"].enqueue(50).result(WAIT) == 50
         done = first.ledger.find(Query(states=(State.DONE,), limit=100)).jobs
         assert {job.attempts for job in done} == {1}
@@ -297,11 +308,11 @@ def test_two_workers_of_one_name_share_the_work(tmp_path: Path) -> None:
     assert {number for number, n in rows if n < 2} == {1, 2}
 
 
-# The clock steps
+# The clock jumps
 
 
 class Stepping:
-    """The machine's clock, which somebody sets."""
+    """The clock of the machine, which the test sets."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -344,14 +355,14 @@ def test_a_running_job_keeps_its_lease_when_the_clock_steps(app: App, clock: Ste
         handle = long.enqueue()
         assert started.wait(WAIT)
         clock.offset += step
-        # Others come and go, upkeep is done, and the lease is renewed (time stands still if the clock went
-        # back).
-        held = handle.status().lease_until
+        # Other processes open and close the ledger, upkeep is applied, and the lease is renewed (ledger time
+        # stands still if the clock went back).
+        held = handle.record().lease_until
         for _ in range(10):
             assert beat.enqueue().result(WAIT) == 1
         app.engine.leases.renew(0.0)
         if step > 0:
-            until(lambda: handle.status().lease_until != held)
+            until(lambda: handle.record().lease_until != held)
         go_on.set()
         assert handle.result(WAIT) == "kept"
     job = handle.status()
@@ -385,8 +396,8 @@ def test_delays_and_retries_when_the_clock_steps_forward(app: App, clock: Steppi
 
 
 def test_delays_and_retries_when_the_clock_steps_back(app: App, clock: Stepping) -> None:
-    """The ledger's time stands still until the clock is there again: nothing is early, and what needs no time
-    goes on."""
+    """Ledger time stands still until the clock has caught up: no job is early, and jobs without a delay
+    run."""
 
     @app.task(backoff=0, max_attempts=2)
     def at_once() -> str:
@@ -423,6 +434,6 @@ def test_schedules_when_the_clock_steps(app: App, clock: Stepping) -> None:
         clock.offset -= HOUR // 2
         clock.offset += HOUR
         second = fired.get(timeout=WAIT)
-    # Sixty were missed, one made up for them; nothing was fired a second time by the way back.
+    # Sixty fires were missed and one was made; the step back fired nothing a second time.
     assert fired.empty()
     assert first != second

@@ -20,6 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from towpath.escapes import escape, get_logger
@@ -64,8 +65,8 @@ class JobsAppended(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsClaimed(Event):
-    """This process claimed jobs; they have not started. `jobs` are the records (`towpath.Job`), owner and
-    fence included."""
+    """This process claimed jobs; they have not started. `jobs` are the records of the ledger
+    (`towpath.commands.Job`), owner and fence included."""
 
     sentence = "claimed: {ids}"
 
@@ -134,6 +135,17 @@ class LeaseLost(Event):
     queue: str = ""
     attempt: int = 0
     owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsLost(Event):
+    """Jobs have lost too many leases (`max_losses`) and are dead letters. Published by the process that took
+    them back."""
+
+    sentence = "lost for good: {ids}"
+    level = logging.WARNING
+
+    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +299,7 @@ class UpkeepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFired(Event):
-    """A schedule fired. `due` is microseconds; `late`: seconds between `due` and now. `id` is the id of its
+    """A schedule fired. `late`: seconds between `due` and now. `id` is the id of its
     job: a new one, or the one that held its key. Published once, by the worker that stored the next fire."""
 
     sentence = "schedule {name} fired {late:.3f} s late: job {id}"
@@ -295,26 +307,26 @@ class ScheduleFired(Event):
 
     name: str
     id: str
-    due: int
+    due: datetime
     late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerChanged(Event):
     """A circuit breaker opened, closed, or became half open. The process that stored the change publishes it
-    (half open: the caretaker). `until` is microseconds, 0 if the breaker closed; `why` is the cause."""
+    (half open: the caretaker). `until`: when it becomes half open, None if it closed; `why` is the cause."""
 
     sentence = "breaker {name} is {state} ({why})"
     level = logging.WARNING
 
     name: str
     state: str
-    until: int
+    until: datetime | None
     why: str
 
 
 KINDS: tuple[type[Event], ...] = (
-    *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, HandlerBlocked),
+    *(JobsAppended, JobsClaimed, JobStarted, JobSettled, LeaseLost, JobsLost, HandlerBlocked),
     *(BatchCommitted, BatchFailed, QueueFullSeen, QueueDeep),
     *(WorkerStarted, WorkerDraining, WorkerStopped, LimitChanged, BreakerChanged),
     *(CaretakerElected, UpkeepDone, ScheduleFired),
@@ -414,7 +426,7 @@ class Bus:
             try:
                 each.listener(event)
             except Exception:
-                self._complain(each.listener, event)
+                self._log_failure(each.listener, event)
         if found.queued:
             self._delivery.put(lambda: self._deliver(event, found.queued))
 
@@ -425,9 +437,9 @@ class Bus:
                 if each.active:
                     each.listener(event)
             except BaseException:
-                self._complain(each.listener, event)
+                self._log_failure(each.listener, event)
 
-    def _complain(self, listener: Listener[Any], event: Event) -> None:
+    def _log_failure(self, listener: Listener[Any], event: Event) -> None:
         with self._lock:
             if id(listener) in self._known_bad:
                 return

@@ -23,9 +23,10 @@ Delivered = Callable[[], object]
 
 
 class Delivery:
-    """The thread starts with the first call that is queued. Any thread may queue."""
+    """The thread starts with the first call that is queued. Any thread may queue. `what` is delivered."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "events") -> None:
+        self._what = what
         # Only `with` on the lock itself is safe from an interrupt of the publisher.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -48,16 +49,17 @@ class Delivery:
             else:
                 self._waiting.append(call)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="towpath-events", daemon=True)
+                    name = f"towpath-{self._what}"
+                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                     self._thread.start()
                 elif self._idle:
                     self._idle = False
                     self._work.notify()
                 return
         log.error(
-            "%d events wait for their listeners: new events are dropped until there is room. "
-            "`bus.dropped` counts them. This is logged once.",
+            "%d %s wait to be delivered: new ones are dropped until there is room. This is logged once.",
             MAX_BACKLOG,
+            self._what,
         )
 
     def flush(self, timeout: float) -> bool:
@@ -79,8 +81,9 @@ class Delivery:
         thread.join(timeout)
         if thread.is_alive():
             log.error(
-                "%d events are not delivered: a listener has not returned for %g s",
+                "%d %s are not delivered: one of them has not returned for %g s",
                 len(self._waiting) + 1,
+                self._what,
                 timeout,
             )
 
@@ -100,7 +103,7 @@ class Delivery:
             try:
                 call()
             except BaseException:
-                log.exception("a call in the delivery thread failed")
+                log.exception("a call in the delivery thread of %s failed", self._what)
 
 
 E = TypeVar("E")

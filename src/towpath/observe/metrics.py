@@ -1,18 +1,28 @@
 """Prometheus metrics: `pip install 'towpath[metrics]'`, then `install(app.bus, app.ledger)` and
 `serve(9100)`.
 
-What a queue looks like (depth, oldest age) is read from the ledger when Prometheus asks, and so is right for
-the whole fleet; everything else is counted from the events of this process. All names start with `towpath_`.
+The depth and oldest age of a queue are read from the ledger at each scrape, so they are right for the whole
+fleet; everything else is counted from the events of this process. All names start with `towpath_`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+    from prometheus_client import (
+        CONTENT_TYPE_LATEST,
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        ProcessCollector,
+        generate_latest,
+        start_http_server,
+    )
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 except ImportError as error:  # pragma: no cover
     raise ImportError(
@@ -40,6 +50,9 @@ from towpath.events import (
     UpkeepDone,
 )
 from towpath.ledger import HasFastPaths, Ledger
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 __all__ = ["Served", "install", "serve"]
 
@@ -155,7 +168,7 @@ class _Counts:
         )
         self.duration = histogram("job_duration_seconds", "How long an attempt took.", DURATIONS, "kind")
         self.appended = counter("jobs_appended_total", "Jobs appended by this process.", "queue")
-        self.done = counter("jobs_done_total", "Jobs that ended well.", "kind")
+        self.done = counter("jobs_done_total", "Jobs that ended with success.", "kind")
         self.failed = counter("jobs_failed_total", "Jobs that became dead letters here.", "kind", "reason")
         self.canceled = counter(
             "jobs_canceled_total", "Jobs that stopped because they were asked to.", "kind"
@@ -165,7 +178,7 @@ class _Counts:
         )
         self.lost = counter("lease_losses_total", "Leases this process lost while it worked.", "queue")
         self.reaped = counter("leases_reaped_total", "Leases of dead or stuck holders that upkeep ended.")
-        self.expired = counter("jobs_expired_total", "Jobs whose time to live ran out.")
+        self.expired = counter("jobs_expired_total", "Jobs that expired: their time to live ran out.")
         self.blocked = counter("handlers_blocked_total", "Handlers that blocked the event loop.", "kind")
         self.full = counter("queue_full_total", "Appends refused because a queue was full.", "queue")
         self.breakers = counter(
@@ -187,7 +200,7 @@ class _Counts:
         )
         self.cuts = counter(
             "resource_throttled_total",
-            "Times that a resource's limit was cut: it was asked too much.",
+            "Reductions of a resource's limit because the service was overloaded.",
             "resource",
         )
         self.failures = counter(
@@ -274,12 +287,22 @@ def install(
 
 
 class Served:
-    """A server of `GET /metrics`; calling it stops it."""
+    """A server of `GET /metrics` and `GET /healthz`; calling it stops it."""
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
         self._server, self._thread = start_http_server(port, host, registry)
+        self._metrics = self._server.get_app()
+        self._server.set_app(self._answer)
         self.port: int = self._server.server_port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """`/healthz` does not read the ledger: a probe must not restart a worker because of an outage."""
+        if environ["PATH_INFO"] == "/healthz":
+            start_response("200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"ok\n"]
+        assert self._metrics is not None
+        return self._metrics(environ, start_response)
 
     def __call__(self) -> None:
         self._server.shutdown()
@@ -288,6 +311,20 @@ class Served:
 
 
 def serve(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Served:
-    """Serve `GET /metrics` from a thread of its own. Port 0 takes a free port; `port` of the returned object
-    is its number. Calling the object stops the server."""
+    """Serve `GET /metrics` and `GET /healthz` from a thread of its own. Port 0 takes a free port; `port` of
+    the returned object is its number. Calling the object stops the server."""
     return Served(port, host, registry or REGISTRY)
+
+
+class ServedMetrics:
+    """The metrics of one App as text, for a server that has a route for them. They have a registry of their
+    own."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, clock: Clock) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self.close = install(bus, ledger, self._registry, clock)
+
+    def text(self) -> tuple[bytes, str]:
+        """The text and its content type. Reads the ledger."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST

@@ -56,9 +56,9 @@ def span(
     attributes: Mapping[str, str | int] = {},
     quiet: tuple[type[BaseException], ...] = (),
 ) -> AbstractContextManager[None]:
-    """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (a handler's way
-    to say "later" or "stop") are not errors of the span. Enter it where the handler runs: on its task, or in
-    its thread."""
+    """A span around a handler, as a child of the context in `headers`. Exceptions in `quiet` (by which a
+    handler postpones or stops its job) are not errors of the span. Enter it where the handler runs: on its
+    task, or in its thread."""
     if not wanted(headers):
         return _NOTHING
     return _Span(kind, headers, attributes, quiet)
@@ -111,6 +111,11 @@ class _Span(AbstractContextManager[None]):
     ) -> None:
         otel_context.detach(self._token)
         if error is not None and not isinstance(error, self._quiet):
-            self._span.record_exception(error)
-            self._span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            # `str` of an error of the user may raise; that must not replace the error.
+            try:
+                text = f"{type(error).__name__}: {error}"
+                self._span.record_exception(error)
+            except Exception:
+                text = type(error).__name__
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         self._span.end()

@@ -21,7 +21,7 @@ from typing import Any, Self, TypedDict, Unpack
 from towpath.clock import Clock, SystemClock
 from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, Meter, Plan, Stream, plan
 
-LOOK = 0.25
+CHECK_INTERVAL = 0.25
 """Seconds after which a waiting stream checks the limits again without a wake-up: the time of day may have
 changed them."""
 Speed = str | int | None
@@ -52,9 +52,9 @@ class Bandwidth:
         self._meter = Meter(self._plan.at(self._clock.now()))
         self._lock = threading.Lock()
         self._wakes: dict[Stream, Callable[[], object]] = {}
-        self._timekeeper: Stream | None = None
+        self._next_to_wake: Stream | None = None
         """The waiting stream that wakes at the next turn; the others sleep until it wakes them."""
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def __repr__(self) -> str:
         limits = self.limits
@@ -66,7 +66,7 @@ class Bandwidth:
         with self._lock:
             self._plan = changed
             self._options |= options
-            self._look_at = 0.0
+            self._check_at = 0.0
             for wake in self._wakes.values():
                 wake()
 
@@ -160,17 +160,19 @@ class Bandwidth:
                 wake = self._wakes.pop(served)
                 if served is not stream:
                     wake()
-            due = self._hand_over(now, stream)
+            due = self._grant(now, stream)
             if stream.wants == 0:
                 return None
-            return LOOK if due is None or due[0] is not stream else min(LOOK, due[1] - now)
+            return (
+                CHECK_INTERVAL if due is None or due[0] is not stream else min(CHECK_INTERVAL, due[1] - now)
+            )
 
-    def _hand_over(self, now: float, me: Stream) -> tuple[Stream, float] | None:
+    def _grant(self, now: float, me: Stream) -> tuple[Stream, float] | None:
         due = self._meter.due(now)
         following = None if due is None else due[0]
-        if following is not None and following is not me and following is not self._timekeeper:
+        if following is not None and following is not me and following is not self._next_to_wake:
             self._wakes[following]()
-        self._timekeeper = following
+        self._next_to_wake = following
         return due
 
     def _leave(self, stream: Stream) -> None:
@@ -178,12 +180,12 @@ class Bandwidth:
         with self._lock:
             self._meter.withdraw(stream)
             self._wakes.pop(stream, None)
-            self._hand_over(time.monotonic(), stream)
+            self._grant(time.monotonic(), stream)
 
     def _follow(self, now: float) -> None:
         """Apply the limits of this time of day."""
-        if now >= self._look_at:
-            self._look_at = now + LOOK
+        if now >= self._check_at:
+            self._check_at = now + CHECK_INTERVAL
             limits = self._plan.at(self._clock.now())
             if limits != self._meter.limits:
                 self._meter.change(limits, now)
@@ -244,7 +246,7 @@ class Metered(_Wrapper):
                 self._bandwidth.pay(self._stream, len(piece))
                 done = 0
                 while done < len(piece):
-                    # A raw stream may take less than it was given.
+                    # A raw stream may accept fewer bytes than it is given.
                     written = self._inner.write(piece[done:] if done else piece)
                     done = len(piece) if written is None else done + written
             return len(view)
@@ -290,7 +292,7 @@ class AsyncMetered(_Wrapper):
         return data
 
     async def write(self, data: Any) -> None:
-        """Write, and wait until it has gone (`drain`), if the stream can say so."""
+        """Write, and wait for `drain` if the stream has it."""
         with memoryview(data).cast("B") as view:
             start = 0
             while start < len(view):

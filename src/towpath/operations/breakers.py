@@ -28,8 +28,7 @@ from towpath.tasks import outcomes
 from towpath.tasks.attempt import Attempt
 from towpath.tasks.context import current
 from towpath.tasks.outcomes import Span
-from towpath.tasks.registry import Registry
-from towpath.tasks.task import Task
+from towpath.tasks.task import Registry, Task
 
 Tasks = Mapping[str, Task[..., Any]]
 All = list[Record]
@@ -126,13 +125,19 @@ def check_together(tasks: Iterable[Task[..., Any]], new: Task[..., Any]) -> None
     for other in tasks:
         if other.breaker is not None and new.breaker is not None and other.breaker.name == new.breaker.name:
             if other.breaker != new.breaker:
-                expected = f"the same settings as at task {other.kind}: {other.breaker}"
+                expected = f"set as at task {other.kind}: {other.breaker}"
                 raise InvalidInput(field="breaker", value=new.breaker, expected=expected)
         elif other.queue == new.queue and (other.shuts_queue or new.shuts_queue):
-            expected = (
-                f"a queue of its own beside part=: {new.queue} is shared by {other.kind} and {new.kind}"
+            message = (
+                f"tasks {other.kind} and {new.kind} share queue {new.queue}: a task with part= and breaker= "
+                "needs a queue of its own, because its breaker shuts the whole queue"
             )
-            raise InvalidInput(field="breaker", value=(new.breaker or other.breaker), expected=expected)
+            raise InvalidInput(
+                field="breaker",
+                value=(new.breaker or other.breaker),
+                expected="on its own queue",
+                message=message,
+            )
 
 
 def declare(registry: Registry) -> None:

@@ -22,15 +22,15 @@ PER_SECOND = 4
 
 @contextmanager
 def shown(
-    look: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None
+    snapshot: Callable[[], Snapshot], transfers: Mapping[str, str], file: IO[str] | None = None
 ) -> Iterator[None]:
-    """Show the snapshots of `look` during the block; without a terminal, only the last one at the end."""
+    """Show the snapshots of `snapshot` during the block; without a terminal, only the last one at the end."""
     console = Console(file=file, stderr=file is None)
 
-    def picture() -> RenderableType:
-        return drawn(look(), transfers)
+    def rendered() -> RenderableType:
+        return drawn(snapshot(), transfers)
 
-    with Live(get_renderable=picture, console=console, refresh_per_second=PER_SECOND):
+    with Live(get_renderable=rendered, console=console, refresh_per_second=PER_SECOND):
         yield
 
 
@@ -69,7 +69,7 @@ def _line(job: RunningJob, transfers: Mapping[str, str]) -> list[RenderableType]
     amount = f"{spell(done)} of {spell(total)}" if total else spell(done)
     speed = f"{spell(job.rate)}/s" if job.rate > 0 else ""
     left = f"{_span(job.eta)} left" if job.eta is not None else ""
-    kind, id = escape(transfers.get(job.kind, job.kind)), escape(job.id[-8:])
+    kind, id = escape(transfers.get(job.kind, job.kind)), escape(job.short_id)
     return [Text(kind), Text(id, style="dim"), bar, Text(amount), Text(speed), Text(left)]
 
 

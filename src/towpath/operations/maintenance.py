@@ -13,12 +13,13 @@ from towpath.clock import SystemClock
 from towpath.core.job import State
 from towpath.core.views import Query
 from towpath.errors import InvalidInput
+from towpath.escapes import without_password
 from towpath.fleet import REPORT, WorkerView
 from towpath.ledger import check_installed, open_ledger
 from towpath.ledger.tables import transfer
 from towpath.ledger.tables.transfer import Copied, Progress, Store
 
-__all__ = ["Copied", "Progress", "copy", "health", "is_there", "migrate", "occupants", "vacuum"]
+__all__ = ["Copied", "Progress", "active_users", "copy", "health", "is_there", "migrate", "vacuum"]
 
 
 @contextmanager
@@ -26,7 +27,9 @@ def _store(url: str) -> Iterator[Store]:
     scheme = urlsplit(url).scheme
     if scheme not in ("sqlite", "postgresql", "postgres"):
         raise InvalidInput(
-            field="url", value=url, expected="sqlite:///file.db or postgresql://user@host/database"
+            field="url",
+            value=without_password(url),
+            expected="sqlite:///file.db or postgresql://user@host/database",
         )
     store = _open_sqlite(url) if scheme == "sqlite" else _open_postgres(url)
     try:
@@ -64,7 +67,7 @@ def migrate(url: str) -> tuple[int, int]:
 
 
 def vacuum(url: str) -> dict[str, int]:
-    open_ledger(url).close()  # so that what is swept has the schema we know
+    open_ledger(url).close()  # Deletes only a ledger with a known schema.
     with _store(url) as store:
         return store.vacuum()
 
@@ -76,8 +79,8 @@ def health(url: str) -> dict[str, Any]:
         return store.health()
 
 
-def occupants(url: str) -> list[str]:
-    """The known users of the ledger: workers, and jobs whose lease has not expired."""
+def active_users(url: str) -> list[str]:
+    """The known users of the ledger: workers, and jobs with a valid lease."""
     now = SystemClock().now()
     ledger = open_ledger(url)
     try:
@@ -108,7 +111,7 @@ def _worker(value: bytes) -> str:
 def copy(source: str, target: str, progress: Progress) -> Copied:
     """Copy an unused ledger into an empty one, or continue an interrupted copy. Until the copy is complete
     and verified, the target cannot be opened."""
-    open_ledger(source).close()  # it is one, it is whole, and it has the schema we know
+    open_ledger(source).close()  # Checks that it is a complete ledger with a known schema.
     with ExitStack() as stack:
         one, other = stack.enter_context(_store(source)), stack.enter_context(_store(target))
         if one.place == other.place:

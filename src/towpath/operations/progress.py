@@ -10,18 +10,20 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 
 import msgspec
 
 from towpath.core import checks
 from towpath.core.fleet import spell_lanes
 from towpath.core.job import State
-from towpath.core.views import MAX_PAGE, Counts, GroupView, Query
+from towpath.core.views import MAX_PAGE, Counts, GroupStatus, GroupView, Query
 from towpath.errors import TowpathError, UnknownGroup
 from towpath.events import JobSettled
 from towpath.ledger import Ledger
 from towpath.runtime.engine import Engine
 from towpath.tasks.attempt import Attempt
+from towpath.tasks.codec import group_status
 from towpath.tasks.context import Running
 
 WINDOW = 10.0
@@ -45,6 +47,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     rate: float
     eta: float | None
     lane: str | None = None
+    short_id: str = ""
 
 
 class KindProgress(msgspec.Struct, frozen=True):
@@ -77,7 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     rate: float
     jobs_rate: float
     eta: float | None
-    group: GroupView | None = None
+    group: GroupStatus | None = None
 
     @property
     def waits(self) -> int:
@@ -144,7 +147,7 @@ class LiveProgress:
         """Ended jobs by kind and group."""
         self._amounts: dict[tuple[str, int], tuple[Tally, int]] = {}
         """The tally of each run, and its progress at the last snapshot."""
-        self._looks: dict[str | None, _WaitingCounts] = {}
+        self._counts: dict[str | None, _WaitingCounts] = {}
         self.bus.subscribe(JobSettled, self._settled, inline=True)
 
     def _settled(self, event: JobSettled) -> None:
@@ -159,14 +162,16 @@ class LiveProgress:
 
     def snapshot(self, group: str | None = None) -> Snapshot:
         checks.optional_text("group", group)
-        look = self._looks.get(group) or self._looks.setdefault(group, _WaitingCounts(self._engine, group))
-        if len(self._looks) > 1000:
-            self._looks = {group: look}
+        counts = self._counts.get(group) or self._counts.setdefault(
+            group, _WaitingCounts(self._engine, group)
+        )
+        if len(self._counts) > 1000:
+            self._counts = {group: counts}
         now = self._clock()
-        look.freshen(now)
+        counts.refresh(now)
         with self._lock:
             running = tuple(self._running(now, group))
-            return self._drawn(now, group, running, look)
+            return self._drawn(now, group, running, counts)
 
     def _running(self, now: float, group: str | None) -> Iterable[RunningJob]:
         seen = set()
@@ -184,7 +189,18 @@ class LiveProgress:
             seconds = time.monotonic() - run.started
             lane = worker.buffer.lane_of(job.queue)
             yield RunningJob(
-                job.id, job.kind, job.queue, job.group, job.attempts, seconds, done, total, rate, eta, lane
+                id=job.id,
+                kind=job.kind,
+                queue=job.queue,
+                group=job.group,
+                attempt=job.attempts,
+                seconds=seconds,
+                done=done,
+                total=total,
+                rate=rate,
+                eta=eta,
+                lane=lane,
+                short_id=job.short_id,
             )
         for key in self._amounts.keys() - seen:
             del self._amounts[key]
@@ -192,7 +208,7 @@ class LiveProgress:
     def _moved(self, key: tuple[str, int], running: Running, now: float) -> float:
         done = (running.at or (0, None))[0]
         if key not in self._amounts:
-            # What it did before we looked has no time to be counted in.
+            # Progress before the first snapshot has no known duration, so it does not count in the rate.
             self._amounts[key] = Tally(now), done
         tally, before = self._amounts[key]
         if done > before:
@@ -201,7 +217,7 @@ class LiveProgress:
         return tally.rate(now) if tally.total else 0.0
 
     def _drawn(
-        self, now: float, group: str | None, running: tuple[RunningJob, ...], look: _WaitingCounts
+        self, now: float, group: str | None, running: tuple[RunningJob, ...], counts: _WaitingCounts
     ) -> Snapshot:
         tallies = [(kind, tally) for (kind, of), tally in self._jobs.items() if group is None or of == group]
         kinds = {}
@@ -218,9 +234,9 @@ class LiveProgress:
                 sum(tally.rate(now) for tally in ended),
             )
         jobs_rate = sum(each.jobs_rate for each in kinds.values())
-        waiting = dict(look.waiting)
-        if look.view is not None:
-            waiting = {"": max(0, look.view.unfinished - len(running))}
+        waiting = dict(counts.waiting)
+        if counts.view is not None:
+            waiting = {"": max(0, counts.view.unfinished - len(running))}
         left = sum(waiting.values()) + len(running)
         return Snapshot(
             running=running,
@@ -228,13 +244,13 @@ class LiveProgress:
             queues=Counter(job.queue for job in running),
             lanes=self._lanes(running),
             waiting=waiting,
-            age=max(0.0, now - look.at),
+            age=max(0.0, now - counts.at),
             in_flight=sum(each.done for each in kinds.values()),
             in_flight_total=sum(each.total for each in kinds.values()),
             rate=sum(each.rate for each in kinds.values()),
             jobs_rate=jobs_rate,
             eta=0.0 if left == 0 else left / jobs_rate if jobs_rate > 0 else None,
-            group=look.view,
+            group=None if counts.view is None else group_status(counts.view),
         )
 
     def _lanes(self, running: tuple[RunningJob, ...]) -> Mapping[str, Mapping[str, int]]:
@@ -250,25 +266,25 @@ class _WaitingCounts:
     def __init__(self, engine: Engine, group: str | None) -> None:
         self._engine = engine
         self._group = group
-        self._looking = threading.Lock()
+        self._reading = threading.Lock()
         self.at = float("-inf")
         self.waiting: dict[str, int] = {}
         self.view: GroupView | None = None
 
-    def freshen(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         if self.at == float("-inf"):
             self._read(now)
-        elif now - self.at >= FRESH and self._looking.acquire(blocking=False):
+        elif now - self.at >= FRESH and self._reading.acquire(blocking=False):
             threading.Thread(target=self._reread, args=(now,), name="towpath-progress", daemon=True).start()
 
     def _reread(self, now: float) -> None:
         try:
             self._read(now)
         except TowpathError:
-            # Closed or unreachable: what was last seen stays, and gets older.
+            # The ledger is closed or unreachable: the last counts stay, and their age grows.
             return
         finally:
-            self._looking.release()
+            self._reading.release()
 
     def _read(self, now: float) -> None:
         if self._group is None:
@@ -286,13 +302,13 @@ class _WaitingCounts:
 
 
 class KindHistory(msgspec.Struct, frozen=True):
-    """The jobs of one kind in the ledger: counts by state, the first start and the last end (microseconds),
-    and the sum of their progress (bytes, for transfers)."""
+    """The jobs of one kind in the ledger: counts by state, the first start and the last end, and
+    the sum of their progress (bytes, for transfers)."""
 
     kind: str
     counts: Counts
-    first_start: int | None
-    last_end: int | None
+    first_start: datetime | None
+    last_end: datetime | None
     done: int
 
 
@@ -322,8 +338,8 @@ def history(ledger: Ledger, group: str | None = None) -> tuple[KindHistory, ...]
         KindHistory(
             kind,
             Counts(**{state.value: n for state, n in counts[kind].items()}),
-            starts.get(kind),
-            ends.get(kind),
+            checks.optional_utc(starts.get(kind)),
+            checks.optional_utc(ends.get(kind)),
             done[kind],
         )
         for kind in sorted(counts)

@@ -1,16 +1,16 @@
 """Schedules: recurring jobs. They are notes in the ledger, fired exactly once by any number of workers.
 
-The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job whose id
-is derived from the name and the fire time, then stores the next fire by compare-and-set: a repeated append,
-after a crash or by another worker, adds nothing. The note `towpath/schedules` lists the names; its version
-changes with every edit."""
+The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job with an id
+that is derived from the name and the fire time, then stores the next fire by compare-and-set: a repeated
+append, after a crash or by another worker, adds nothing. The note `towpath/schedules` lists the names; its
+version changes with every edit."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
@@ -21,7 +21,17 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Appended, Note
 from towpath.core.ids import derived
 from towpath.core.job import Spec
-from towpath.core.schedule import Missed, Schedule, every_of, missed_of, next_fire, plan
+from towpath.core.schedule import (
+    Missed,
+    Schedule,
+    ScheduleStatus,
+    either_cron_or_every,
+    every_of,
+    missed_of,
+    next_fire,
+    plan,
+    schedule_status,
+)
 from towpath.core.views import NoteView
 from towpath.errors import InvalidInput, NoteConflict, Refused
 from towpath.escapes import get_logger
@@ -34,6 +44,7 @@ from towpath.tasks.task import AsyncTask, Task
 __all__ = [
     "Missed",
     "Schedule",
+    "ScheduleStatus",
     "Scheduler",
     "Schedules",
     "get_schedule",
@@ -111,9 +122,7 @@ def set_schedule(
 ) -> Schedule:
     """Change the given fields. The change stays until the code declares something new."""
     if cron is not None and every is not None:
-        raise InvalidInput(
-            field="schedule", value={"cron": cron, "every": every}, expected="either cron or every"
-        )
+        raise either_cron_or_every(f"schedule {name}", {"cron": cron, "every": every})
     changes: dict[str, Any] = {} if tz is None else {"tz": tz}
     if cron is not None or every is not None:
         changes |= {"cron": cron, "every": None if every is None else every_of(every)}
@@ -159,7 +168,7 @@ class Changes(TypedDict, total=False):
     args: Mapping[str, Any]
 
 
-All = list[Schedule]
+All = list[ScheduleStatus]
 Arguments = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """The arguments of a kind of jobs as plain JSON. Raises InvalidInput if they do not fit."""
 
@@ -173,40 +182,40 @@ class Schedules:
         self._engine = engine
         self._arguments = arguments
 
-    def get(self, name: str) -> Schedule:
-        return get_schedule(self._engine, name)
+    def get(self, name: str) -> ScheduleStatus:
+        return schedule_status(get_schedule(self._engine, name))
 
-    async def aget(self, name: str) -> Schedule:
+    async def aget(self, name: str) -> ScheduleStatus:
         return await asyncio.to_thread(self.get, name)
 
     def list(self) -> All:
         """All schedules, by name."""
-        return list_schedules(self._engine)
+        return [schedule_status(each) for each in list_schedules(self._engine)]
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
 
-    def pause(self, name: str) -> Schedule:
+    def pause(self, name: str) -> ScheduleStatus:
         """Stop the fires until `resume`."""
-        return pause(self._engine, name)
+        return schedule_status(pause(self._engine, name))
 
-    async def apause(self, name: str) -> Schedule:
+    async def apause(self, name: str) -> ScheduleStatus:
         return await asyncio.to_thread(self.pause, name)
 
-    def resume(self, name: str) -> Schedule:
+    def resume(self, name: str) -> ScheduleStatus:
         """Resume from the next time on: fires during the pause were not missed."""
-        return resume(self._engine, name)
+        return schedule_status(resume(self._engine, name))
 
-    async def aresume(self, name: str) -> Schedule:
+    async def aresume(self, name: str) -> ScheduleStatus:
         return await asyncio.to_thread(self.resume, name)
 
-    def set(self, name: str, **changes: Unpack[Changes]) -> Schedule:
+    def set(self, name: str, **changes: Unpack[Changes]) -> ScheduleStatus:
         """Change the given fields. Arguments are checked if the task is known in this process."""
         if "args" in changes:
-            changes["args"] = self._arguments(self.get(name).spec.kind, by_name(changes["args"]))
-        return set_schedule(self._engine, name, **changes)
+            changes["args"] = self._arguments(self.get(name).kind, by_name(changes["args"]))
+        return schedule_status(set_schedule(self._engine, name, **changes))
 
-    async def aset(self, name: str, **changes: Unpack[Changes]) -> Schedule:
+    async def aset(self, name: str, **changes: Unpack[Changes]) -> ScheduleStatus:
         return await asyncio.to_thread(lambda: self.set(name, **changes))
 
     def remove(self, name: str) -> None:
@@ -364,7 +373,7 @@ class Scheduler:
         if fired and bus.wants(ScheduleFired):
             now = self._engine.clock.now()
             for id, time in fired:
-                bus.publish(ScheduleFired(name, id, time, max(0, now - time) / SECOND))
+                bus.publish(ScheduleFired(name, id, checks.utc(time), max(0, now - time) / SECOND))
 
     def fire_all(self, now: int, stopped: Callable[[], bool]) -> None:
         """Fire all schedules that are due at `now`, however many fires were missed."""
@@ -384,7 +393,7 @@ class Scheduler:
 
 
 def _job(schedule: Schedule, id: str, time: int) -> Spec:
-    at = datetime.fromtimestamp(time / SECOND, UTC).isoformat()
+    at = checks.utc(time).isoformat()
     return replace(schedule.spec, id=id, headers={**schedule.spec.headers, SCHEDULED_AT: at})
 
 
@@ -428,14 +437,22 @@ def make_schedule(
     """The schedule of a task. Its arguments are checked now, not when it fires."""
     unknown = sorted(set(options) - set(CronOptions.__annotations__))
     if unknown:
-        expected = f"one of {', '.join(CronOptions.__annotations__)}"
-        raise InvalidInput(
-            field=f"options of the schedule of {task.kind}", value=unknown[0], expected=expected
+        hint = {"timezone": "use tz", "kwargs": "use args"}.get(unknown[0], "")
+        raise checks.unknown(
+            "option", unknown[0], CronOptions.__annotations__, f"the schedule of {task.kind}", hint
         )
     name = options.get("name") or _NOT_IN_A_NAME.sub("-", task.kind)
     checks.name("name", name)
     # The id is never used; it must be the same each time the code declares the same.
-    spec = task.of(**by_name(options.get("args", {}))).spec(id=f"schedule/{name}")
+    try:
+        spec = task.of(**by_name(options.get("args", {}))).spec(id=f"schedule/{name}")
+    except InvalidInput as error:
+        if "args" in options or not error.field.endswith("()"):
+            raise
+        required = [each for each in task.codec.parameters.values() if each.default is each.empty]
+        example = ", ".join(f"{each.name!r}: ..." for each in required)
+        message = f"{error}. Give the schedule the arguments: args={{{example}}}"
+        raise InvalidInput(field="args", value=None, expected=error.expected, message=message) from None
     missed = missed_of(options.get("missed", Missed.SKIP))
     return Schedule(name=name, spec=spec, cron=cron, every=every, tz=options.get("tz", "UTC"), missed=missed)
 
@@ -449,14 +466,12 @@ def from_settings(
     for name, table in tables.items():
         task = tasks.get(table.get("task", ""))
         if task is None:
-            expected = f"with the name of a task: {', '.join(sorted(tasks)) or 'there is none'}"
+            expected = f"the name of a task: {', '.join(sorted(tasks)) or 'there is none'}"
             raise InvalidInput(
                 field=f"the task of schedule {name}", value=table.get("task"), expected=expected
             )
         if ("cron" in table) == ("every" in table):
-            raise InvalidInput(
-                field=f"schedule {name}", value=dict(table), expected="with either cron or every"
-            )
+            raise either_cron_or_every(f"schedule {name}", dict(table))
         every = every_of(table["every"]) if "every" in table else None
         options: Any = {key: value for key, value in table.items() if key in CronOptions.__annotations__} | {
             "name": name

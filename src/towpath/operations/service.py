@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from towpath.core.checks import matches
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob
 from towpath.core.lanes import Lane
+from towpath.core.limits import interval_of
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
@@ -24,14 +25,22 @@ from towpath.ledger import Ledger
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
 from towpath.operations.schedules import Scheduler, from_settings, remove, store_schedules
+from towpath.operations.startup import (
+    Startup,
+    UnknownKinds,
+    import_included,
+    log_startup,
+    warn_at_start,
+)
 from towpath.operations.workers import AGAIN, Instructions, Registration
 from towpath.queues.queue import set_limits
 from towpath.runtime.worker.options import WorkerOptions
 from towpath.runtime.worker.signals import signals
 from towpath.runtime.worker.worker import Worker
 from towpath.settings import BANDWIDTH, Settings, merged, resolve
+from towpath.tasks.active_hooks import CLOSE_SECONDS, ActiveHooks
 from towpath.tasks.attempt import Attempt, serve
-from towpath.tasks.registry import Registry
+from towpath.tasks.task import Registry
 
 log = get_logger("towpath.worker")
 
@@ -39,7 +48,7 @@ log = get_logger("towpath.worker")
 def is_idle(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
     """True if a burst worker has nothing to wait for in these queues, after an empty claim. Running jobs,
     here or elsewhere, may spawn jobs or be retried, and jobs held by a rate limit start soon; scheduled jobs,
-    blocked jobs and jobs held back by hand (also those in the queues `held`) do not count."""
+    blocked jobs and jobs held back by hand (also all jobs of the queues `held`) do not count."""
     views = [view for view in ledger.queues().values() if matches(queues, view.name)]
     return not any(
         view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views
@@ -55,7 +64,7 @@ def _comes(ledger: Ledger, view: QueueView, now: int, held: str) -> bool:
 
 def _held(view: QueueView | PartView, now: int) -> bool:
     """True if the gate is shut by hand: no start sets `next_at` that far ahead (see `core.limits.spend`)."""
-    soon = now if view.rate is None else now + view.rate.interval
+    soon = now if view.rate is None else now + interval_of(view.rate)
     return view.paused or view.cap == 0 or view.next_at > soon
 
 
@@ -63,17 +72,25 @@ RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")
 """The settings of a worker that a reload may change."""
 
 
+_OF_SERVICE = ("burst", "announce", "deploy_window")
+"""Options that are not options of the worker."""
+
+
 class RunOptions(TypedDict, total=False):
     """The options of `app.run(...)`. None, or an omitted option, means the setting. `lease` and `grace` are
     seconds. `burst`: end when no job of its queues is running or could run now. `lanes` (by name, the
-    preferred one first) replace `queues`."""
+    preferred one first) replace `queues`. `deploy_window`: seconds for which a job with unfit arguments
+    waits for a worker with other code. `announce` is called with a `Startup` when the worker has started;
+    without it one line is logged."""
 
     queues: tuple[str, ...] | None
     lanes: Mapping[str, Lane] | None
     concurrency: int | None
     lease: float | None
     grace: float | None
+    deploy_window: float | None
     burst: bool
+    announce: Callable[[Startup], None] | None
 
 
 class ActiveSettings:
@@ -87,17 +104,22 @@ class ActiveSettings:
 def worker_options(registry: Registry, settings: Settings, given: Mapping[str, Any]) -> WorkerOptions:
     """The given options, else the settings; without lanes and queues, the queues that the tasks name."""
     chosen = {name: getattr(settings, name) for name in RELOADED}
-    explicit = {name: value for name, value in given.items() if value is not None and name != "burst"}
+    for name in given.keys() - RunOptions.__annotations__.keys():
+        hint = "use concurrency" if name in ("workers", "threads", "processes") else ""
+        raise checks.unknown("option", name, RunOptions.__annotations__, "app.run", hint)
+    explicit = {name: value for name, value in given.items() if value is not None and name not in _OF_SERVICE}
+    if isinstance(explicit.get("queues"), str):
+        expected = "a list of queue names or patterns"
+        raise InvalidInput(field="queues", value=explicit["queues"], expected=expected)
     if explicit.get("queues") and "lanes" not in explicit:
         # Queues named by the caller replace the lanes of the settings.
         chosen["lanes"] = {}
     chosen |= explicit
     if chosen["lanes"]:
         if explicit.get("queues"):
+            message = "a worker takes queues or lanes, not both: the lanes name the queues"
             raise InvalidInput(
-                field="queues",
-                value=explicit["queues"],
-                expected="no queues beside lanes: the lanes name the queues",
+                field="queues", value=explicit["queues"], expected="left out beside lanes", message=message
             )
         lanes.check(chosen["lanes"])
         queues = tuple(queue for lane in chosen["lanes"].values() for queue in lane.queues)
@@ -154,10 +176,24 @@ class Service:
         self._configuration = configuration
         self._given = options
         self._burst = options.get("burst", False)
+        self._burst_over = False
+        self._announce = options.get("announce") or log_startup
+        import_included(configuration.settings.include)
+        self._unknown = UnknownKinds(registry)
+        self._set_deploy_window(configuration.settings)
         self._chosen = worker_options(registry, configuration.settings, options)
+        self._hooks = ActiveHooks.of(registry)
+        self._tasks = self._hooks or registry.tasks
         self._worker = Worker(
-            self._engine, self._attempt, self._chosen, serve, self._check_burst if self._burst else None
+            self._engine,
+            self._attempt,
+            self._chosen,
+            serve,
+            self._check_burst if self._burst else None,
+            None if self._hooks is None else self._hooks.failures.report,
         )
+        if not self._burst:  # which waits for no job that no task here can run
+            self._worker.leave(self._unknown.kinds)
         self._began = False
         self._stopped = False
         self._instructions = Instructions()
@@ -166,10 +202,17 @@ class Service:
         self._reloading = threading.Lock()
         self.stale = True
 
+    def _set_deploy_window(self, settings: Settings) -> None:
+        given = self._given.get("deploy_window")
+        window = settings.deploy_window if given is None else given
+        self._registry.deploy_window = checks.micros(window, "deploy_window")
+
     def _attempt(self, claim: ClaimedJob) -> Attempt | Settle | None:
-        task = self._registry.tasks.get(claim.job.kind)
-        if task is None or task.breaker is None:
-            return None if task is None else Attempt(self._registry, claim, task)
+        task = self._tasks.get(claim.job.kind)
+        if task is None:
+            return self._unknown.refuse(claim)
+        if task.breaker is None:
+            return Attempt(self._registry, claim, task)
         return breakers.attempt(self._registry, claim, task)
 
     def stop(self) -> None:
@@ -196,10 +239,11 @@ class Service:
         if over and self._engine.bus.pending:
             # A listener may enqueue. The kick causes another claim.
             self._engine.bus.then(self._engine.committer.kick)
+        elif over and self._hooks is not None and (self._hooks.failures.pending or self._worker.held.ended):
+            # A hook of a failure may enqueue too. The replies to the settles of this batch come after it.
+            self._hooks.failures.then(self._engine.committer.kick)
         elif over and not self._stopped:
-            log.info(
-                "the burst is over: no job of %s is running or could run now", ",".join(self._chosen.queues)
-            )
+            self._burst_over = True
             # The loop may be closed already.
             with contextlib.suppress(RuntimeError):
                 self.stop()
@@ -271,7 +315,8 @@ class Service:
         return [limit.name for limit in self._worker.buffer.limits if limit.until is not None]
 
     def _store_declarations(self) -> None:
-        """Store the declared schedules and the limits of the settings before the first claim."""
+        """Store the declared schedules, limits and breakers before the first claim. The registration is last:
+        a registered worker continues through an outage of the ledger."""
         store_schedules(
             self._engine,
             {
@@ -281,14 +326,30 @@ class Service:
         )
         for limits in self._configuration.settings.limits.values():
             set_limits(self._engine, limits.setting, limits.warn_depth)
+        breakers.declare(self._registry)
         self._registration.register()
         self._instructions = self._registration.instructions()
 
     async def arun(self) -> None:
+        if self._hooks is None:
+            await self._work()
+            return
+        await self._hooks.open()
+        try:
+            await self._work()
+        finally:
+            await self._hooks.close()
+
+    @property
+    def _stop_seconds(self) -> float:
+        """Seconds after `stop()` by which `arun` has returned, unless a handler blocks the event loop."""
+        return self._worker.stop_seconds + (0 if self._hooks is None else CLOSE_SECONDS)
+
+    async def _work(self) -> None:
         self._loop = asyncio.get_running_loop()
+        warn_at_start(self._registry)
         self._registration = Registration(self._engine, self._engine.owner)
         await asyncio.to_thread(self._store_declarations)
-        await asyncio.to_thread(breakers.declare, self._registry)
         if self._burst:
             # Due schedules belong to the burst; the caretaker may fire them too late for it.
             await asyncio.to_thread(
@@ -305,6 +366,7 @@ class Service:
             # After its first step the worker can be stopped.
             await asyncio.sleep(0)
             self._began = True
+            self._announce(Startup.of(self._registry, self._chosen, self._configuration.settings.schedules))
             if self._stopped:
                 self._worker.stop()
             await working
@@ -317,6 +379,10 @@ class Service:
             if not working.done():
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
+        if self._burst_over:  # after the lines of the last jobs
+            log.info(
+                "the burst is over: no job of %s is running or could run now", ",".join(self._chosen.queues)
+            )
         if self._engine.bus.pending:
             await asyncio.to_thread(self._engine.bus.flush)
 
@@ -333,6 +399,7 @@ class Service:
                 log.error("settings not reloaded, the last valid ones stay in use: %s", error)
                 return
             self._chosen = chosen
+            self._set_deploy_window(found)
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._change, chosen)
 
@@ -348,7 +415,10 @@ class Service:
             with contextlib.suppress(InvalidInput):
                 remove(self._engine, name)
         self._configuration.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
-        kept = {name: getattr(found, name) for name in (*RELOADED, "limits", "schedules", "bandwidth")}
+        kept = {
+            name: getattr(found, name)
+            for name in (*RELOADED, "deploy_window", "limits", "schedules", "bandwidth")
+        }
         self._configuration.settings = replace(
             before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}}
         )
@@ -365,7 +435,9 @@ class Service:
         """Run in this thread, with an event loop of its own. In the main thread SIGINT and SIGTERM stop the
         worker: the first lets running jobs finish for the grace period, the second ends the process at once.
         SIGHUP calls `reload`."""
-        with signals(self.stop, self.reload, lambda: self._worker.stop_seconds), _event_loop() as loop:
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError("app.run() would block the event loop that runs here: use `await app.arun()`")
+        with signals(self.stop, self.reload, lambda: self._stop_seconds), _event_loop() as loop:
             loop.run_until_complete(self.arun())
 
 

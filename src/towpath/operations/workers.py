@@ -11,6 +11,8 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar
 
@@ -19,9 +21,10 @@ import msgspec
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note
-from towpath.core.fleet import Fleet, lanes_together
+from towpath.core.fleet import Fleet, LimitView, lanes_together
 from towpath.core.fleet import LaneView as LaneView
 from towpath.core.fleet import WorkerView as WorkerView
+from towpath.core.views import Readable
 from towpath.errors import InvalidInput, NoteConflict
 from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
 from towpath.runtime.commit.pending import Reply
@@ -30,7 +33,7 @@ from towpath.runtime.engine import Engine
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10
 """Seconds between two reports of a worker; each is a commit."""
-DEPARTED: Final = 60 * SECOND
+REGISTRATION_KEPT: Final = 60 * SECOND
 """How long a worker stays registered after its report has expired."""
 
 T = TypeVar("T")
@@ -46,34 +49,84 @@ class Instructions(msgspec.Struct, frozen=True):
     lanes: Mapping[str, str | None] = {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus(Readable):
+    """The limit of a worker for a resource or a lane: at most `limit` jobs at once, and none before `until`,
+    if the service asked for a delay."""
+
+    name: str
+    queues: tuple[str, ...]
+    limit: int
+    running: int
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus(Readable):
+    """The last report of a worker, at most 10 s old."""
+
+    name: str
+    owner: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    running: int
+    started_at: datetime
+    seen_at: datetime
+    paused: bool
+    draining: bool
+    why: str | None
+    lanes: tuple[LaneView, ...]
+    limits: tuple[LimitStatus, ...]
+
+
+def _statuses(views: Iterable[WorkerView]) -> list[WorkerStatus]:
+    return [WorkerStatus(**_times(view) | {"limits": tuple(map(_limit, view.limits))}) for view in views]
+
+
+def _limit(view: LimitView) -> LimitStatus:
+    return LimitStatus(**_times(view))
+
+
+def _times(view: WorkerView | LimitView) -> dict[str, Any]:
+    """The fields of a view, with the times as datetimes."""
+    fields = {name: getattr(view, name) for name in view.__struct_fields__}
+    return fields | {name: checks.optional_utc(fields[name]) for name in _TIMES if name in fields}
+
+
+_TIMES = ("started_at", "seen_at", "until")
+
+
 class Workers:
     """The workers of this ledger. `name` is a worker's name or a pattern with `*`, which alone matches every
     worker. A pause stays until `resume`, also for workers that start later; a drain applies to the present
     workers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lanes: Iterable[str] = ()) -> None:
         self._engine = engine
+        self.lanes = Lanes(engine, lanes)
 
-    def list(self) -> Sequence[WorkerView]:
+    def list(self) -> Sequence[WorkerStatus]:
         """The present workers, by name."""
-        return workers_of(self._engine.ledger)
+        return _statuses(workers_of(self._engine.ledger))
 
-    async def alist(self) -> Sequence[WorkerView]:
+    async def alist(self) -> Sequence[WorkerStatus]:
         return await asyncio.to_thread(self.list)
 
-    def pause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerView]:
+    def pause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerStatus]:
         """The workers start no new jobs; running jobs continue, claimed jobs that have not started are
         released. Returns the affected workers."""
         _check(name)
         checks.optional_text("why", why, 1000)
 
-        def change(fleet: Fleet) -> Sequence[WorkerView]:
+        def change(fleet: Fleet) -> Sequence[WorkerStatus]:
             fleet.paused[name] = why
             return self._named(fleet, name)
 
         return _edit(self._engine, change)
 
-    async def apause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerView]:
+    async def apause(self, name: str = "*", why: str | None = None) -> Sequence[WorkerStatus]:
         return await asyncio.to_thread(self.pause, name, why)
 
     def resume(self, name: str = "*") -> Sequence[str]:
@@ -98,23 +151,24 @@ class Workers:
     async def apaused(self) -> dict[str, str | None]:
         return await asyncio.to_thread(self.paused)
 
-    def drain(self, name: str = "*") -> Sequence[WorkerView]:
+    def drain(self, name: str = "*") -> Sequence[WorkerStatus]:
         """The present workers finish their running jobs and end, as after a first signal. Returns these
         workers."""
         _check(name)
 
-        def change(fleet: Fleet) -> Sequence[WorkerView]:
+        def change(fleet: Fleet) -> Sequence[WorkerStatus]:
             drained = self._named(fleet, name)
             fleet.drain |= dict.fromkeys([each.owner for each in drained], self._engine.clock.now())
             return drained
 
         return _edit(self._engine, change)
 
-    async def adrain(self, name: str = "*") -> Sequence[WorkerView]:
+    async def adrain(self, name: str = "*") -> Sequence[WorkerStatus]:
         return await asyncio.to_thread(self.drain, name)
 
-    def _named(self, fleet: Fleet, name: str) -> Sequence[WorkerView]:
-        return [each for each in present(self._engine.ledger, fleet) if fnmatchcase(each.name, name)]
+    def _named(self, fleet: Fleet, name: str) -> Sequence[WorkerStatus]:
+        found = present(self._engine.ledger, fleet)
+        return _statuses(each for each in found if fnmatchcase(each.name, name))
 
 
 class Lanes:
@@ -139,7 +193,7 @@ class Lanes:
         checks.optional_text("why", why, 1000)
 
         def change(fleet: Fleet) -> None:
-            self._must_know(fleet, name)
+            self._require_lane(fleet, name)
             fleet.lanes[name] = why
 
         _edit(self._engine, change)
@@ -151,7 +205,7 @@ class Lanes:
         """Resume a lane; True if it was paused."""
 
         def change(fleet: Fleet) -> bool:
-            self._must_know(fleet, name)
+            self._require_lane(fleet, name)
             paused = name in fleet.lanes
             fleet.lanes.pop(name, None)
             return paused
@@ -161,7 +215,7 @@ class Lanes:
     async def aresume(self, name: str) -> bool:
         return await asyncio.to_thread(self.resume, name)
 
-    def _must_know(self, fleet: Fleet, name: str) -> None:
+    def _require_lane(self, fleet: Fleet, name: str) -> None:
         found = {lane.name for lane in lanes_together(present(self._engine.ledger, fleet), fleet.lanes)}
         known = sorted(found.union(self._declared))
         if name not in known:
@@ -181,14 +235,14 @@ class Registration:
         self._instructions = Instructions()
 
     def register(self) -> None:
-        """Register the worker, and remove workers whose reports expired long ago."""
+        """Register the worker, and remove workers with reports that expired long ago."""
 
         def change(fleet: Fleet) -> None:
             now = self._engine.clock.now()
             gone = [
                 owner
                 for owner, at in fleet.known.items()
-                if at < now - DEPARTED and report(self._engine.ledger, owner) is None
+                if at < now - REGISTRATION_KEPT and report(self._engine.ledger, owner) is None
             ]
             for owner in gone:
                 del fleet.known[owner]

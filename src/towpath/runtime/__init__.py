@@ -1,1 +1,1 @@
-"""Where time passes: group commit, leases kept alive, claims handed to those who wait for them."""
+"""The parts with threads and timers: group commit, heartbeats, delivery of claims to waiters, upkeep."""

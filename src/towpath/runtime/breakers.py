@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import INDEX, Breaker, BreakerGate, Phase, Record, Status, Tally
-from towpath.core.checks import SECOND
+from towpath.core.breaker import INDEX, Breaker, BreakerGate, Phase, Record, Status, Tally, cooldown_of
+from towpath.core.checks import SECOND, utc
 from towpath.core.commands import Note, Noted
 from towpath.core.limits import limits_reason
 from towpath.core.views import PartView, QueueView
@@ -155,7 +155,7 @@ class Breakers:
         def change(record: Record) -> Record:
             admitted = rules.admit(breaker, record.status, now)
             if admitted is None:
-                soon = now + max(SECOND, breaker.rest // 10)
+                soon = now + max(SECOND, cooldown_of(breaker) // 10)
                 refused[:] = [max(soon, rules.again(breaker, record.status, now))]
                 return record
             refused.clear()
@@ -164,7 +164,7 @@ class Breakers:
         self.edit(breaker.name, change, now, Record(breaker))
         return refused[0] if refused else None
 
-    # Called by operators and declarations
+    # Called for operators and by declarations
 
     def all(self) -> list[Record]:
         """All breakers, sorted by name."""
@@ -204,7 +204,7 @@ class Breakers:
         ) is not None:
             found, version = self.read(name)
             if found is not None and found.status.until:
-                continue  # it has opened again, and its gates must be opened first
+                continue  # The breaker has opened again; its gates must be opened first.
             with contextlib.suppress(NoteConflict):
                 self._committer.call(Note(key=rules.key(name), value=None, expect=version))
                 self._index(name, gone=True)
@@ -332,7 +332,7 @@ class Breakers:
         limit = old.limit if gate.cap is None else min(gate.cap, old.limit)
         cap = gate.cap if shut and view.cap == limit else view.cap
         own = limits_reason(view.why, view.paused)
-        why = gate.why if rules.heard(own) is not None else own
+        why = gate.why if rules.parse_reason(own) is not None else own
         return replace(gate, cap=cap, why=why)
 
     def view(self, gate: BreakerGate) -> QueueView | PartView | None:
@@ -378,7 +378,7 @@ class Breakers:
 
     def publish(self, name: str, phase: Phase, status: Status) -> None:
         why = f"it was opened by: {status.why}" if phase is Phase.HALF_OPEN else status.why
-        event = BreakerChanged(name, phase, 0 if phase is Phase.CLOSED else status.until, why)
+        event = BreakerChanged(name, phase, None if phase is Phase.CLOSED else utc(status.until), why)
         log.info("%s", event)
         if self._committer.bus.wants(BreakerChanged):
             self._committer.bus.publish(event)
@@ -390,7 +390,7 @@ def _note(old: Record, new: Record, version: int, force: bool = False) -> Note:
 
 
 def _gates_differ(old: Record, new: Record) -> bool:
-    """Must the gates be set again?"""
+    """True if the gates must be set again."""
     return _gate_inputs(old) != _gate_inputs(new)
 
 
@@ -398,7 +398,7 @@ def _gate_inputs(record: Record) -> tuple[object, ...]:
     """The values from which the gates are set."""
     if record.status.until == 0:
         return ()
-    return record.status.until, record.limit, record.said, tuple([gate.place for gate in record.gates])
+    return record.status.until, record.limit, record.reason, tuple([gate.place for gate in record.gates])
 
 
 View = QueueView | PartView | None
@@ -469,9 +469,9 @@ class BreakerUpkeep:
         full = max((count for view, count in running if count >= limit == view.cap), default=0)
         if not full:
             return None
-        patience = max(record.status.until, self._admitted_at.get(name, 0)) + record.breaker.rest
-        if now < patience:
-            return patience
+        stuck_at = max(record.status.until, self._admitted_at.get(name, 0)) + cooldown_of(record.breaker)
+        if now < stuck_at:
+            return stuck_at
         self._admitted_at[name] = now
         log.warning(
             "breaker %s: %d running jobs have not reported for a whole cool-down; admitting more probes",
@@ -479,7 +479,7 @@ class BreakerUpkeep:
             full,
         )
         self._count_stuck(record, full, now)
-        return now + record.breaker.rest
+        return now + cooldown_of(record.breaker)
 
     def _count_stuck(self, record: Record, count: int, now: int) -> None:
         def change(found: Record) -> Record:

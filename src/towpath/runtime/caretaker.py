@@ -94,7 +94,7 @@ class Caretaker:
 
     @property
     def elected(self) -> bool:
-        """Does this caretaker hold the election, as far as it knows?"""
+        """True if this caretaker was elected at its last check."""
         return self._election.held_until > self._clock.now()
 
     def start(self) -> None:
@@ -153,21 +153,23 @@ class Caretaker:
             try:
                 wake = self.run_once(self._clock.now())
                 seconds = min(SLICE, max(0, wake - self._clock.now()) / SECOND)
-                if self._commits.in_doubt or self._logged:
+                version = self._commits.version
+                if version is None or self._commits.in_doubt or self._logged:
                     self._stop.wait(seconds)
                 else:
-                    self._ledger.wait(self._commits.version, seconds)
+                    self._ledger.wait(version, seconds)
             except TowpathError as error:
                 if error.fatal:
-                    if not (self._stop.is_set() or isinstance(error, LedgerClosed)):
-                        log.error("the caretaker of this process ends, the ledger is lost: %s", error)
+                    if not self._stop.is_set():
+                        if not isinstance(error, LedgerClosed):
+                            log.error("the caretaker of this process ends, the ledger is lost: %s", error)
                         # The batch that follows passes the error to all waiters.
                         self._committer.kick()
                     return
                 self._log_once(error)
                 self._stop.wait(SLICE)
             except Exception:
-                log.exception("internal error in the caretaker; it goes on")
+                log.exception("internal error in the caretaker; the caretaker continues")
                 self._stop.wait(RETRY_PAUSE / SECOND)
 
 
@@ -180,7 +182,8 @@ class _CommitWatcher:
     def __init__(self, ledger: Ledger, committer: Committer) -> None:
         self._ledger = ledger
         self._committer = committer
-        self.version = ledger.version()
+        # Read by the first step: the ledger may be unavailable while the caretaker is made.
+        self.version: int | None = None
         self._batches = 0
         self._seen_batches = 0
         self._doubt: tuple[int, int] | None = None
@@ -196,7 +199,7 @@ class _CommitWatcher:
         return None if self._doubt is None else self._doubt[1]
 
     def check(self, now: int) -> bool:
-        """Was there a commit since the last step? If it was not, or may not have been, of this process, kick
+        """Was there a commit since the last step? If another process has, or may have, committed, kick
         the committer."""
         version = self._ledger.version()
         batches = self._batches
@@ -236,7 +239,7 @@ class _CommitWatcher:
 
 
 class _DeadOwners:
-    """Owners whose process has ended. Every caretaker checks, because the elected one may be dead."""
+    """Owners with an ended process. Every caretaker checks, because the elected one may be dead."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._owners = ledger.owners
@@ -393,7 +396,7 @@ class _DueTimer:
 
 DEPTH_CHECK = SECOND
 RARE_DEPTH_CHECK = 10 * SECOND
-"""The same on a server while no queue has a depth to warn at."""
+"""The same on a server while no queue has a `warn_depth`."""
 
 
 class DepthMonitor:
@@ -406,7 +409,8 @@ class DepthMonitor:
         self._next: int | None = None
 
     def due(self, now: int) -> int | None:
-        """Look, at most once a second; when to look again, None if no queue has a depth to warn at."""
+        """Check, at most once a second. Returns the time of the next check; None if no queue has a
+        `warn_depth`."""
         if self._checked_at <= now < self._checked_at + self._pause:
             return self._next
         self._checked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK

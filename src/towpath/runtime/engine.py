@@ -14,15 +14,17 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
 from towpath.core.commands import Command, Result
 from towpath.core.job import PRIORITIES
 from towpath.errors import Forked, LedgerClosed
+from towpath.escapes import without_password
 from towpath.events import Bus
 from towpath.ledger import Ledger, open_ledger
 from towpath.runtime.breakers import Breakers, BreakerUpkeep
@@ -36,6 +38,33 @@ from towpath.runtime.notes import Document
 
 if TYPE_CHECKING:
     from towpath.runtime.worker.worker import Worker
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The async form of a method that waits for the ledger: it runs in a thread, and the event loop goes
+    on."""
+
+    @wraps(method)
+    async def form(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    form.__name__, form.__qualname__ = f"a{method.__name__}", f"{method.__qualname__} (async)"
+    return form
+
+
+def same_as(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Give an async form the docstring of the method that it is the form of."""
+
+    def described(form: F) -> F:
+        form.__doc__ = method.__doc__
+        return form
+
+    return described
 
 
 class Components:
@@ -58,6 +87,7 @@ class Components:
         self.refresher = Refresher()
         self.refresher.add(self.leases)
         self.dispatcher = Dispatcher(committer, owner)
+        self.refresher.add(self.dispatcher)
         self.watch = watch or CompletionWatcher(ledger)
         self.breakers = Breakers(ledger, committer)
         self.breaker_upkeep = BreakerUpkeep(self.breakers)
@@ -81,6 +111,7 @@ class Components:
             self._caretaker.close()
         self.watch.close()
         self.leases.close()
+        self.dispatcher.close()
         if self.committer.close() and self._owned:
             self.ledger.close()
 
@@ -240,9 +271,9 @@ class Engine:
         with self._opening:
             if self._components is None:
                 if self._closed:
-                    raise LedgerClosed(path=self.url)
+                    raise LedgerClosed(path=without_password(self.url))
                 if self._given is not None and self._pid != os.getpid():
-                    raise Forked(path=self.url, opener=self._pid)
+                    raise Forked(path=without_password(self.url), opener=self._pid)
                 name = self.name or f"{socket.gethostname()}:{os.getpid()}"
                 ledger = self._given or open_ledger(self.url, self.clock)
                 committer = Committer(ledger, bus=self.bus)

@@ -1,4 +1,4 @@
-"""Who refreshes after a commit, and how often."""
+"""Which objects are refreshed after a commit, and how often."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Item:
             raise self.error
 
 
-def test_nobody_looks_while_nothing_is_committed() -> None:
+def test_no_read_without_a_commit() -> None:
     time = Time()
     refresher, item = Refresher(time), Item(time)
     refresher.add(item)
@@ -57,7 +57,7 @@ def test_the_pause_is_a_multiple_of_the_cost_and_the_last_commit_is_seen(cost: f
     assert (refresher.run(False), item.refreshes) == (None, 2)
 
 
-def test_a_look_that_failed_is_made_again_and_who_left_is_not_called() -> None:
+def test_a_failed_refresh_is_repeated_and_a_removed_object_is_not_called() -> None:
     time = Time()
     refresher, item = Refresher(time), Item(time)
     refresher.add(item)

@@ -36,7 +36,7 @@ def committer(ledger: Gated) -> Iterator[Committer]:
     committer.close()
 
 
-class Standing:
+class StandingDemand:
     """A demand for n jobs of the queue."""
 
     def __init__(self, n: int) -> None:
@@ -55,11 +55,11 @@ class Standing:
 def one_into(replies: SimpleQueue[Reply]) -> Callable[[Sequence[Reply]], None]:
     """A callback for one posted command."""
 
-    def heard(found: Sequence[Reply]) -> None:
+    def received(found: Sequence[Reply]) -> None:
         (reply,) = found
         replies.put(reply)
 
-    return heard
+    return received
 
 
 def test_a_lone_caller_leads(ledger: Gated) -> None:
@@ -91,7 +91,7 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
     until_waiting(committer, 1)
     replies: SimpleQueue[Reply] = SimpleQueue()
     committer.post([Settle("a", claimed.claims[0].fence, Done())], one_into(replies))
-    demand = Standing(5)
+    demand = StandingDemand(5)
     committer.add_demand(demand)
     ledger.let_go()
     first.join(20)
@@ -104,7 +104,7 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
 
 def test_a_new_demand_is_served_without_other_work(ledger: Gated, committer: Committer) -> None:
     committer.call(append("a"))
-    demand = Standing(1)
+    demand = StandingDemand(1)
     committer.add_demand(demand)
     taken = demand.replies.get(timeout=20)
     assert isinstance(taken, Claimed)
@@ -133,7 +133,7 @@ def test_only_appends_from_outside_wait_for_room(ledger: Gated, committer: Commi
     full, _ = call_in_thread(committer, append(*[f"j{n}" for n in range(10)]))
     until_waiting(committer, 1)
     blocked, answers = call_in_thread(committer, append("one-more"))
-    # Neither a settle, nor a command that is no append, nor an append of the engine's own waits for room.
+    # Neither a settle, nor a command without specs, nor an append of the engine waits for room.
     replies: SimpleQueue[Reply] = SimpleQueue()
     committer.post([Settle("first", 9, Done())], one_into(replies))
     committer.post([append("own")], one_into(replies))
@@ -174,8 +174,8 @@ def test_a_cancelled_coroutine_leaves_its_command_to_the_ledger(ledger: Gated, c
     assert ledger.queues()["q"].counts.ready == 2
 
 
-def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: Committer) -> None:
-    """Threads and coroutines stand in one line, and nobody small passes somebody large."""
+def test_appends_that_wait_for_room_keep_their_order(ledger: Gated, committer: Committer) -> None:
+    """Threads and coroutines wait in one order, and a small append does not overtake a large one."""
     ledger.hold()
     full, _ = call_in_thread(committer, append(*[f"full{n}" for n in range(10)]))
     assert ledger.inside.wait(20)
@@ -201,7 +201,7 @@ def test_those_who_wait_for_room_come_in_their_order(ledger: Gated, committer: C
     assert ledger.get("gone") is None
 
 
-def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -> None:
+def test_close_commits_appends_that_wait_for_room(ledger: Gated, committer: Committer) -> None:
     ledger.hold()
     callers = [call_in_thread(committer, append(*[f"{name}{n}" for n in range(10)])) for name in "ab"]
     until_waiting(committer, 1)
@@ -216,8 +216,8 @@ def test_close_commits_who_waits_for_room(ledger: Gated, committer: Committer) -
     assert [type(answers[0]) for thread, answers in callers if not thread.join(20)] == [Appended] * 3  # type: ignore[func-returns-value]
 
 
-def test_who_had_company_does_not_lead_the_next_batch(ledger: Gated, committer: Committer) -> None:
-    """Its commit would keep the others waiting. Alone again, it leads again."""
+def test_a_caller_beside_others_does_not_lead_the_next_batch(ledger: Gated, committer: Committer) -> None:
+    """Its commit would delay the others. A single caller leads again."""
     leaders: list[str] = []
     apply = ledger.apply
 
@@ -276,11 +276,11 @@ def test_patient_commands_outlast_a_busy_ledger(ledger: Gated, committer: Commit
 def test_what_a_batch_brought_while_the_engine_was_being_closed_goes_back(
     ledger: Gated, committer: Committer
 ) -> None:
-    """Claims come for a waiter that has left; the answer to everybody else in the batch is what it was."""
+    """Claims arrive for a waiter that has left; the other callers of the batch get their answers."""
     dispatcher = Dispatcher(committer, "me")
     waiter = Waiter(["q"], lambda claims: None, LEASE)
-    dispatcher.add(waiter)
     waiter.want = 2
+    dispatcher.add(waiter)
     replies: list[Reply] = []
     ledger.hold()
     committer.post([append("a", "b")], replies.extend)

@@ -1,4 +1,4 @@
-"""Coroutines that are not alone hand over their commands together."""
+"""Concurrent coroutines pass their commands together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ledger() -> Iterator[Gated]:
 
 @pytest.fixture
 def committer(ledger: Gated) -> Iterator[Committer]:
-    """The last batch was of several callers."""
+    """The last batch had several callers."""
     committer = Committer(ledger, max_backlog=MOST)
     committer.start()
     ledger.hold()
@@ -46,7 +46,7 @@ def committer(ledger: Gated) -> Iterator[Committer]:
 
 
 def ids(ledger: Gated) -> list[list[str]]:
-    """Of the batches, what they append."""
+    """The appended ids of each batch."""
     return [
         [spec.id for command in batch for spec in getattr(command, "specs", ())] for batch in ledger.batches
     ]
@@ -58,7 +58,7 @@ async def all_at_once(committer: Committer, *names: str) -> list[Result]:
 
 @contextlib.asynccontextmanager
 async def no_room(ledger: Gated, committer: Committer) -> AsyncIterator[None]:
-    """The backlog is full until the ledger is let go."""
+    """The backlog is full until the ledger continues."""
     ledger.hold()
     busy, _ = call_in_thread(committer, append(*[f"busy{n}" for n in range(MOST)]))
     await asyncio.to_thread(ledger.inside.wait, 20)
@@ -84,13 +84,15 @@ def test_no_more_go_together_than_may_wait(ledger: Gated, committer: Committer) 
     assert [len(batch) for batch in ids(ledger)] == [MOST, 1]
 
 
-def test_who_is_alone_again_does_not_wait_for_a_turn(ledger: Gated, committer: Committer) -> None:
+def test_a_single_caller_does_not_wait_for_an_iteration_of_the_loop(
+    ledger: Gated, committer: Committer
+) -> None:
     async def alone() -> None:
         await committer.acall(append("a"))
         ledger.hold()
         task = asyncio.ensure_future(committer.acall(append("b")))
         await asyncio.sleep(0)
-        # The loop stands still meanwhile.
+        # The loop is blocked meanwhile.
         assert ledger.inside.wait(20)
         ledger.let_go()
         await task
@@ -100,7 +102,7 @@ def test_who_is_alone_again_does_not_wait_for_a_turn(ledger: Gated, committer: C
 
 
 def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None:
-    """What is held is told first; and what is no append does not wait for room with those that are."""
+    """Commands about held jobs go first, and commands without specs do not wait for room."""
 
     async def mixed() -> None:
         async with no_room(ledger, committer):
@@ -119,7 +121,7 @@ def test_every_sort_keeps_its_place(ledger: Gated, committer: Committer) -> None
     assert kinds == [["Append"], ["Renew", "Append", "Cancel"], ["Append"]]
 
 
-def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(
+def test_of_the_appends_that_wait_for_room_only_the_cancelled_are_dropped(
     ledger: Gated, committer: Committer
 ) -> None:
     async def some_give_up() -> None:
@@ -136,7 +138,7 @@ def test_of_those_who_wait_for_room_only_the_cancelled_are_left_out(
     assert ids(ledger)[-1] == ["a", "c"]
 
 
-def test_a_committer_that_is_closed_by_another_thread_tells_all_of_them(
+def test_all_callers_get_an_error_when_another_thread_closes_the_committer(
     ledger: Gated, committer: Committer
 ) -> None:
     def close_elsewhere() -> None:
@@ -146,14 +148,14 @@ def test_a_committer_that_is_closed_by_another_thread_tells_all_of_them(
 
     async def too_late() -> list[Result | BaseException]:
         tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "ab"]
-        # They have begun, and the turn of the loop is not over.
+        # They have started, and the iteration of the loop has not ended.
         asyncio.get_running_loop().call_soon(close_elsewhere)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert [type(each) for each in asyncio.run(too_late())] == [LedgerClosed, LedgerClosed]
 
 
-def test_who_closes_it_in_the_same_turn_loses_nothing(ledger: Gated, committer: Committer) -> None:
+def test_a_close_in_the_same_iteration_loses_no_command(ledger: Gated, committer: Committer) -> None:
     async def in_time() -> list[Result]:
         tasks = [asyncio.ensure_future(committer.acall(append(name))) for name in "ab"]
         asyncio.get_running_loop().call_soon(committer.close)
@@ -193,9 +195,9 @@ def test_every_loop_gathers_for_itself(ledger: Gated, committer: Committer) -> N
     ]
 
 
-def test_a_loop_that_ended_before_its_turn_did_holds_up_nobody(ledger: Gated, committer: Committer) -> None:
+def test_a_closed_loop_delays_no_other_caller(ledger: Gated, committer: Committer) -> None:
     left = asyncio.new_event_loop()
-    left.set_exception_handler(lambda *_: None)  # it would tell of the task that never ends
+    left.set_exception_handler(lambda *_: None)  # it would log the task that never ends
     task = left.create_task(committer.acall(append("left behind")))
     left.call_soon(left.stop)
     left.run_forever()

@@ -43,7 +43,7 @@ def filled(*added: PendingCall | PendingPost) -> CommandQueue:
 
 
 def test_an_append_behind_a_command_of_the_caretaker_is_in_the_next_batch() -> None:
-    """A command without specs took the place of the append where settles fill the batch."""
+    """With a batch full of settles, a command without specs took the room of the append."""
     large = append(1000)
     queue = filled(settles(), settles(), note(), large, append(1, "b"))
     assert commands(queue)[MAX_BATCH:] == [*note().commands, *large.commands]

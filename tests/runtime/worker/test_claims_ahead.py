@@ -1,4 +1,4 @@
-"""What a worker with a resource claims ahead, and what it gives back: its buffer on a ledger in memory,
+"""The prefetch of a worker with a resource, and the claims that it releases: its buffer on a memory ledger,
 without a worker."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TWO_LANES: dict[str, Any] = {
 }
 
 
-class Steady(PrefetchLimit):
-    """Predicts the same number at all times."""
+class FixedPrefetch(PrefetchLimit):
+    """Always predicts the same number."""
 
     def __init__(self, ahead: int) -> None:
         super().__init__(SLOTS)
@@ -51,8 +51,8 @@ class Steady(PrefetchLimit):
 
 
 class IntakeHarness:
-    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Those of
-    `other` use nothing."""
+    """Jobs of kind `call` use the resource `api`, which takes two at once; their queue is `api`. Jobs of kind
+    `other` use no resource."""
 
     def __init__(self, **options: Any) -> None:
         self.ledger = MemoryLedger()
@@ -60,7 +60,7 @@ class IntakeHarness:
         committer = SimpleNamespace(
             add_demand=lambda demand: None, drop_demand=lambda demand: None, kick=self.kicked.set
         )
-        self._office: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
+        self._engine: Any = SimpleNamespace(committer=committer, bus=Bus(), owner="me#1")
         self.buffer = self.new_intake(**options)
         self.buffer.open()
         self.running: list[ClaimedJob] = []
@@ -73,7 +73,7 @@ class IntakeHarness:
             "sources": {"api": "api"},
         }
         chosen = WorkerOptions(**usual | uses | options)
-        return LaneBuffer(self._office, chosen, 30_000_000, self._deliver, self._failed, None)
+        return LaneBuffer(self._engine, chosen, 30_000_000, self._deliver, self._failed, None)
 
     def _deliver(self, claims: list[ClaimedJob]) -> None:
         self.buffer.add(claims)
@@ -88,7 +88,7 @@ class IntakeHarness:
         )
 
     def claim(self) -> Counter[str]:
-        """What one commit brings, by queue."""
+        """The claims of one commit, by queue."""
         command = self.buffer.wanted()
         if command is None:
             return Counter()
@@ -98,7 +98,7 @@ class IntakeHarness:
         return Counter(claim.job.queue for claim in reply.claims)
 
     def start(self) -> Counter[str]:
-        """Start what may start."""
+        """Start the claims that may start."""
         began: list[ClaimedJob] = []
         while len(self.running) + len(began) < SLOTS and (claim := self.buffer.next()) is not None:
             began.append(claim)
@@ -112,9 +112,9 @@ class IntakeHarness:
         self.running = []
 
     def quick(self, ahead: int) -> None:
-        """Jobs of `api` are so quick; nothing is known of the others."""
+        """Jobs of `api` take so long; the others are not measured."""
         for number, line in enumerate(self.buffer._sets):
-            self.buffer.prefetch.limits[number] = Steady(ahead if line.queues == "api" else 0)
+            self.buffer.prefetch.limits[number] = FixedPrefetch(ahead if line.queues == "api" else 0)
         self.buffer.ask(SLOTS, kick=False)
 
 
@@ -230,10 +230,10 @@ async def test_a_resource_that_waits_is_asked_again_after_a_pause() -> None:
 @scenario
 async def test_ageing_goes_on_after_a_pause() -> None:
     posted: list[Command] = []
-    office: Any = SimpleNamespace(
-        committer=SimpleNamespace(post=lambda commands, heard: posted.extend(commands))
+    engine: Any = SimpleNamespace(
+        committer=SimpleNamespace(post=lambda commands, received: posted.extend(commands))
     )
-    ageing = Ageing(office, [Lane(queues=("bulk",), ageing=60)])
+    ageing = Ageing(engine, [Lane(queues=("bulk",), ageing=60)])
     for rounds in (1, 2):
         ageing.start()
         ageing.stop()
@@ -265,9 +265,9 @@ def ended(queue: str, seconds: float) -> Any:
 
 @scenario
 async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> None:
-    """Also where more is claimed ahead than comes with one batch."""
+    """Also if the prefetch is larger than the claims of one batch."""
     harness = IntakeHarness(**TWO_LANES)
-    harness.buffer.prefetch.limits = [Steady(10), Steady(0)]
+    harness.buffer.prefetch.limits = [FixedPrefetch(10), FixedPrefetch(0)]
     harness.put("api", 1000)
     harness.put("other", 1000)
     assert harness.claim() == {"api": SLOTS - 2 + 5, "other": 2}
@@ -284,7 +284,7 @@ async def test_the_preferred_lane_gets_every_shared_slot_while_it_has_jobs() -> 
 @scenario
 async def test_claims_that_cannot_start_in_time_go_back() -> None:
     harness = IntakeHarness(**TWO_LANES)
-    harness.buffer.prefetch.limits = [Steady(100), Steady(100)]
+    harness.buffer.prefetch.limits = [FixedPrefetch(100), FixedPrefetch(100)]
     harness.put("api", 200)
     harness.put("other", 200)
     harness.claim()

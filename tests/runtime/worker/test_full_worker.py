@@ -1,5 +1,4 @@
-"""What a worker holds: claims that did not start, running handlers, and handlers that ended and are not
-settled. All of it is bounded."""
+"""The claims of a worker: not started, running, and ended without a settle. All are bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ from tests.support import handlers, idler
 from tests.support.gated import Gated
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
-from towpath import App, Lane, Query, current
+from towpath import App, Lane, current
+from towpath.commands import Query
 from towpath.core.commands import Append, Command, Progress, Settle
 from towpath.ledger import Answer
 from towpath.runtime.worker.prefetch import MAX_AHEAD, max_unsettled
@@ -30,7 +30,7 @@ ENDED = max_unsettled(SLOTS)
 
 
 class Counted(Gated):
-    """Counts after every batch what the ledger has running."""
+    """Counts the running jobs of the ledger after every batch."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app.ledger)
@@ -95,7 +95,7 @@ LANES = {"other": Lane(queues=("other",)), "all": Lane(queues=("default",))}
     ids=["loop", "thread", "progress", "commit", "lanes", "lanes-commit"],
 )
 def test_a_slow_commit_stops_the_handlers(app: App, kind: str, lanes: dict[str, Lane] | None) -> None:
-    """Handlers do not run on while nothing is settled, and little is claimed for them."""
+    """No further handlers start while nothing is settled, and few jobs are claimed."""
     tasks, ledger = Handlers(app), Counted(app)
     # A function of `commit` may cost a transaction.
     count = 200 if kind == "commit" else 3000
@@ -135,8 +135,8 @@ def test_jobs_with_progress_are_not_claimed_faster_than_they_are_settled(app: Ap
     )
     for batch in ledger.batches:
         settled = {command.id: at for at, command in enumerate(batch) if isinstance(command, Settle)}
-        told = {command.id: at for at, command in enumerate(batch) if isinstance(command, Progress)}
-        assert all(at < settled.get(id, len(batch)) for id, at in told.items()), "never after the settle"
+        reported = {command.id: at for at, command in enumerate(batch) if isinstance(command, Progress)}
+        assert all(at < settled.get(id, len(batch)) for id, at in reported.items()), "never after the settle"
 
 
 def test_processes_too(url: str) -> None:
@@ -155,7 +155,7 @@ def test_processes_too(url: str) -> None:
 
 
 def test_a_checkpoint_is_not_lost_with_the_attempt(app: App) -> None:
-    """The last one waits for its commit when the attempt ends in a retry: the next attempt finds it."""
+    """The last progress is committed before a retry: the next attempt reads it."""
     ledger = Counted(app)
     seen: list[Any] = []
 
@@ -230,11 +230,11 @@ def test_little_runs_again_after_a_kill(url: str, fleet: App, tmp_path: Path) ->
 
 
 def test_a_full_worker_leaves_jobs_to_an_idle_one(url: str, fleet: App, tmp_path: Path) -> None:
-    """A long job has one of two workers for itself. Whatever that worker claimed ahead, or could claim, is
-    run by the other."""
+    """A long job has one of two workers for itself. The other worker runs all jobs that this worker has
+    prefetched or could claim."""
     with workers(url, 2, "--concurrency", "1"):
         for number in range(3):
-            # Both are quick, and claim ahead.
+            # Both run quick jobs, and prefetch.
             for handle in idler.quick.enqueue_many([idler.quick.of(n) for n in range(300)]):
                 handle.result(60)
             gate = tmp_path / f"gate {number}"

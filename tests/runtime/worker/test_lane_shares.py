@@ -1,5 +1,5 @@
-"""The buffer of a worker with lanes, without a worker: the test delivers what it asks for, and ends what it
-starts."""
+"""The buffer of a worker with lanes, without a worker: the test delivers its demand, and ends the started
+jobs."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ LANES = {
 
 
 class Throttled:
-    """An attempt whose service was asked too much."""
+    """An attempt with an overloaded service."""
 
     throttled = 60_000_000
 
 
-class Nobody:
-    """Listens to nothing, commits nothing."""
+class Silent:
+    """A bus without listeners and a committer that commits nothing."""
 
     def wants(self, kind: object) -> bool:
         return False
 
 
-class Office:
+class StubEngine:
     owner, clock, dispatcher = "me", ManualClock(), None
-    bus = committer = Nobody()
+    bus = committer = Silent()
 
 
 class OpenBuffer(LaneBuffer):
-    """Hands out what it is asked for."""
+    """Delivers its own demand."""
 
     def __init__(self, lanes: dict[str, Lane], concurrency: int = 4, **options: Any) -> None:
         queues = tuple(queue for lane in lanes.values() for queue in lane.queues)
         wanted = WorkerOptions(queues=queues, lanes=lanes, concurrency=concurrency, **options)
-        super().__init__(cast("Any", Office()), wanted, 1, self.add, _fail, None)
+        super().__init__(cast("Any", StubEngine()), wanted, 1, self.add, _fail, None)
         self._is_open = True
 
     def deliver(self, *claims: ClaimedJob) -> None:
         self.taken(Claimed(claims))
 
-    def asks(self) -> dict[str, int]:
-        """How many it would take of each queue alone."""
+    def demand_by_queue(self) -> dict[str, int]:
+        """The demand for each queue alone."""
         command = self.wanted()
         found: dict[str, int] = {}
         for want in () if command is None else command.wants:
@@ -89,14 +89,14 @@ def test_a_paused_lane_gives_back_what_was_claimed_ahead() -> None:
     buffer = OpenBuffer(LANES)
     back = claims("b", 3)
     buffer.deliver(*back, claim("f"))
-    buffer.pause(["back", "of somebody else"])
+    buffer.pause(["back", "of another worker"])
     assert sorted(each.id for each, outcome in buffer.surplus() if outcome == Release()) == ["b0", "b1", "b2"]
     assert buffer.start_all() == ["f"]
-    assert buffer.asks() == {"f": 3}, "all the slots that are left"
+    assert buffer.demand_by_queue() == {"f": 3}, "all the slots that are left"
     buffer.deliver(claim("b", 7))
     assert [each.id for each, _ in buffer.surplus()] == ["b7"], "it was on its way when the pause came"
     buffer.pause([])
-    assert buffer.asks()["b"] == 3
+    assert buffer.demand_by_queue()["b"] == 3
     assert buffer.surplus() == []
 
 
@@ -104,7 +104,7 @@ def test_a_worker_without_lanes_of_its_own_has_none_to_pause() -> None:
     options = WorkerOptions(
         queues=("q",), resources={"api": Bounds(1, 4)}, needs={"k": "api"}, sources={"q": "api"}
     )
-    buffer = LaneBuffer(cast("Any", Office()), options, 1, lambda claims: None, _fail, None)
+    buffer = LaneBuffer(cast("Any", StubEngine()), options, 1, lambda claims: None, _fail, None)
     buffer.pause(["all"])
     buffer._is_open = True
     assert buffer.wanted() is not None
@@ -122,10 +122,10 @@ def test_an_adaptive_lane_has_a_limit_of_its_own() -> None:
     buffer = OpenBuffer(
         lanes, concurrency=32, resources={"api": Bounds(1, 8)}, needs={"x": "api"}, sources={"c": "api"}
     )
-    assert buffer.asks() == {"f": 32, "b": 4, "c": 4}
+    assert buffer.demand_by_queue() == {"f": 32, "b": 4, "c": 4}
     buffer.deliver(*claims("b", 2), claim("c", kind="x"))
     assert sorted(buffer.start_all()) == ["b", "b", "c"]
-    assert buffer.asks() == {"f": 29, "b": 1, "c": 1}
+    assert buffer.demand_by_queue() == {"f": 29, "b": 1, "c": 1}
     assert [(each.name, each.running, each.limit) for each in buffer.limits] == [
         ("resource api", 1, 4),
         ("lane back", 3, 4),
@@ -161,7 +161,7 @@ def test_what_runs_counts_in_the_new_lanes() -> None:
     buffer = OpenBuffer(LANES, concurrency=6)
     buffer.adopt(running, before)
     assert [lane.running for lane in buffer.lanes] == [1, 3]
-    assert max(buffer.asks().values()) == 1, "five of six slots are taken"
+    assert max(buffer.demand_by_queue().values()) == 1, "five of six slots are taken"
     buffer.deliver(claim("b", 5))
     buffer.deliver(claim("f", 5))
     assert buffer.start_all() == ["f"], "the lane that is short of its own"
@@ -170,16 +170,16 @@ def test_what_runs_counts_in_the_new_lanes() -> None:
     for each in [*claims("b", 3), claim("f"), claim("f", 5), claim("b", 5)]:
         buffer.ended(each, True, None)
     assert [lane.running for lane in buffer.lanes] == [0, 0]
-    assert buffer.asks() == {"f": 6, "b": 6}
+    assert buffer.demand_by_queue() == {"f": 6, "b": 6}
 
 
 def test_fewer_slots_than_run_already() -> None:
     buffer = OpenBuffer({"front": Lane(queues=("f",)), "back": Lane(queues=("b",))}, concurrency=2)
     buffer.adopt(
         claims("b", 4),
-        PlainBuffer(cast("Any", Office()), WorkerOptions(), 1, lambda claims: None, _fail, None),
+        PlainBuffer(cast("Any", StubEngine()), WorkerOptions(), 1, lambda claims: None, _fail, None),
     )
-    assert buffer.asks() == {}
+    assert buffer.demand_by_queue() == {}
     buffer.deliver(claim("f"))
     assert buffer.next() is None
     for each in claims("b", 3):

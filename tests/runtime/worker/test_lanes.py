@@ -1,4 +1,4 @@
-"""Lanes and resources in a real worker on a real ledger. Handlers and tests meet at events."""
+"""Lanes and resources in a real worker on a real ledger. Handlers and tests synchronize by events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from msgspec.structs import replace
 import towpath
 from tests.support.running import working
 from tests.support.waiting import WAIT
-from towpath import App, JobHandle, Lane, Query, State, Throttled
+from towpath import App, JobHandle, Lane, State, Throttled
+from towpath.commands import Query
 from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.commands import Claimed, Want
 from towpath.errors import InvalidInput
@@ -27,7 +28,7 @@ LENDING = {name: replace(lane, lends=True) for name, lane in LANES.items()}
 
 
 class Gate:
-    """A task of an app whose handlers wait, each for one `let(1)`."""
+    """A task of an app with handlers that wait, each for one `let(1)`."""
 
     def __init__(self, app: App) -> None:
         self._passes = threading.Semaphore(0)
@@ -63,7 +64,7 @@ def test_an_empty_lane_that_lends_gets_its_own_back(app: App) -> None:
             gate.let(1)
             ended += 1
             started.expect(6 + ended)
-        # A bulk job or two may have been claimed ahead of their slots before there was anything else.
+        # A bulk job or two may have been prefetched before there were other jobs.
         assert ended <= 6
         gate.let(60)
         started.expect(60)
@@ -100,7 +101,7 @@ def test_a_flood_does_not_stop_the_other_lane(app: App, flooded: str, other: str
     gate.put(flooded, 200)
     with app.bus.collect(JobStarted) as started, working(app, lanes=lanes, concurrency=6):
         started.expect(4)
-        # The handlers of the flood all stand still, and none of them ends.
+        # All handlers of the flood wait, and none of them ends.
         assert [quick.enqueue(n).result(WAIT) for n in range(20)] == list(range(20))
         assert running(app)[flooded] == 4
         gate.let(200)
@@ -197,13 +198,13 @@ def test_a_burst_ends_although_a_lane_is_paused(app: App) -> None:
         done.append(n)
 
     app._configuration.settings = replace(app.settings, lanes=LANES)
-    app.lanes.pause("bulk", "a new disk")
+    app.workers.lanes.pause("bulk", "a new disk")
     held = one.options(queue="bulk").enqueue(1)
     one.options(queue="interactive").enqueue(2)
     app.run(concurrency=4, burst=True)
     assert done == [2]
     assert (held.status().state, held.status().attempts) == (State.READY, 0)
-    app.lanes.resume("bulk")
+    app.workers.lanes.resume("bulk")
     app.run(concurrency=4, burst=True)
     assert done == [2, 1]
 
@@ -211,13 +212,13 @@ def test_a_burst_ends_although_a_lane_is_paused(app: App) -> None:
 def test_a_paused_lane_lends_its_slots(app: App) -> None:
     gate = Gate(app)
     app._configuration.settings = replace(app.settings, lanes=LANES)
-    app.lanes.pause("bulk")
+    app.workers.lanes.pause("bulk")
     gate.put("bulk", 10)
     gate.put("interactive", 10)
     with app.bus.collect(JobStarted) as started, working(app, concurrency=4):
         started.expect(4)
         assert running(app) == {"interactive": 4}
-        app.lanes.resume("bulk")
+        app.workers.lanes.resume("bulk")
         gate.let(20)
         started.expect(20)
     assert {job.attempts for job in app.ledger.find(Query(queue="bulk")).jobs} == {1}
@@ -371,7 +372,7 @@ def test_throttling_halves_and_success_raises_the_limit(app: App) -> None:
 
 
 class Answered(Exception):
-    """As HTTP clients raise it."""
+    """An error as HTTP clients raise it."""
 
     class Response:
         status_code = 429
@@ -442,7 +443,7 @@ def test_bad_resources_are_refused(app: App) -> None:
     with pytest.raises(InvalidInput, match="min"):
         app.resource("x", min=5, max=4)
     app.resource("api")
-    with pytest.raises(InvalidInput, match="no other resource"):
+    with pytest.raises(InvalidInput, match=r"has a resource .* already"):
         app.resource("api")
 
     @app.task(queue="api", resource="apy")

@@ -1,4 +1,4 @@
-"""How far ahead a worker claims."""
+"""The number of jobs that a worker prefetches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Time:
 
 
 def working(seconds: float, jobs: int, commit: float) -> tuple[PrefetchLimit, Time]:
-    """A worker that has run so many jobs in so many seconds, and whose commits take so long."""
+    """A worker that has run so many jobs in so many seconds, with commits of this duration."""
     time = Time()
     pace = PrefetchLimit(SLOTS, time)
     pace.supplied()
@@ -40,7 +40,7 @@ def test_a_new_worker_claims_for_its_slots_only() -> None:
 
 
 def test_its_first_claims_tell_how_long_a_commit_takes() -> None:
-    """And its first jobs how quick they are, though they were too quick to measure."""
+    """Its first jobs set the rate, though they were too quick to measure."""
     pace = PrefetchLimit(SLOTS, Time())
     pace.supplied(0.004)
     pace.ended(SLOTS, 0.0001)
@@ -70,7 +70,7 @@ def test_slow_jobs_are_not_claimed_ahead() -> None:
 
 
 def test_jobs_that_end_together_are_not_fast() -> None:
-    """All slots ran for a second and ended at once, a moment after claims came."""
+    """All slots ran for a second and ended at once, a moment after claims arrived."""
     time = Time()
     pace = PrefetchLimit(SLOTS, time)
     pace.supplied()

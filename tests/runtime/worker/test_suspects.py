@@ -1,5 +1,5 @@
-"""A job that ends its process does not take its neighbours with it. The workers are real processes, restarted
-by a supervisor."""
+"""A job that ends its process does not end the other jobs of the worker. The workers are real processes,
+restarted by a supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.poison import Load, supervise
 
-QUICK = Load(innocents=100, seconds=0.05, concurrency=16, lease=0.5, patience=60.0)
+QUICK = Load(innocents=100, seconds=0.05, concurrency=16, lease=0.5, patience=240.0)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

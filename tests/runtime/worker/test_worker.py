@@ -1,5 +1,5 @@
-"""The worker on a real ledger file, with real handlers. Handlers and tests meet at events; nobody sleeps to
-wait for somebody."""
+"""The worker on a real ledger file, with real handlers. Handlers and tests synchronize by events, without
+sleeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 import towpath
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
-from towpath import App, Exponential, Query, Spec, State, commands
+from towpath import App, Exponential, State, commands
+from towpath.commands import Query, Spec
 from towpath.errors import JobCanceled, JobFailed
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
@@ -141,7 +142,7 @@ def test_cancel_is_seen_by_a_handler_in_a_thread(app: App) -> None:
     @app.task
     def patient() -> None:
         started.set()
-        # A thread cannot be interrupted: it looks for itself.
+        # A thread cannot be interrupted: the handler checks `cancelled`.
         until(lambda: towpath.current().cancelled)
         raise towpath.Cancel("asked to")
 
@@ -167,9 +168,9 @@ def test_drain_lets_running_jobs_finish_and_gives_the_rest_back(app: App) -> Non
         assert started.wait(WAIT)
         service.stop()
         go_on.set()
-    counts = app.ledger.queues()["default"].counts
-    assert counts.running == 0
-    assert counts.done >= 1
+    # A batch that was being applied at the stop may have claimed jobs; the next one releases them.
+    until(lambda: app.ledger.queues()["default"].counts.running == 0)
+    assert app.ledger.queues()["default"].counts.done >= 1
     for job in app.ledger.find(Query(states=(State.READY,))).jobs:
         assert job.attempts == 0
 
@@ -218,9 +219,7 @@ def test_a_function_inside_the_completion_that_raises_is_a_failure_like_any_othe
     def give_up(db: apsw.Connection) -> None:
         raise towpath.Fail("the account is closed")
 
-    patience = towpath.Policy(
-        default=Exponential(base=3600 * 1_000_000), by_error={LookupError: Exponential(base=0)}
-    )
+    patience = towpath.Policy(default=Exponential(base=3600), by_error={LookupError: Exponential(base=0)})
 
     @app.task(max_attempts=100, backoff=patience)
     async def pay() -> None:
@@ -268,16 +267,16 @@ def test_a_function_inside_the_completion_commits_with_it(app: App) -> None:
 
 
 def test_a_handler_that_blocks_the_loop_is_named(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    said = threading.Event()
+    seen = threading.Event()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "blocked" in record.getMessage() and "hogs" in record.getMessage():
-                said.set()
+                seen.set()
 
     @app.task
     async def hogs() -> bool:
-        return said.wait(WAIT)
+        return seen.wait(WAIT)
 
     listener = Listener()
     logging.getLogger("towpath.worker").addHandler(listener)
@@ -316,7 +315,7 @@ if __name__ == "__main__":
 
 
 def ask(app: App, kind: str, arguments: bytes = b"{}") -> str:
-    """Write a job down for a task that only the other process has."""
+    """Append a job of a task that only the other process has."""
     timeout = 500_000 if kind == "hangs" else None
     spec = Spec(
         id=towpath.new_id(),
@@ -346,8 +345,8 @@ def test_a_worker_process_from_start_to_sigterm(app: App, tmp_path: Path) -> Non
             with pytest.raises(JobFailed, match=why):
                 app.job(ask(app, kind)).result(WAIT)
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=WAIT)
-        assert worker.returncode == 0, said
+        _, output = worker.communicate(timeout=WAIT)
+        assert worker.returncode == 0, output
     finally:
         worker.kill()
         worker.communicate()
@@ -366,7 +365,7 @@ def test_a_killed_worker_loses_nothing(app: App, tmp_path: Path) -> None:
     def here() -> int:
         return os.getpid()
 
-    # Its leases would last for 30 s; an operator who knows that it is dead need not wait.
+    # Its leases would last for 30 s; an operator can name it as dead before.
     held = app.ledger.find(Query(states=(State.RUNNING,), limit=1000)).jobs
     app.ledger.apply([commands.Settle(job.id, job.fence, commands.Release()) for job in held])
     with working(app):

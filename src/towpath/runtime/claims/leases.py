@@ -46,7 +46,7 @@ class Leases:
         self._held: dict[str, tuple[int, LeaseHolder]] = {}
         """Job id -> fence and holder."""
         self._requested: set[tuple[str, int]] = set()
-        """Claims (id, fence) whose stop request was passed to the holder."""
+        """Claims (id, fence) with a stop request that was passed to the holder."""
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -94,7 +94,7 @@ class Leases:
             self._thread.join()
 
     def renew(self, now: float) -> None:
-        """Send one heartbeat for all claims whose `until` has not passed. `now` is monotonic."""
+        """Send one heartbeat for all claims before their `until`. `now` is monotonic."""
         by_lease: dict[int, list[tuple[str, int]]] = {}
         with self._changed:
             for id in [
@@ -206,7 +206,7 @@ class Refresher:
             self._next.pop(item, None)
 
     def run(self, changed: bool) -> float | None:
-        """Refresh the stale objects whose pause is over; return the seconds until the next one, None if no
+        """Refresh the stale objects after their pause; return the seconds until the next one, None if no
         object waits. `changed`: something was committed, so all objects are stale."""
         with self._lock:
             items = list(self._next.items())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -23,9 +24,6 @@ from towpath.errors import TowpathError
 from towpath.runtime.claims.dispatcher import Waiter, release
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.engine import Engine
-
-OPEN_CHECK = 1.0
-"""Seconds after which a waiting caller checks that the ledger is open."""
 
 T = TypeVar("T")
 
@@ -105,21 +103,26 @@ class Receiver:
         self._wake: Callable[[], None] | None = None
         self._error: TowpathError | None = None
         self._waiter: Waiter | None = None
+        self._asked = self._told = False
+        """The first claim has returned, and the caller was woken for it."""
         self.closed = False
 
     def fetch(self, n: int, wait: float) -> Steps[list[ClaimedJob]]:
         """Up to n claims. If there are none, wait at most `wait` seconds for the first. Closes the
         receiver."""
         try:
-            yield Sleep(self._claim(n), None)
-            if self._error is not None:
-                raise self._error
             end = time.monotonic() + wait
-            if not self._claims and wait > 0:
+            if wait > 0:
                 self.expect(n, once=n)
-            while not self._claims and (left := end - time.monotonic()) > 0:
-                yield Sleep(self.wake_when_filled, min(left, OPEN_CHECK))
+            else:
+                yield Sleep(self._claim(n), None)
                 self.check_open()
+            while not self._claims and (left := end - time.monotonic()) > 0:
+                yield Sleep(self.wake_when_filled, None if left == math.inf else left)
+                self.check_open()
+                if self._asked and not self._claims:
+                    # Not before: a process that finds its messages at once needs no caretaker.
+                    self.keep_waiting()
             self._stop_waiting()
             return self.take(n)
         finally:
@@ -127,30 +130,34 @@ class Receiver:
 
     def expect(self, n: int, once: int) -> None:
         """Wait for up to n claims of the dispatcher; `once` as in `Want`."""
-        self._engine.start_caretaker()
-        self._waiter = Waiter((self._queue,), self.deliver, self._terms.lease)
+        self._waiter = Waiter((self._queue,), self.deliver, self._terms.lease, self._failed, self._empty)
         self._waiter.want, self._waiter.once = n, once
         self._dispatcher.add(self._waiter)
+
+    def keep_waiting(self) -> None:
+        """Wait also through an outage, and start the caretaker: it notices the messages of other processes
+        and delayed messages that become due."""
+        self._asked = self._told = True
+        self._engine.start_caretaker()
 
     def more(self, n: int) -> None:
         if self._waiter is not None:
             self._dispatcher.more(self._waiter, n)
 
     def wake_when_filled(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, as soon as there is a claim to take or the receiver is closed."""
+        """Call `wake` once: as soon as there is a claim to take, an error, the first claim was empty, or the
+        receiver is closed."""
         with self._lock:
-            if not (self._claims or self.closed):
+            if not (self._claims or self.closed or self._error or (self._asked and not self._told)):
                 self._wake = wake
                 return
+            self._told = self._asked
         wake()
 
     def check_open(self) -> None:
-        """Raise LedgerClosed if no claim can arrive any more. A busy ledger is no error."""
-        try:
-            self._engine.ledger.version()
-        except TowpathError as error:
-            if not error.retryable:
-                raise
+        """Raise the error of the first claim, or of an engine that delivers no more."""
+        if self._error is not None:
+            raise self._error
 
     def take(self, n: int) -> list[ClaimedJob]:
         with self._lock:
@@ -200,6 +207,23 @@ class Receiver:
             self._committer.post([command], answered, retried=False)
 
         return start
+
+    def _empty(self) -> None:
+        """A claim has returned nothing. Called in the committing thread, as `_failed`."""
+        self._wake_with(None)
+
+    def _failed(self, error: TowpathError) -> None:
+        """A wait outlives an outage of the ledger; the first claim of a caller does not."""
+        if error.fatal or not self._asked:
+            self._wake_with(error)
+
+    def _wake_with(self, error: TowpathError | None) -> None:
+        with self._lock:
+            self._asked, self._error = True, error or self._error
+            wake, self._wake = self._wake, None
+            self._told = wake is not None
+        if wake is not None:
+            wake()
 
     def _stop_waiting(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -261,6 +285,7 @@ class Subscription(Generic[T]):
         receiver = self._receiver
         if not self._open and not receiver.closed:
             self._open = True
+            receiver.keep_waiting()
             receiver.expect(self._prefetch, once=1)
         while not receiver.closed:
             if taken := receiver.take(1):
@@ -270,7 +295,7 @@ class Subscription(Generic[T]):
                     consumed, self._consumed = self._consumed, 0
                     receiver.more(consumed)
                 return taken[0]
-            yield Sleep(receiver.wake_when_filled, OPEN_CHECK)
+            yield Sleep(receiver.wake_when_filled, None)
             receiver.check_open()
         return None
 

@@ -369,17 +369,18 @@ class Committer:
             self._release_unknown()
 
     def _release_unknown(self) -> None:
-        """Release the claims of a batch whose reply was lost. If the ledger cannot be read now, a later batch
+        """Release the claims of a batch with a lost reply. If the ledger cannot be read now, a later batch
         retries."""
         with contextlib.suppress(TowpathError):
             if releases := self._claims.releases():
-                log.warning("released %d claims whose reply from the ledger was lost", len(releases))
+                log.warning("released %d claims: the ledger's reply to the claim was lost", len(releases))
                 self.post(releases, ignore)
 
     def _add_claims(self, commands: list[Command]) -> list[Demand]:
         """Add the claims of the standing demand; return the demands that claim."""
         with self._lock:
-            claims = [(demand, claim) for demand in self._demands if (claim := demand.wanted()) is not None]
+            demands = list(self._demands)
+        claims = [(demand, claim) for demand in demands if (claim := demand.wanted()) is not None]
         commands += [claim for _, claim in claims]
         return [demand for demand, _ in claims]
 

@@ -1,5 +1,5 @@
-"""What follows from a batch: events, retry hints for full queues, the outage flag, and claims whose reply was
-lost."""
+"""What follows from a batch: events, retry hints for full queues, the outage flag, and claims with a lost
+reply."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from towpath.core.job import DONE, Job, Release, Spec, State
 from towpath.core.views import Query
 from towpath.errors import LostClaim, QueueFull, TowpathError
 from towpath.escapes import get_logger
-from towpath.events import BatchCommitted, Bus, JobsAppended, QueueFullSeen, UpkeepDone
+from towpath.events import BatchCommitted, Bus, JobsAppended, JobsLost, QueueFullSeen, UpkeepDone
 from towpath.ledger import Answer, Ledger
 
 log = get_logger("towpath.ledger")
 
 
 def has_listeners(bus: Bus) -> bool:
-    """Does any listener want an event of `publish`?"""
+    """True if an event of `publish` has a listener."""
     wants = bus.wants
-    return wants(BatchCommitted) or wants(JobsAppended) or wants(QueueFullSeen) or wants(UpkeepDone)
+    appends = wants(BatchCommitted) or wants(JobsAppended) or wants(QueueFullSeen)
+    return appends or wants(UpkeepDone) or wants(JobsLost)
 
 
 def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], seconds: float) -> None:
@@ -43,6 +44,10 @@ def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], se
                 bus.publish(
                     QueueFullSeen(*[answer.details[name] for name in ("queue", "depth", "capacity", "asked")])
                 )
+    if bus.wants(JobsLost):
+        for answer in answers:
+            if isinstance(answer, Upkept) and answer.failed:
+                bus.publish(JobsLost(answer.failed))
     if bus.wants(UpkeepDone):
         for answer in answers:
             if isinstance(answer, Upkept) and not _is_empty(answer):
@@ -52,7 +57,7 @@ def publish(bus: Bus, commands: Sequence[Command], answers: Sequence[Answer], se
 
 
 def _is_empty(answer: Answer) -> bool:
-    """Did the command change nothing? Idle engines claim in vain several times a second."""
+    """True if the command changed nothing. Idle engines claim without a result several times a second."""
     if isinstance(answer, Upkept):
         return not (answer.reaped or answer.expired or answer.woken or answer.purged or answer.swept)
     return isinstance(answer, Claimed) and not answer.claims
@@ -65,7 +70,7 @@ def _job_count(command: Command, answer: Answer) -> int:
 
 
 def _new_specs(command: Command, answer: Answer) -> Iterator[Spec]:
-    """The appended specs, including children of a settled job. A spec whose key was taken is not a new
+    """The appended specs, including children of a settled job. A spec with a taken key is not a new
     job."""
     if isinstance(command, Append) and isinstance(answer, Appended):
         for spec, placed in zip(command.specs, answer.jobs, strict=True):
@@ -197,7 +202,7 @@ class ReceivedClaims:
         self._max_claims = MAX_CLAIMS
         self._repeats = ledger.repeats
         self._owners: set[str] = set()
-        """Owners of the claims whose reply was lost."""
+        """Owners of the claims with a lost reply."""
         self._reads: list[float] = []
 
     def applied(self, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
@@ -222,7 +227,8 @@ class ReceivedClaims:
     def failed(self, commands: Sequence[Command]) -> None:
         """A batch raised an error, or was applied a second time: the first transaction may have been
         committed."""
-        if owners := {command.owner for command in commands if type(command) is Claim}:
+        claims = [command for command in commands if type(command) is Claim]
+        if owners := {claim.terms(want)[0] for claim in claims for want in claim.wants}:
             self._owners |= owners
             now = self._clock()
             times = READ_TIMES if self._ledger.capabilities.remote else READ_TIMES[:1]
@@ -230,7 +236,7 @@ class ReceivedClaims:
 
     @property
     def read_due(self) -> bool:
-        """Is it time to read the ledger, because the reply to a claim was lost?"""
+        """True if the ledger must be read now, because the reply to a claim was lost."""
         return bool(self._reads) and self._clock() >= self._reads[0]
 
     def releases(self) -> list[Settle]:

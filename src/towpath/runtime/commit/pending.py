@@ -24,8 +24,8 @@ MAX_BATCH = 1000
 MIN_PROGRESSES = 100
 """Progress commands that a batch has room for, however many settles wait."""
 MIN_OTHERS = 100
-"""The same for commands that neither settle, renew nor append, such as those of the caretaker. Without this
-room they would delay the append behind them by a batch."""
+"""The same for commands that neither settle, renew nor append, such as the caretaker's commands. Without
+this room they would delay the append behind them by a batch."""
 
 _EARLY = (Settle, Renew, Progress)
 EARLY, APPENDS, OTHERS = range(3)
@@ -60,7 +60,7 @@ class Pending:
         self.weight = max(self.room, len(commands))
 
     def drop_cancelled(self) -> None:
-        """Remove the commands whose caller was cancelled."""
+        """Remove the commands of cancelled callers."""
 
 
 class PendingCall(Pending):
@@ -116,7 +116,7 @@ class PendingLoopCalls(Pending):
             self.room += weight
 
     def takes(self, command: Command, most: int) -> bool:
-        """Does the command fit, if the total weight may be `most`?"""
+        """True if the command fits into a total weight of `most`."""
         return self.weight + _weight(command) <= most
 
     def drop_cancelled(self) -> None:
@@ -136,8 +136,8 @@ class GatheredCalls(threading.local):
 
 
 class PendingPost(Pending):
-    """Commands whose replies are passed to a function, in the committing thread. The function must be quick
-    and must not raise. `sender` is set for the settles of a worker."""
+    """Commands with a function that is called with their replies, in the committing thread. The function
+    must be quick and must not raise. `sender` is set for the settles of a worker."""
 
     __slots__ = ("call", "sender")
 
@@ -163,7 +163,7 @@ class PendingProgress(dict[tuple[str, int], tuple[Progress, Callable[[Reply], No
         return self._take([key for key in settled if key in self])
 
     def oldest(self, most: int) -> PendingPost | None:
-        """Take out those that have waited longest, at most `most`."""
+        """Take out the progress that has waited longest, of at most `most` jobs."""
         return self._take(list(islice(self, most)))
 
     def _take(self, keys: Sequence[tuple[str, int]]) -> PendingPost | None:
@@ -272,7 +272,7 @@ class CommandQueue:
 
 
 def ignore(replies: Sequence[Reply]) -> None:
-    """For commands without which a lease or a time to live does the same later."""
+    """The callback of commands that may fail: a lease or a time to live has the same effect later."""
 
 
 def outcome(reply: Reply | None) -> Result:

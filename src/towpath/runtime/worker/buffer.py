@@ -118,8 +118,8 @@ class PlainBuffer:
         (self._limit,) = self.prefetch.limits
         self._claims: deque[ClaimedJob] = deque()
         self._delivered = self._left = 0
-        """Claims that were delivered (written under the commit lock), and those of them that have left the
-        buffer (written on the loop)."""
+        """The number of delivered claims (written under the commit lock), and the number of them that have
+        left the buffer (written on the loop)."""
         self._room = self._asked = 0
         self._unmet = 0
         """Demand that the last claim could not satisfy: claiming again is useless until jobs are appended."""
@@ -140,6 +140,7 @@ class PlainBuffer:
         self._asked = min(self._room, self._free + (ahead + 1) // 2, MAX_BULK)
         unused = max(0, self._free - (self._delivered - self._left))
         self._waiter.suspects = self._suspects_gone + (unused > 0 or ahead > 0)
+        self._waiter.without = self._counts.without()
         return self._asked, unused
 
     def _deliver(self, claims: list[ClaimedJob]) -> None:

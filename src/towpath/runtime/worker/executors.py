@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from towpath.errors import ProcessDied
 from towpath.escapes import get_logger
 
+if TYPE_CHECKING:  # an App without process tasks starts faster
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+CLOSE_SECONDS = 5.0
+"""Seconds that all idle processes together get to end."""
 OnDone = Callable[[Any, BaseException | None], None]
 """Called on the event loop with the value or the exception."""
 Work = tuple[Callable[[], Any], OnDone]
@@ -95,19 +100,13 @@ class ThreadPool:
             done(value, error)
 
 
-class ProcessDied(Exception):
-    """The process that ran a handler ended before its last message."""
-
-
-class ProcessDiedIdle(ProcessDied):
-    """The process ended before it received the request: the handler was not called."""
-
-
 class HandlerProcess:
     """A spawned process that serves requests. Never forked: a forked copy of a ledger's connection destroys
     data."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
+        import multiprocessing
+
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
         self._process: BaseProcess = context.Process(target=target, args=(there,), daemon=True)
@@ -124,17 +123,20 @@ class HandlerProcess:
             begun = True
             while not receive(self._here.recv_bytes()):
                 pass
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError):
             self._process.join(5)
-            kind = ProcessDied if begun else ProcessDiedIdle
-            raise kind(f"the process ended with exit code {self._process.exitcode}") from error
+            raise ProcessDied(exit_code=self._process.exitcode, begun=begun) from None
 
     def kill(self) -> None:
         self._process.kill()
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Close the pipe: an idle process closes what it has opened, and ends."""
         self._here.close()
-        self._process.join(1)
+
+    def close(self, seconds: float = 1.0) -> None:
+        self.hang_up()
+        self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
 
@@ -180,7 +182,9 @@ class ProcessPool:
                 process.kill()
                 process.close()
             with self._lock:
-                again = reused and isinstance(error, ProcessDiedIdle) and key not in self._killed
+                again = (
+                    reused and isinstance(error, ProcessDied) and not error.begun and key not in self._killed
+                )
             if again:
                 return False
             raise
@@ -209,7 +213,10 @@ class ProcessPool:
             processes = [*self._idle, *(process for process in self._running.values() if process is not None)]
             self._idle.clear()
         for process in processes:
-            process.close()
+            process.hang_up()
+        due = time.monotonic() + CLOSE_SECONDS
+        for process in processes:
+            process.close(max(0.0, due - time.monotonic()))
 
 
 log = get_logger("towpath.worker")

@@ -1,6 +1,6 @@
 """The claims of a worker with lanes or resources that have not started, and its demand for more.
 
-A queue set is claimed together: the queues of a lane that use no resource, or those that use the same one.
+A queue set is claimed together: all queues of a lane without a resource, or with the same resource.
 `core.lanes` chooses the next lane, `core.limits` how many jobs may use a resource or run in a lane. A job
 that cannot start soon is not claimed, so it does not block others.
 
@@ -183,6 +183,7 @@ class LaneBuffer:
         rooms = self._rooms(held)
         self._turn += 1
         wants: list[Want] = []
+        without = self._counts.without()
         asked = [0] * len(self._sets)
         for call in calls:
             sets = self._by_lane[call.lane]
@@ -197,7 +198,7 @@ class LaneBuffer:
                     n = min(n, room)
                 if n > 0:
                     asked[number] += n
-                    wants.append(Want(queues.queues, n, once, call.upto))
+                    wants.append(Want(queues.queues, n, once, call.upto, without=without))
         if not wants:
             return None
         once = max(0, min(self._shares.total - sum(held), MAX_BULK))
@@ -377,8 +378,8 @@ class LaneBuffer:
         return taken
 
     def _refuse_foreign(self, now: int) -> list[tuple[ClaimedJob, Outcome]]:
-        """Refuse the claims of foreign queues whose resource has no room: if released, they would be claimed
-        at once."""
+        """Refuse the claims of foreign queues if their resource has no room: if released, they would be
+        claimed at once."""
         found: list[tuple[ClaimedJob, Outcome]] = []
         for claim in list(self._foreign.values()):
             limiter = self._limiters[name := self._needs[claim.job.kind]]

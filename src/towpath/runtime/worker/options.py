@@ -27,6 +27,8 @@ class RunnableAttempt(Protocol):
     throttled: int | None
     """After the end, if the service was overloaded: the microseconds after which it may be called again (0:
     the service gave no time). Otherwise None."""
+    error: BaseException | None
+    """After the end, the exception of the handler if it raised one in this process."""
 
     async def arun(self) -> Settle: ...
 
@@ -59,7 +61,7 @@ class RunnableAttempt(Protocol):
 
 EndedClaim = tuple[Settle, Job, float, RunnableAttempt | None]
 """The settle of a claim, its job, the seconds that its handler took, and the attempt: None if no handler was
-called, or if its first settle was refused."""
+called."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

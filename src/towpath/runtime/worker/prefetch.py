@@ -34,12 +34,14 @@ def max_unsettled(slots: int) -> int:
 
 class ClaimCounts:
     """The claims of one worker: buffered, running, ended and not settled. Both counters are written only
-    under the commit lock. `leaving` counts the settles in the batch that is being applied."""
+    under the commit lock. `leaving` counts the settles in the batch that is being applied. `without` returns
+    the kinds that the worker leaves to others (see `Want`); it is called before every claim."""
 
     def __init__(self) -> None:
         self.taken = 0
         self.settled = 0
         self.leaving: Callable[[], int] = int
+        self.without: Callable[[], tuple[str, ...]] = tuple
 
     @property
     def held(self) -> int:
@@ -171,7 +173,7 @@ class PrefetchLimits:
         )
 
     def measure(self, ended: Sequence[EndedClaim]) -> None:
-        """Measure ended claims. Claims whose handler was not called are skipped."""
+        """Measure ended claims. Claims without a call of the handler are skipped."""
         by_set: dict[int | None, list[EndedClaim]] = {}
         for one in ended:
             if one[3] is not None:

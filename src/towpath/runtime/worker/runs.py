@@ -1,25 +1,35 @@
-"""Running handlers: where they run, their timeouts, and how they are stopped."""
+"""Running handlers: where they run, their timeouts, how they are stopped, and the monitor of the event loop
+that they share."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from towpath.core.commands import Settle
-from towpath.core.job import ClaimedJob, Reason
+from towpath.core.job import ClaimedJob, Job, Reason
+from towpath.errors import ProcessDied
 from towpath.escapes import get_logger
-from towpath.runtime.worker.executors import ProcessDied, ProcessPool, ThreadPool
+from towpath.events import Bus, HandlerBlocked
+from towpath.runtime.worker.executors import ProcessPool, ThreadPool
 from towpath.runtime.worker.options import RunnableAttempt
 
 log = get_logger("towpath.worker")
 
-
-class TimedOut(Exception):
-    """The handler ran longer than its task allows."""
+TICK = 0.5
+BLOCKED = 1.0
+"""Seconds by which a tick is late when the loop is reported as blocked."""
+FRAMES = 12
+"""Stack frames in the report."""
+MAX_NAMED = 20
+"""Jobs named in the report if the blocking one is unknown."""
 
 
 class HandlerRun:
@@ -91,7 +101,7 @@ class HandlerRuns:
         return self._by_id.get(id)
 
     def displace(self, run: HandlerRun) -> None:
-        """The ledger has given out the job of this run again."""
+        """Another claim of the same job has arrived: the lease of this run is lost."""
         del self._by_id[run.claim.id]
         self._lost.add(run)
 
@@ -151,11 +161,13 @@ class HandlerRuns:
             self.finish(run, settle)
         elif isinstance(error, ProcessDied) and (run.late or run.stop_reason or self.stopping):
             self.finish(run, self._interrupted(run))
+        elif isinstance(error, ProcessDied):  # its traceback has only frames of this package
+            self.finish(run, run.attempt.ended(error.with_traceback(None)))
         else:
             self.finish(run, run.attempt.ended(error or RuntimeError("the handler returned no outcome")))
 
     def _interrupted(self, run: HandlerRun) -> Settle:
-        """The settle of a handler that was cancelled, or whose process was killed."""
+        """The settle of a handler that was cancelled, or killed with its process."""
         if run.stop_reason or run.late or self.stopping:
             return run.attempt.stopped()
         return run.attempt.ended(asyncio.CancelledError("the handler was cancelled from inside"))
@@ -197,3 +209,82 @@ def _run_in_process(run: HandlerRun, processes: ProcessPool | None) -> Settle:
 
     processes.run((run.claim.id, run.claim.fence), run.attempt.request(), receive)
     return settles[0]
+
+
+class BlockedLoop(NamedTuple):
+    """A blocked loop. `task` is its current task; `again`: it was reported before."""
+
+    seconds: float
+    task: asyncio.Task[Any] | None
+    stack: Sequence[traceback.FrameSummary]
+    again: bool
+
+    def report(self, bus: Bus, running: Sequence[tuple[asyncio.Task[Any], Job]]) -> None:
+        """Log it every time, publish it once. `running` are the jobs that run on the loop. The blocking job
+        is found by its task; if a task that a handler started or a callback blocks, every job is possible."""
+        possible = [job for task, job in running if task is self.task] or [job for _, job in running]
+        innermost = self.stack[-1] if self.stack else None
+        where = (
+            "an unknown place"
+            if innermost is None
+            else f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+        )
+        log.warning(
+            "the event loop has been blocked for %.1f s by %s at %s: use a plain `def` for blocking work\n%s",
+            self.seconds,
+            _named(possible),
+            where,
+            "".join(traceback.format_list(self.stack)),
+        )
+        if not self.again and bus.wants(HandlerBlocked):
+            id, kind = (possible[0].id, possible[0].kind) if len(possible) == 1 else ("", "")
+            bus.publish(HandlerBlocked(id, kind, self.seconds, where))
+
+
+def _named(possible: Sequence[Job]) -> str:
+    if not possible:
+        return "code outside of any handler"
+    names = ", ".join(f"{job.kind} (job {job.id})" for job in possible[:MAX_NAMED])
+    more = f" and {len(possible) - MAX_NAMED} more" if len(possible) > MAX_NAMED else ""
+    return names if len(possible) == 1 else f"one of {names}{more}"
+
+
+class LoopMonitor:
+    """Calls `blocked` from its own thread when the loop is blocked, and each time that duration has
+    doubled."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, blocked: Callable[[BlockedLoop], None]) -> None:
+        self._loop = loop
+        self._blocked = blocked
+        self._thread_id = threading.get_ident()
+        self._last = time.monotonic()
+        self._closed = threading.Event()
+        self._timer = loop.call_later(TICK, self._tick)
+        self._thread = threading.Thread(target=self._run, name="towpath-loop-monitor", daemon=True)
+        self._thread.start()
+
+    def _tick(self) -> None:
+        self._last = time.monotonic()
+        self._timer = self._loop.call_later(TICK, self._tick)
+
+    def _run(self) -> None:
+        reported = 0.0
+        while not self._closed.wait(TICK):
+            seconds = time.monotonic() - self._last
+            if seconds < TICK + BLOCKED:
+                reported = 0.0
+            elif seconds >= 2 * reported:
+                self._blocked(
+                    BlockedLoop(seconds, asyncio.current_task(self._loop), self._stack(), again=reported > 0)
+                )
+                reported = seconds
+
+    def _stack(self) -> Sequence[traceback.FrameSummary]:
+        frame = sys._current_frames().get(self._thread_id)
+        return [] if frame is None else traceback.extract_stack(frame, limit=FRAMES)
+
+    def close(self) -> None:
+        """On the loop."""
+        self._closed.set()
+        self._timer.cancel()
+        self._thread.join()

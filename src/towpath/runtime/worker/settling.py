@@ -8,17 +8,19 @@ from functools import partial
 from typing import Any
 
 from towpath.core.commands import MAX_BULK, Settle, Settled
-from towpath.core.job import Done, Job, Outcome, RetryOutcome, State
+from towpath.core.job import Done, Job
 from towpath.errors import LedgerClosed, LostClaim, Refused, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import JobSettled, LeaseLost
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.engine import Engine
+from towpath.runtime.worker.job_log import JobLog
 from towpath.runtime.worker.options import EndedClaim, RunnableAttempt
 from towpath.runtime.worker.prefetch import ClaimCounts
 
 log = get_logger("towpath.worker")
 
+OnEnd = Callable[[Settle, Job, Settled, BaseException | None], None]
 MAX_SETTLES = min(500, MAX_BULK)
 """Settles that are posted together: a batch has room for others beside them."""
 
@@ -35,9 +37,13 @@ class SettleSender:
         call: Callable[..., None],
         committed: Callable[[float], None],
         failed: Callable[[TowpathError], None],
+        running: Callable[[], int],
     ) -> None:
         self._engine = engine
+        self.log = JobLog(lambda: self._called_and_settled, running, engine.clock.now)
         self._counts = counts
+        self.ended_badly: OnEnd | None = None
+        """Called in the committing thread for each stored outcome that is not a success."""
         counts.leaving = lambda: engine.committer.settles_in_batch(self)
         self._call = call
         self._on_committed = committed
@@ -45,23 +51,23 @@ class SettleSender:
         self._waiting: list[EndedClaim] = []
         self._added = 0
         self._called = self._called_and_settled = 0
-        """Claims whose handler was called: all that were added, and those that are settled."""
+        """Claims with a call of the handler: the number added, and the number settled."""
         self._lost: set[tuple[str, int]] = set()
-        """Claims whose loss was published before they were settled: it is published once."""
+        """Claims with a loss that was published before their settle: it is published once."""
 
     @property
     def unsettled(self) -> int:
-        """Claims that ended and whose settle is not committed."""
+        """Claims that ended without a committed settle."""
         return self._added - self._counts.settled
 
     @property
     def ended(self) -> int:
-        """Those of them whose handler was called: if the process is killed, these jobs run again."""
+        """The unsettled claims with a call of the handler: if the process is killed, these jobs run again."""
         return self._called - self._called_and_settled
 
     @property
     def waiting(self) -> Sequence[EndedClaim]:
-        """Those that are not posted yet."""
+        """The settles that are not posted yet."""
         return self._waiting
 
     def add(
@@ -89,7 +95,7 @@ class SettleSender:
 
     def _post(self, ends: Sequence[EndedClaim], again: bool = False) -> None:
         called = len(ends) if again else sum([attempt is not None for _, _, _, attempt in ends])
-        replied = partial(self._replied, ends, called, time.monotonic())
+        replied = partial(self._replied, ends, called, again, time.monotonic())
         try:
             self._engine.committer.post_settles([settle for settle, _, _, _ in ends], replied, self)
         except LedgerClosed as error:
@@ -98,28 +104,33 @@ class SettleSender:
             self._failed(error)
 
     def _replied(
-        self, ends: Sequence[EndedClaim], called: int, posted: float, replies: Sequence[Reply]
+        self, ends: Sequence[EndedClaim], called: int, again: bool, posted: float, replies: Sequence[Reply]
     ) -> None:
         """In the committing thread."""
-        publishes = self._engine.bus.wants(JobSettled)
-        again: list[EndedClaim] = []
+        publishes, lines = self._engine.bus.wants(JobSettled), self.log.lines
+        refused: list[EndedClaim] = []
         for (settle, job, spent, attempt), reply in zip(ends, replies, strict=True):
             if type(reply) is Settled:
                 if type(settle.outcome) is not Done:
-                    _log_settled(job, settle.outcome, reply)
+                    error = None if attempt is None else attempt.error
+                    self.log.ended(job, settle.outcome, reply, spent, error)
+                    if self.ended_badly is not None:
+                        self.ended_badly(settle, job, reply, error)
+                elif lines:
+                    self.log.done(job, spent)
                 if publishes:
                     self._engine.bus.publish(_event(settle, job, spent, reply))
-            elif isinstance(reply, Refused) and not isinstance(reply, LostClaim) and attempt is not None:
+            elif again or attempt is None or isinstance(reply, LostClaim) or not isinstance(reply, Refused):
+                self._settle_failed(settle, job, reply)
+            else:
                 # The ledger refused a part of the settle, so the attempt failed. After a second refusal the
                 # lease expires.
-                again.append((attempt.refused(reply), job, spent, None))
-            else:
-                self._settle_failed(settle, job, reply)
+                refused.append((attempt.refused(reply), job, spent, attempt))
         # Replies are delivered one post after the other, under the commit lock.
-        self._counts.settled += len(ends) - len(again)
-        self._called_and_settled += called - len(again)
-        if again:
-            self._call(self._post, again, True)
+        self._counts.settled += len(ends) - len(refused)
+        self._called_and_settled += called - len(refused)
+        if refused:
+            self._call(self._post, refused, True)
         self._on_committed(time.monotonic() - posted)
 
     def _settle_failed(self, settle: Settle, job: Job, reply: Reply) -> None:
@@ -149,20 +160,3 @@ def _event(settle: Settle, job: Job, spent: float, reply: Settled) -> JobSettled
     return JobSettled(
         job.kind, job.queue, reply.state, name, max(0.0, spent), job.attempts, job.id, error, job.group
     )
-
-
-def _log_settled(job: Job, outcome: Outcome, reply: Settled) -> None:
-    """Log every outcome but success, with the first line of its error."""
-    text = (getattr(outcome, "error", None) or "").partition("\n")[0]
-    if reply.state is State.FAILED:
-        log.error("job %s (%s) failed for good at attempt %d: %s", job.id, job.kind, job.attempts, text)
-    elif isinstance(outcome, RetryOutcome):
-        log.info(
-            "job %s (%s) failed at attempt %d and will be tried again: %s",
-            job.id,
-            job.kind,
-            job.attempts,
-            text,
-        )
-    elif reply.state is State.CANCELED:
-        log.info("job %s (%s) was canceled: %s", job.id, job.kind, text)

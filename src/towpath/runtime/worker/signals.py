@@ -16,7 +16,7 @@ from towpath.runtime.worker import executors
 
 log = get_logger("towpath.worker")
 
-ECHO = 0.5
+REPETITION = 0.5
 """Seconds in which a second signal counts as a repetition of the first: a service manager signals all
 processes, and a parent its children."""
 
@@ -106,7 +106,7 @@ class _SignalReader:
                 continue
             if (number := self._next()) == 0:
                 return
-            if number is not None and number != signal.SIGHUP and time.monotonic() - stopped_at >= ECHO:
+            if number is not None and number != signal.SIGHUP and time.monotonic() - stopped_at >= REPETITION:
                 # The ledger is consistent at any time; running jobs run again when their leases are over.
                 os._exit(128 + number)
         log.critical(

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
-from towpath.core.job import SUSPECT, ClaimedJob, Done, Reason, Refuse, Release
+from towpath.core.job import SUSPECT, ClaimedJob, Done, Reason, Release
+from towpath.core.retry import unknown_kind
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
 from towpath.events import Event, JobsClaimed, JobStarted, WorkerDraining, WorkerStarted, WorkerStopped
 from towpath.runtime.engine import Engine
 from towpath.runtime.worker.buffer import ClaimBuffer, PlainBuffer
 from towpath.runtime.worker.lanes import LaneBuffer
-from towpath.runtime.worker.loop_monitor import BlockedLoop, LoopMonitor
 from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.runtime.worker.prefetch import ClaimCounts, max_unsettled
-from towpath.runtime.worker.runs import HandlerRun, HandlerRuns
-from towpath.runtime.worker.settling import SettleSender
+from towpath.runtime.worker.runs import BlockedLoop, HandlerRun, HandlerRuns, LoopMonitor
+from towpath.runtime.worker.settling import OnEnd, SettleSender
 
 log = get_logger("towpath.worker")
 
@@ -50,7 +50,8 @@ class HeldClaims(NamedTuple):
 
 class Worker:
     """`make` turns a claim into an attempt, or into the settle that returns the job; None if its kind is
-    unknown. One run per object."""
+    unknown. `ended_badly` is called in the committing thread for each stored outcome that is not a success,
+    with the exception of the handler. One run per object."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Worker:
         options: WorkerOptions,
         child: Callable[[Any], None] | None = None,
         empty: Callable[[], None] | None = None,
+        ended_badly: OnEnd | None = None,
     ) -> None:
         self._engine = engine
         self._make = make
@@ -68,7 +70,11 @@ class Worker:
         self._counts = ClaimCounts()
         self.buffer = self._new_buffer()
         self._runs = HandlerRuns(self._finished, self._stuck, child)
-        self._settles = SettleSender(engine, self._counts, self._call, self._committed, self._batch_failed)
+        self._settles = SettleSender(
+            engine, self._counts, self._call, self._committed, self._batch_failed, self._runs.__len__
+        )
+        self._log = self._settles.log
+        self._settles.ended_badly = ended_badly
         self._blocked_by_settles = False
         """Handlers could start, but too many have ended and are not settled."""
         self._settles_delayed = False
@@ -79,6 +85,11 @@ class Worker:
         self._started = self._flushing = self._stopping = self._paused = False
         self._paused_lanes: Collection[str] = ()
         self._fatal: TowpathError | None = None
+
+    def leave(self, kinds: Callable[[], tuple[str, ...]]) -> None:
+        """Before `run`: leave jobs of the kinds that this function returns to other workers. It is called
+        before every claim, under the commit lock."""
+        self._counts.without = kinds
 
     @property
     def stop_seconds(self) -> float:
@@ -97,6 +108,7 @@ class Worker:
         monitor = LoopMonitor(self._loop, self._loop_blocked)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
+        self._log.open(self._loop)
         self._restart_claiming()
         self._publish(WorkerStarted(self._engine.owner, self._options.queues, self._options.concurrency))
         try:
@@ -114,6 +126,7 @@ class Worker:
             self._flush()
             self._runs.close()
             monitor.close()
+            self._log.close()
             self._publish(WorkerStopped(self._engine.owner))
             sys.setswitchinterval(before)
         if self._fatal is not None:
@@ -228,9 +241,8 @@ class Worker:
         while free > 0 and (claim := buffer.next()) is not None:
             attempt = self._make(claim)
             if attempt is None:
-                attempt = Settle(
-                    claim.id, claim.fence, Refuse(error=f"no task here is called {claim.job.kind!r}")
-                )
+                refusal = unknown_kind(claim.job.kind, claim.job.error, self._engine.clock.now())
+                attempt = Settle(claim.id, claim.fence, refusal)
             if isinstance(attempt, Settle):
                 self._settle_unstarted(claim, attempt)
                 buffer.ended(claim, False, None)
@@ -257,6 +269,8 @@ class Worker:
             # Not `started_at`, the time of the claim: the claim may have been buffered since.
             waited = max(0, self._engine.clock.now() - job.ready_at) / SECOND
             self._engine.bus.publish(JobStarted(job.id, job.kind, job.queue, job.attempts, waited))
+        if self._log.lines:
+            self._log.started(job)
         self._runs.start(run)
 
     # Outcomes leave
@@ -273,7 +287,7 @@ class Worker:
             self._drained.set()
 
     def _settle_unstarted(self, claim: ClaimedJob, settle: Settle) -> None:
-        """Settle a claim whose handler was not called."""
+        """Settle a claim without a call of the handler."""
         self._settles.add(settle, claim.job)
         self._flush_soon()
 

@@ -1,0 +1,130 @@
+"""Thousands of coroutines wait for jobs and commits: one thread serves them, and it reads only after a
+commit. Reads and wake-ups are counted, not seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import auntil, until
+from towpath import App
+from towpath.core.commands import Append, Claim, Claimed, Settle, Want
+from towpath.core.job import Done, Job, Spec, State
+from towpath.errors import LedgerClosed
+from towpath.ledger import Ledger
+from towpath.ledger.memory import MemoryLedger
+from towpath.runtime import completion
+from towpath.runtime.completion import CompletionWatcher
+from towpath.testing import ManualClock
+
+MANY = 2000
+
+
+class Counted:
+    """A ledger that counts its reads and the sleeps of its watchers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.reads = self.sleeps = 0
+
+    def get_many(self, ids: Sequence[str], bodies: bool = True) -> dict[str, Job]:
+        self.reads += 1
+        return self._ledger.get_many(ids, bodies=bodies)
+
+    def wait(self, seen: int, timeout: float) -> int:
+        self.sleeps += 1
+        return self._ledger.wait(seen, timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+
+def finish(ledger: Ledger, ids: Sequence[str]) -> None:
+    [claimed] = ledger.apply([Claim(owner="w", wants=(Want("q", len(ids)),), lease=10**9)])
+    assert isinstance(claimed, Claimed)
+    ledger.apply([Settle(claim.id, claim.fence, Done()) for claim in claimed.claims])
+
+
+def test_thousands_of_waiters_cost_one_thread_and_no_reads_while_nothing_happens() -> None:
+    counted = Counted(MemoryLedger(ManualClock()))
+    watch = CompletionWatcher(counted)
+    ids = [f"j{n}" for n in range(MANY)]
+    counted.apply([Append(tuple([Spec(id=id, queue="q") for id in ids]))])
+    before = threading.active_count()
+
+    async def main() -> None:
+        jobs = [asyncio.create_task(watch.ajob(id)) for id in ids]
+        seen = counted.version()
+        commits = [asyncio.create_task(watch.changed(seen)) for _ in range(MANY)]
+        await auntil(lambda: len(watch._waiting) == MANY and sum(map(len, watch._versions.values())) == MANY)
+        assert threading.active_count() == before + 1
+        # Until the thread has read for the last of them.
+        await auntil(lambda: counted.sleeps)
+        reads, sleeps = counted.reads, counted.sleeps
+        await auntil(lambda: counted.sleeps >= sleeps + 3)
+        assert counted.reads == reads, "nothing was committed"
+        assert not any(task.done() for task in (*jobs, *commits))
+        await asyncio.to_thread(finish, counted, ids)
+        assert {job.state for job in await asyncio.gather(*jobs)} == {State.DONE}
+        assert seen not in await asyncio.gather(*commits)
+        assert counted.reads <= reads + 4
+        assert threading.active_count() <= before + 2, "the thread that finished the jobs"
+
+    asyncio.run(main())
+    watch.close()
+
+
+def test_every_commit_is_seen(app: App) -> None:
+    async def main() -> None:
+        seen = await app.engine.watch.changed(None)
+        for n in range(3):
+            wait = asyncio.create_task(app.engine.watch.changed(seen))
+            await app.queue("q").aput(n)
+            seen = await wait
+        # A commit between the read and the wait.
+        seen = app.ledger.version()
+        await app.queue("q").aput("x")
+        assert await app.engine.watch.changed(seen) != seen
+
+    asyncio.run(main())
+
+
+def test_a_wait_for_a_commit_may_end_without_one() -> None:
+    async def main() -> None:
+        app = App("memory://")
+        watch = app.engine.watch
+        seen = await watch.changed(None)
+        assert await watch.changed(seen, timeout=0.001) == seen
+        task = asyncio.create_task(watch.changed(seen))
+        await auntil(lambda: watch._versions)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert watch._versions == {}
+        task = asyncio.create_task(watch.changed(seen))
+        await auntil(lambda: watch._versions)
+        await asyncio.to_thread(app.close)
+        with pytest.raises(LedgerClosed):
+            await task
+
+    asyncio.run(main())
+
+
+def test_the_thread_ends_without_waiters_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "WAIT_SLICE", 0.01)
+    ledger = MemoryLedger(ManualClock())
+    watch = CompletionWatcher(ledger)
+    ledger.apply([Append((Spec(id="a", queue="q"), Spec(id="b", queue="q")))])
+    for id in "ab":
+        waiting = threading.Thread(target=watch.job, args=(id,))
+        waiting.start()
+        until(lambda: watch._waiting)
+        finish(ledger, [id])
+        waiting.join(60)
+        assert not waiting.is_alive()
+        until(lambda: watch._thread is None)
+    watch.close()
