@@ -1,5 +1,5 @@
-"""Messages by hand, blocking and async, on memory and SQLite: put, get, one word about each, state, and
-nothing lost."""
+"""Messages by hand, blocking and async, on memory and SQLite: put, get, ack and nack, state, and no message
+lost."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from tests.support.engine import BareEngine, Verbs, job, settled, taken
 from tests.support.gated import Gated
 from tests.support.waiting import WAIT, auntil, in_thread, until
+from towpath import App
 from towpath.core.checks import SECOND
 from towpath.core.commands import Append
 from towpath.core.job import Reason, Spec, State
@@ -124,7 +125,7 @@ class TestPut:
             with pytest.raises(InvalidInput) as caught:
                 call()
             assert caught.value.details["field"] == field
-        with pytest.raises(InvalidInput, match=r"keep, replace, serial"):
+        with pytest.raises(InvalidInput, match=r"keep, replace or serial"):
             verbs.put(queue, 1, key="k", on_conflict="never")
         with pytest.raises(InvalidInput, match="surrogates"):
             verbs.put(queue, "\ud800")
@@ -139,7 +140,7 @@ class TestGet:
     ) -> None:
         assert verbs.get(queue) is None
         assert verbs.get_many(queue, 5) == []
-        assert engine.attended == 0, "nobody waits, so nobody needs to be woken"
+        assert engine.attended == 0, "there is no waiter, so no caretaker is needed"
 
     def test_an_empty_queue_is_waited_for_so_long(self, queue: Queue, verbs: Verbs) -> None:
         began = time.monotonic()
@@ -151,7 +152,7 @@ class TestGet:
         self, queue: Queue, engine: BareEngine, verbs: Verbs, wait: float | None
     ) -> None:
         result = in_thread(lambda: verbs.get(queue, wait=wait))
-        until(lambda: engine.dispatcher._demands)
+        until(lambda: engine.attended == 1)
         id = queue.put("now")
         assert result().id == id
         assert engine.attended == 1
@@ -171,18 +172,20 @@ class TestGet:
             verbs.get(Queue(other, "orders"))
 
     @pytest.mark.parametrize("seconds", [WAIT, None])
-    def test_who_waits_hears_that_the_ledger_was_closed(
-        self, ledger: Ledger, engine: BareEngine, verbs: Verbs, seconds: float | None
+    def test_a_waiter_gets_the_error_of_a_closed_ledger(
+        self, ledger: Ledger, verbs: Verbs, seconds: float | None
     ) -> None:
-        def wait() -> object:
-            with pytest.raises(LedgerClosed) as caught:
-                verbs.get(Queue(engine, "orders"), wait=seconds)
-            return caught.value
+        with App(ledger=ledger) as app:
 
-        result = in_thread(wait)
-        until(lambda: engine.dispatcher._demands)
-        ledger.close()
-        assert isinstance(result(), LedgerClosed)
+            def wait() -> object:
+                with pytest.raises(LedgerClosed) as caught:
+                    verbs.get(app.queue("orders"), wait=seconds)
+                return caught.value
+
+            result = in_thread(wait)
+            until(lambda: app.engine.dispatcher.waiting)
+            ledger.close()
+            assert isinstance(result(), LedgerClosed)
 
 
 class TestNothingIsLost:
@@ -208,7 +211,7 @@ class TestNothingIsLost:
     def test_a_task_canceled_after_its_message_was_delivered(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> str:
             task = asyncio.create_task(queue.aget(wait=WAIT))
-            await auntil(lambda: engine.dispatcher._demands)
+            await auntil(lambda: engine.dispatcher.waiting)
             # Put without giving the loop a chance: the claim is delivered, the task has not run yet.
             id = queue.put("x")
             until(lambda: job(engine.ledger, id).state is State.RUNNING)
@@ -220,7 +223,7 @@ class TestNothingIsLost:
         id = asyncio.run(main())
         settled(engine.ledger, id, State.READY)
         assert job(engine.ledger, id).attempts == 0
-        assert engine.dispatcher._demands == {}
+        assert engine.dispatcher.waiting == 0
 
     def test_a_timeout_around_it(self, queue: Queue, engine: BareEngine) -> None:
         async def main() -> None:
@@ -229,11 +232,11 @@ class TestNothingIsLost:
                     await queue.aget(wait=WAIT)
 
         asyncio.run(main())
-        assert engine.dispatcher._demands == {}
+        assert engine.dispatcher.waiting == 0
         id = queue.put("x")
         assert taken(queue).id == id
 
-    def test_many_who_are_interrupted_at_random(self, queue: Queue, engine: BareEngine) -> None:
+    def test_many_callers_that_are_interrupted_at_random(self, queue: Queue, engine: BareEngine) -> None:
         total = 60
 
         async def main() -> list[str]:
@@ -264,8 +267,8 @@ class TestNothingIsLost:
     def test_timeouts_shorter_than_a_commit_get_nowhere_but_lose_nothing(
         self, queue: Queue, engine: BareEngine
     ) -> None:
-        """Whoever gives up before a claim can be durable starves; the messages are all there afterwards,
-        untouched."""
+        """A caller with a shorter wait than a commit gets no message; afterwards all messages are
+        unchanged."""
         ids = queue.put_many(range(20))
 
         async def one(n: int) -> list[str]:

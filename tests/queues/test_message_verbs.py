@@ -1,4 +1,4 @@
-"""Messages in hand, blocking and async, on memory and SQLite: ack, nack, extend, state, `with`, heartbeats,
+"""Received messages, blocking and async, on memory and SQLite: ack, nack, extend, state, `with`, heartbeats,
 subscriptions."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.waiting import WAIT, in_thread, until
 from towpath.core.checks import SECOND
 from towpath.core.commands import Cancel, Selector
 from towpath.core.job import Reason, State
-from towpath.errors import InvalidInput, LedgerBusy, LostClaim, NoteConflict
+from towpath.errors import AlreadySettled, InvalidInput, LedgerBusy, LostClaim, NoteConflict
 from towpath.ledger import Ledger
 from towpath.queues.message import Queue
 from towpath.runtime.notes import Document
@@ -71,7 +71,7 @@ class TestWords:
         assert entry.until is not None
         assert entry.until > time.monotonic() + 290
 
-    def test_who_comes_too_late_is_told(self, queue: Queue, ledger: Ledger, verbs: Verbs) -> None:
+    def test_verbs_of_a_lost_claim_raise(self, queue: Queue, ledger: Ledger, verbs: Verbs) -> None:
         queue.put("x")
         message = taken(queue)
         steal(ledger, message)
@@ -87,12 +87,13 @@ class TestWords:
             queue.put("x")
             message = taken(queue)
             getattr(verbs, first)(message)
-            with pytest.raises(LostClaim):
+            outcome = "acknowledged" if first == "ack" else "returned"
+            with pytest.raises(AlreadySettled, match=f"fence .* was {outcome} already"):
                 getattr(verbs, second)(message, *([5] if second == "extend" else []))
             while (rest := queue.get()) is not None:
                 rest.ack()
 
-    def test_a_word_whose_answer_was_lost_may_be_said_again(self, engine: BareEngine, verbs: Verbs) -> None:
+    def test_a_command_with_a_lost_reply_may_be_repeated(self, engine: BareEngine, verbs: Verbs) -> None:
         gate = Gated(engine.ledger)
         with BareEngine(gate) as other:
             queue = Queue(other, "orders")
@@ -178,7 +179,7 @@ class TestContext:
             seen = error
         assert seen is not None
 
-    def test_a_lost_claim_is_told_otherwise(self, queue: Queue, ledger: Ledger) -> None:
+    def test_a_lost_claim_raises_at_the_end_of_the_block(self, queue: Queue, ledger: Ledger) -> None:
         queue.put("x")
         message = taken(queue)
         with pytest.raises(LostClaim), message:
@@ -215,7 +216,7 @@ class TestState:
         verbs.ack(taken(queue))
         assert ledger.note(f"state/{id}") is None
 
-    def test_whoever_has_not_seen_the_latest_may_not_write(
+    def test_a_save_of_an_old_version_is_refused(
         self, queue: Queue, engine: BareEngine, verbs: Verbs
     ) -> None:
         queue.put("x")
@@ -319,12 +320,12 @@ class TestSubscribe:
         until(lambda: ledger.queues()["orders"].counts.ready == 9)
         assert {job(ledger, id).attempts for id in ids[1:]} == {0}
         assert engine.leases._held == {}
-        assert engine.dispatcher._demands == {}
+        assert engine.dispatcher.waiting == 0
 
     def test_another_thread_may_close_it(self, queue: Queue, engine: BareEngine) -> None:
         subscription = queue.subscribe()
         result = in_thread(lambda: [message.id for message in subscription])
-        until(lambda: engine.dispatcher._demands)
+        until(lambda: engine.dispatcher.waiting)
         subscription.close()
         assert result() == []
         assert list(subscription) == []
@@ -346,9 +347,9 @@ class TestSubscribe:
                 await task
 
         asyncio.run(main())
-        # The one that was consumed is the consumer's; nobody said a word about it.
+        # The consumed message belongs to the consumer, which did not settle it.
         until(lambda: ledger.queues()["orders"].counts.ready == 5)
-        assert engine.dispatcher._demands == {}
+        assert engine.dispatcher.waiting == 0
 
     def test_jobs_with_a_single_attempt_are_not_hoarded(self, queue: Queue, ledger: Ledger) -> None:
         queue.put_many(range(5), max_attempts=1)

@@ -24,26 +24,15 @@ import msgspec
 
 from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
-from towpath.core.commands import MAX_BULK, Append, Appended, Note, Renew, Renewed, Result, Settle, Settled
-from towpath.core.job import (
-    ClaimedJob,
-    Done,
-    Job,
-    Key,
-    KeyPolicy,
-    Outcome,
-    Reason,
-    RetryOutcome,
-    SnoozeOutcome,
-    Spec,
-    rank,
-)
-from towpath.core.job import State as JobState
-from towpath.errors import InvalidInput, LostClaim, TowpathError
+from towpath.core.commands import MAX_BULK, Append, Appended, Renew, Result, Settle, Settled
+from towpath.core.job import STATE_TTL, ClaimedJob, Job, Key, KeyPolicy, Reason, Spec, rank, state_key
+from towpath.errors import AlreadySettled, InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
+from towpath.queues import receipts
 from towpath.queues.queue import QueueGate
+from towpath.queues.receipts import Receipt
 from towpath.runtime.claims.receiver import LeaseTerms, Receiver, Steps, Subscription, arun, run
-from towpath.runtime.engine import Engine
+from towpath.runtime.engine import Engine, same_as
 from towpath.runtime.notes import Document
 from towpath.tasks import codec
 from towpath.tasks.new_jobs import aappend_on, append_on, inherited, new_id, running, traced
@@ -52,8 +41,6 @@ log = get_logger("towpath.messages")
 
 Span = float | timedelta
 
-STATE_TTL: Final = 90 * checks.DAY
-"""How long the state of a message is kept after its last save, if no ack deletes it."""
 _POLICIES: Final[Mapping[str, KeyPolicy]] = {
     "keep": KeyPolicy.UNIQUE,
     "replace": KeyPolicy.REPLACE,
@@ -96,6 +83,7 @@ class Queue(QueueGate):
         it is durable. Bytes and text are stored as they are, other values as JSON."""
         return self._append((self._spec(payload, options),), options)[0]
 
+    @same_as(put)
     async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
         return (await self._aappend((self._spec(payload, options),), options))[0]
 
@@ -105,6 +93,7 @@ class Queue(QueueGate):
         specs = self._specs(payloads, options)
         return self._append(specs, options) if specs else []
 
+    @same_as(put_many)
     async def aput_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
         specs = self._specs(payloads, options)
         return await self._aappend(specs, options) if specs else []
@@ -128,6 +117,7 @@ class Queue(QueueGate):
     @overload
     async def aget(self, wait: Span = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0) -> Message | None: ...
 
+    @same_as(get)
     async def aget(
         self, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0
     ) -> Message | None:
@@ -140,6 +130,7 @@ class Queue(QueueGate):
         """Up to n messages; waits only for the first."""
         return run(self._fetch(n, wait, terms_of(lease, max_hold)))
 
+    @same_as(get_many)
     async def aget_many(
         self, n: int, wait: Span | None = 0.0, lease: Span = 30.0, max_hold: Span = 3600.0
     ) -> list[Message]:
@@ -182,8 +173,9 @@ class Queue(QueueGate):
     def _specs(self, payloads: Iterable[object], options: PutOptions) -> tuple[Spec, ...]:
         for field in ("id", "key"):
             if field in options:
+                message = f"put_many takes no {field}, because it names one message: use put"
                 raise InvalidInput(
-                    field=field, value=options.get(field), expected="put, not put_many: it names one message"
+                    field=field, value=options.get(field), expected="left out", message=message
                 )
         if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping):
             raise InvalidInput(
@@ -195,15 +187,16 @@ class Queue(QueueGate):
         body, content_type = _body(payload)
         fields: dict[str, Any] = {"id": new_id(), "payload": body, "content_type": content_type, **options}
         if unknown := options.keys() - PutOptions.__annotations__.keys():
-            raise TypeError(f"put() got an unexpected keyword argument {min(unknown)!r}")
-        for span in ("delay", "ttl"):
-            if span in fields:
-                fields[span] = micros(fields[span], span)
+            raise TypeError(str(checks.unknown("option", min(unknown), PutOptions.__annotations__, "put")))
+        if "delay" in fields:
+            fields["delay"] = micros(fields["delay"], "delay")
+        if "ttl" in fields:
+            fields["ttl"] = checks.some_micros(fields["ttl"], "ttl")
         conflict, _ = fields.pop("on_conflict", None), fields.pop("on", None)
         if "key" in fields:
             fields["key"] = _key(fields["key"], conflict or "keep")
         elif conflict is not None:
-            raise InvalidInput(field="on_conflict", value=conflict, expected="a key beside it")
+            raise checks.without_key("on_conflict", conflict, "put(payload, key=..., on_conflict=...)")
         fields["priority"] = rank(fields.get("priority", "normal"), self._engine.priorities)
         parent = running.get()
         fields = traced(fields) if parent is None else inherited(parent.job, fields)
@@ -221,10 +214,13 @@ class Message:
     def __init__(self, engine: Engine, claim: ClaimedJob, terms: LeaseTerms) -> None:
         self._engine = engine
         self._claim = claim
+        self.receipt = Receipt.of(claim)
+        """Id and fence, for `towpath ack`, `nack` and `extend` in another process; `str()` is its text."""
         self._lease = terms.lease
         self._until = time.monotonic() + terms.max_hold
         self._state: MessageState | None = None
-        self._settled = False
+        self._settled = ""
+        """The outcome of the delivery in one word, if it was settled here."""
         self.lost = False
         self.cancel_requested: Reason | None = claim.job.cancel_requested
         self._hold()
@@ -274,7 +270,7 @@ class Message:
         """A JSON document that survives nacks and crashes; the ack deletes it."""
         if self._state is None:
             self._state = MessageState(
-                self._engine.ledger, self._engine.committer, _state_key(self.id), STATE_TTL
+                self._engine.ledger, self._engine.committer, state_key(self.id), STATE_TTL
             )
         return self._state
 
@@ -295,24 +291,31 @@ class Message:
 
     def ack(self, result: object = None) -> None:
         """The message is done; its state is deleted. `result` is stored with the finished job."""
-        self._close(self._engine.committer.call(self._ack(result)), JobState.DONE)
+        command = self._ack(result)
+        self._close(command, self._engine.committer.call(command))
 
+    @same_as(ack)
     async def aack(self, result: object = None) -> None:
-        self._close(await self._engine.committer.acall(self._ack(result)), JobState.DONE)
+        command = self._ack(result)
+        self._close(command, await self._engine.committer.acall(command))
 
     def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
         """Not done: deliver the message again after `delay`. Counts as a failure with that reason, and the
         last failure that `max_attempts` allows makes it a dead letter; `defer` postpones it without a
         failure."""
-        self._close(self._engine.committer.call(self._nack(delay, reason, defer)))
+        command = self._nack(delay, reason, defer)
+        self._close(command, self._engine.committer.call(command))
 
+    @same_as(nack)
     async def anack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
-        self._close(await self._engine.committer.acall(self._nack(delay, reason, defer)))
+        command = self._nack(delay, reason, defer)
+        self._close(command, await self._engine.committer.acall(command))
 
     def extend(self, seconds: Span) -> None:
         """Renew the lease for so many seconds from now, whatever `max_hold` is."""
         self._extended(self._engine.committer.call(self._renew(seconds)), seconds)
 
+    @same_as(extend)
     async def aextend(self, seconds: Span) -> None:
         self._extended(await self._engine.committer.acall(self._renew(seconds)), seconds)
 
@@ -326,7 +329,7 @@ class Message:
             try:
                 self.nack(**_last_words(error))
             except TowpathError as failure:
-                self._let_go(error, failure)
+                self._report_failed_nack(error, failure)
 
     async def __aenter__(self) -> Self:
         return self
@@ -338,42 +341,38 @@ class Message:
             try:
                 await self.anack(**_last_words(error))
             except TowpathError as failure:
-                self._let_go(error, failure)
+                self._report_failed_nack(error, failure)
 
     def _ack(self, result: object) -> Settle:
         body = None if result is None else _body(result, "result")[0]
+        self._check_open()
         # The first claim of all cannot have left a state behind.
-        stateless = self.fence == 1 and self._state is None
-        return self._settle(Done(body), () if stateless else (Note(key=_state_key(self.id), value=None),))
+        return receipts.ack(self.receipt, body, stateful=self.fence > 1 or self._state is not None)
 
     def _nack(self, delay: Span, reason: str | None, defer: bool) -> Settle:
-        if defer:
-            return self._settle(SnoozeOutcome(micros(delay, "delay")))
-        return self._settle(RetryOutcome(micros(delay, "delay"), error=reason))
+        self._check_open()
+        return receipts.nack(self.receipt, micros(delay, "delay"), reason, defer)
 
-    def _settle(self, outcome: Outcome, notes: tuple[Note, ...] = ()) -> Settle:
-        if self._settled:
-            raise LostClaim(id=self.id, fence=self.fence)
-        return Settle(self.id, self.fence, outcome, notes=notes)
-
-    def _close(self, answer: Result, wanted: JobState | None = None) -> None:
-        """A second settle of the same claim returns the result of the first."""
-        assert isinstance(answer, Settled)
+    def _close(self, command: Settle, answer: Result) -> None:
         self._engine.leases.drop(self.id, self.fence)
-        self._settled = True
-        if (answer.state is JobState.DONE) != (wanted is JobState.DONE):
-            raise LostClaim(id=self.id, fence=self.fence)
+        assert isinstance(answer, Settled)
+        self._settled = receipts.outcome_of(answer)
+        receipts.settled(command, answer)
+
+    def _check_open(self) -> None:
+        if self._settled:
+            raise AlreadySettled(id=self.id, fence=self.fence, outcome=self._settled)
 
     def _renew(self, seconds: Span) -> Renew:
-        if self._settled:
-            raise LostClaim(id=self.id, fence=self.fence)
-        return Renew(((self.id, self.fence),), micros(seconds, "seconds"))
+        self._check_open()
+        return receipts.extend(self.receipt, micros(seconds, "seconds"))
 
     def _extended(self, answer: Result, seconds: Span) -> None:
-        assert isinstance(answer, Renewed)
-        if answer.lost:
+        try:
+            receipts.extended(self.receipt, answer)
+        except LostClaim:
             self.lost = True
-            raise LostClaim(id=self.id, fence=self.fence)
+            raise
         self._lease = micros(seconds, "seconds")
         self._until = max(self._until, time.monotonic() + self._lease / SECOND)
         self._hold()
@@ -392,7 +391,7 @@ class Message:
 
         self._engine.leases.hold((self._claim,), self._lease, on_lost, on_cancel, self._until)
 
-    def _let_go(self, error: BaseException | None, failure: TowpathError) -> None:
+    def _report_failed_nack(self, error: BaseException | None, failure: TowpathError) -> None:
         """The nack failed; an exception of the user's block is more important."""
         self._engine.leases.drop(self.id, self.fence)
         if error is None:
@@ -418,17 +417,13 @@ def _body(payload: object, field: str = "payload") -> tuple[bytes, str]:
 
 def _key(name: str, conflict: str) -> Key:
     if conflict not in _POLICIES:
-        raise InvalidInput(field="on_conflict", value=conflict, expected=f"one of {', '.join(_POLICIES)}")
+        raise InvalidInput(field="on_conflict", value=conflict, expected="keep, replace or serial")
     return Key(name, _POLICIES[conflict])
 
 
 def _ids(answer: Result) -> list[str]:
     assert isinstance(answer, Appended)
     return [placed.id for placed in answer.jobs]
-
-
-def _state_key(id: str) -> str:
-    return f"state/{id}"
 
 
 def _last_words(error: BaseException | None) -> dict[str, Any]:

@@ -7,11 +7,11 @@ print(orders.stats().counts.ready)"""
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from msgspec import UNSET, UnsetType
 
@@ -21,9 +21,10 @@ from towpath.core.depths import KEY, depths_of
 from towpath.core.depths import check_depth as check_depth
 from towpath.core.depths import write_depth as write_depth
 from towpath.core.limits import Rate
-from towpath.core.views import Counts, PartView, QueueView
+from towpath.core.views import Counts, PartView, QueueView, Readable
+from towpath.errors import InvalidInput
 from towpath.ledger import Ledger
-from towpath.runtime.engine import Engine
+from towpath.runtime.engine import Engine, in_thread, same_as
 
 
 class QueueLimits(TypedDict, total=False):
@@ -58,6 +59,63 @@ class PartLimits(TypedDict, total=False):
     append_rate: Rate | str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus(Readable):
+    """A queue at one moment: its exact counts and its settings. Durations are seconds."""
+
+    name: str
+    counts: Counts
+    oldest_ready: datetime | None
+    """Since when the longest-waiting ready job could have run."""
+    paused: bool
+    why: str | None
+    capacity: int | None
+    cap: int | None
+    rate: Rate | None
+    next_at: datetime | None
+    """No job starts before: the rate, or `not_before`. None if neither was ever in force."""
+    retention: float | None
+    keep: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus(Readable):
+    """A part of a queue at one moment: its ready and running jobs, and its limits."""
+
+    queue: str
+    name: str
+    ready: int
+    running: int
+    paused: bool
+    why: str | None
+    cap: int | None
+    rate: Rate | None
+    next_at: datetime | None
+    weight: int
+    capacity: int | None
+    append_rate: Rate | None
+    append_at: datetime | None
+    """When the append rate allows the next append."""
+
+
+_NO_LIMITS: Final = (None, False, None, None, None, None, 0, None, None)
+
+
+def queue_status(view: QueueView) -> QueueStatus:
+    fields = {name: getattr(view, name) for name in QueueView.__struct_fields__}
+    fields["oldest_ready"] = checks.optional_utc(view.oldest_ready)
+    fields["next_at"] = checks.optional_utc(view.next_at or None)
+    fields["retention"] = checks.optional_seconds(view.retention)
+    return QueueStatus(**fields)
+
+
+def part_status(view: PartView) -> PartStatus:
+    fields = {name: getattr(view, name) for name in PartView.__struct_fields__ if name != "served"}
+    fields["next_at"] = checks.optional_utc(view.next_at or None)
+    fields["append_at"] = checks.optional_utc(view.append_at or None)
+    return PartStatus(**fields)
+
+
 class BaseGate(ABC):
     """The common methods of a queue and a part. Each is one command, committed when the method returns."""
 
@@ -71,12 +129,15 @@ class BaseGate(ABC):
         explanations show."""
         self._engine.committer.call(self._setting(paused=True, why=why))
 
+    @same_as(pause)
     async def apause(self, why: str | None = None) -> None:
         await self._engine.committer.acall(self._setting(paused=True, why=why))
 
     def resume(self) -> None:
+        """Let jobs start again."""
         self._engine.committer.call(self._setting(paused=False, why=None))
 
+    @same_as(resume)
     async def aresume(self) -> None:
         await self._engine.committer.acall(self._setting(paused=False, why=None))
 
@@ -97,32 +158,30 @@ class QueueGate(BaseGate):
             check_depth(depth, fields.get("capacity"))
         set_limits(self._engine, SetQueue(queue=self.name, **fields), depth)
 
-    async def aconfigure(self, **limits: Unpack[QueueLimits]) -> None:
-        await asyncio.to_thread(lambda: self.configure(**limits))
+    aconfigure = in_thread(configure)
 
     def warn_depth(self) -> int | None:
         """The number of waiting jobs that logs a warning."""
         return warn_depths(self._engine.ledger).get(self.name)
 
-    def stats(self) -> QueueView:
-        """The current exact counts and settings. An unused queue is empty and has no limits."""
-        return self._engine.ledger.queues().get(self.name) or QueueView(
-            self.name, Counts(), None, False, None, None, None, None, 0, None, None
-        )
+    awarn_depth = in_thread(warn_depth)
 
-    async def astats(self) -> QueueView:
-        return await asyncio.to_thread(self.stats)
+    def stats(self) -> QueueStatus:
+        """The current exact counts and settings. An unused queue is empty and has no limits."""
+        view = self._engine.ledger.queues().get(self.name)
+        return queue_status(view or QueueView(self.name, Counts(), *_NO_LIMITS))
+
+    astats = in_thread(stats)
 
     def part(self, name: str) -> PartGate:
         """One of its parts, such as a customer."""
         return PartGate(self._engine, self.name, name)
 
-    def parts(self) -> list[PartView]:
+    def parts(self) -> list[PartStatus]:
         """The parts that have jobs ready or running, or limits of their own, by name."""
-        return [view for _, view in sorted(self._engine.ledger.parts(self.name).items())]
+        return [part_status(view) for _, view in sorted(self._engine.ledger.parts(self.name).items())]
 
-    async def aparts(self) -> list[PartView]:
-        return await asyncio.to_thread(self.parts)
+    aparts = in_thread(parts)
 
     def _setting(self, **fields: Any) -> Command:
         return SetQueue(queue=self.name, **fields)
@@ -144,18 +203,17 @@ class PartGate(BaseGate):
         """Set limits; see `PartLimits`."""
         self._engine.committer.call(self._setting(**_fields(limits, PartLimits)))
 
+    @same_as(configure)
     async def aconfigure(self, **limits: Unpack[PartLimits]) -> None:
         await self._engine.committer.acall(self._setting(**_fields(limits, PartLimits)))
 
-    def stats(self) -> PartView:
+    def stats(self) -> PartStatus:
         """The current counts of ready and running jobs, and the settings. An unused part is empty and has no
         limits."""
-        return self._engine.ledger.parts(self.queue).get(self.name) or PartView(
-            self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0
-        )
+        view = self._engine.ledger.parts(self.queue).get(self.name)
+        return part_status(view or PartView(self.queue, self.name, 0, 0, False, None, None, None, 0, 1, 0))
 
-    async def astats(self) -> PartView:
-        return await asyncio.to_thread(self.stats)
+    astats = in_thread(stats)
 
     def _setting(self, **fields: Any) -> Command:
         return SetPart(queue=self.queue, part=self.name, **fields)
@@ -177,10 +235,13 @@ def _fields(limits: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The limits as SetQueue and SetPart take them."""
     fields = dict(limits)
     if unknown := fields.keys() - kind.__annotations__.keys():
-        raise TypeError(f"configure() got an unexpected keyword argument {min(unknown)!r}")
+        raise TypeError(str(checks.unknown("limit", min(unknown), kind.__annotations__, "configure")))
     for name in ("rate", "append_rate"):
-        if isinstance(fields.get(name), str):
-            fields[name] = Rate.of(fields[name])
+        if not isinstance(fields.get(name), Rate | None):
+            try:
+                fields[name] = Rate.of(fields[name])
+            except InvalidInput as error:
+                raise error.renamed(error.field.replace("rate", name, 1)) from None
     if fields.get("retention") is not None:
         fields["retention"] = checks.micros(fields["retention"], "retention")
     if "not_before" in fields:
